@@ -3,29 +3,21 @@
 ::
 
     HighwaterError
-    ├── SettingsError            a setting is wrong; carries every problem found
-    ├── EngineError              a word said to the engine got no good answer
-    │   ├── EngineUnreachable    no connection: it is down, starting, or the URL is wrong
-    │   │   ├── EngineNotListening  connections are refused: no process has the port, or the socket
-    │   │   └── EngineUntrusted  no TLS with it: a certificate that one side does not accept
-    │   ├── EngineUnresponsive   connected, but no answer within the deadline
-    │   ├── EngineRefused        an HTTP status that is not the one hoped for
-    │   └── EngineGarbled        an answer that is not what the contract says
-    ├── SidecarError             a command of ours got no good answer from a sidecar
-    │   ├── SidecarUnreachable   nobody answers at the URL, or what answers is no sidecar
-    │   └── SidecarRefused       it answered with an error; carries the status and what it said
-    └── RequestError             an operator's request that cannot be served; carries the HTTP status
-        ├── UnknownName          a remedy, rule, mark or value that does not exist (422)
-        ├── CannotPlan           flags or a wish that no plan can be made of (422)
-        ├── UnreachableWater     a rule's water that the engine cannot reach at rest (422)
-        ├── Refused              would be unsafe or cannot help (409)
-        ├── NotAvailable         the engine cannot do it now (503)
-        ├── TooManyWaiting       so many wait for the same that one more is refused at once (503)
-        ├── NotOffered           this engine's devices have nothing of the kind (501)
-        ├── NoRoom               a disk has too little room for it (507)
-        └── NotKept              it could not be written to the state file, and so was not done (507)
+    ├── SettingsError
+    ├── EngineError                   the engine did not respond as it should
+    │   ├── EngineUnreachable
+    │   │   └── EngineNotListening, EngineUntrusted
+    │   └── EngineUnresponsive, EngineRefused, EngineGarbled
+    ├── SidecarError                  a command's sidecar did not respond as it should
+    │   └── SidecarUnreachable, SidecarRefused
+    └── RequestError                  an operator's request that cannot be served, by HTTP status
+        ├── 422 UnknownName, CannotPlan, UnreachableWater
+        ├── 409 Refused
+        ├── 501 NotOffered
+        ├── 503 NotAvailable, TooManyWaiting
+        └── 507 NoRoom, NotKept
 
-Foreign exceptions (httpx, json, pydantic) are mapped to these once, at the door where they arise, with ``from``.
+Foreign exceptions (httpx, json, pydantic) are mapped to these once, where they arise, with ``from``.
 """
 
 from __future__ import annotations
@@ -42,11 +34,7 @@ class HighwaterError(Exception):
 
 
 class SettingsError(HighwaterError):
-    """One or more settings are wrong.
-
-    Attributes:
-        problems: One sentence each, naming the key, the value and what would be right.
-    """
+    """One or more settings are wrong; each of ``problems`` names the key, the value and what would be right."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -54,13 +42,13 @@ class SettingsError(HighwaterError):
 
 
 class EngineError(HighwaterError):
-    """The engine gave no good answer. ``reason`` is a bounded word for metrics."""
+    """The engine did not respond as it should. ``reason`` is a label of metrics."""
 
     reason = "error"
 
 
 class EngineUnreachable(EngineError):
-    """No connection to the engine could be made, or it broke before an answer."""
+    """No connection to the engine could be made, or it broke before a response."""
 
     reason = "unreachable"
 
@@ -70,23 +58,19 @@ class EngineNotListening(EngineUnreachable):
 
 
 class EngineUntrusted(EngineUnreachable):
-    """There is an engine, and no TLS with it: one side does not accept the other's certificate, or speaks none."""
+    """The engine listens, but TLS fails: one side does not accept the other's certificate, or speaks no TLS."""
 
     reason = "untrusted"
 
 
 class EngineUnresponsive(EngineError):
-    """The engine took the request and has not answered within the deadline."""
+    """The engine took the request and did not respond within the deadline."""
 
     reason = "unresponsive"
 
 
 class EngineRefused(EngineError):
-    """The engine answered with a status that means no.
-
-    Attributes:
-        status: The HTTP status.
-    """
+    """The engine responded with an HTTP status that means no."""
 
     reason = "refused"
 
@@ -96,27 +80,27 @@ class EngineRefused(EngineError):
 
 
 class EngineGarbled(EngineError):
-    """The engine answered something that the contract does not allow."""
+    """The engine's response is not what the contract allows."""
 
     reason = "garbled"
 
 
 class SidecarError(HighwaterError):
-    """A sidecar gave no good answer. The message is one line: what is wrong, and what to do."""
+    """A sidecar did not respond as it should. The message is one line: what is wrong, and what to do."""
 
 
 class SidecarUnreachable(SidecarError):
-    """Nobody answers at the URL in time, or what answers there is no sidecar."""
+    """No response from the URL in time, or not that of a sidecar."""
 
 
 class SidecarRefused(SidecarError):
-    """The sidecar answered with an error.
+    """The sidecar responded with an error.
 
     Attributes:
         status: The HTTP status.
-        code: Its word for programs, as in the answer; empty where it has none.
-        message: What the sidecar said, without advice.
-        body: The answer as parsed JSON; ``None`` where it is not JSON. A reclaim that is refused (409) has its results.
+        code: The error's code, for programs; empty where it has none.
+        message: The sidecar's, without advice.
+        body: The response as parsed JSON; ``None`` where it is none. A refused reclaim (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401
@@ -128,88 +112,59 @@ class SidecarRefused(SidecarError):
 
 
 class RequestError(HighwaterError):
-    """An operator's request that cannot be served.
-
-    Attributes:
-        status: The HTTP status that says so.
-        code: A word for programs.
-    """
+    """An operator's request that cannot be served; subclasses name the HTTP status, and a code for programs."""
 
     status = 400
     code = "bad_request"
 
+    def __init_subclass__(cls, *, status: int, code: str) -> None:
+        cls.status, cls.code = status, code
 
-class UnknownName(RequestError):
+
+class UnknownName(RequestError, status=422, code="unknown_name"):
     """A name or value that does not exist; the message lists the ones that do."""
-
-    status = 422
-    code = "unknown_name"
 
     def __init__(self, key: str, value: object, allowed: Iterable[str]) -> None:
         choices = ", ".join(allowed) or "none yet"
         super().__init__(f"{key}: {value!r} is not known; allowed: {choices}")
 
 
-class CannotPlan(RequestError):
-    """Flags or a wish that no plan can be made of; the message names the key, the value and what would be right."""
-
-    status = 422
-    code = "cannot_plan"
+class CannotPlan(RequestError, status=422, code="cannot_plan"):
+    """No plan can satisfy these flags or wishes; the message names the key, the value and what would be right."""
 
 
-class UnreachableWater(RequestError):
+class UnreachableWater(RequestError, status=422, code="unreachable_water"):
     """A rule's high or low water lies where the engine is at rest, or beyond: it would act for ever."""
 
-    status = 422
-    code = "unreachable_water"
+
+class Refused(RequestError, status=409, code="refused"):
+    """It would put the engine or its traffic at risk, or cannot help."""
 
 
-class Refused(RequestError):
-    """Doing it would put the engine or its traffic at risk, or cannot help."""
-
-    status = 409
-    code = "refused"
-
-
-class NotAvailable(RequestError):
+class NotAvailable(RequestError, status=503, code="engine_not_available"):
     """The engine cannot do it in its present state."""
 
-    status = 503
-    code = "engine_not_available"
+
+class TooManyWaiting(RequestError, status=503, code="too_many_waiting"):
+    """The limit of requests that may wait for the same thing is reached."""
 
 
-class TooManyWaiting(RequestError):
-    """As many requests as may wait for the same thing do so already."""
-
-    status = 503
-    code = "too_many_waiting"
-
-
-class NotOffered(RequestError):
+class NotOffered(RequestError, status=501, code="not_offered"):
     """This engine cannot do it in any state."""
 
-    status = 501
-    code = "not_offered"
+
+class NoRoom(RequestError, status=507, code="no_room"):
+    """The disk has too little room for the file."""
 
 
-class NoRoom(RequestError):
-    """A disk has too little room for what would be written."""
-
-    status = 507
-    code = "no_room"
-
-
-class NotKept(RequestError):
-    """It could not be written to the state file; what was kept before still is."""
-
-    status = 507
-    code = "not_kept"
+class NotKept(RequestError, status=507, code="not_kept"):
+    """The state file could not be written; its last content remains."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"state_file: {path} could not be written: {reason}; what was kept before still is")
 
 
-# Where pydantic's own words say what Python would want, and not what an operator writes.
+# Where pydantic names a Python type, and not what an operator writes.
 _PLAIN = {
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
@@ -223,7 +178,7 @@ def os_reason(exc: OSError) -> str:
 
 
 def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
-    """The first of a pydantic error list, of a value that somebody else wrote: where, and what is wrong, never what."""
+    """Return the first of a pydantic error list, of a value from outside: where, and what is wrong, never the value."""
     first = next(iter(errors))
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}".removeprefix(": ")
@@ -232,11 +187,9 @@ def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
 def sentences(
     errors: Iterable[Mapping[str, Any]], nearest: Callable[[str], str | None] = lambda _: None
 ) -> Iterator[str]:
-    """A pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token.
+    """Return a pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token.
 
-    Args:
-        errors: As pydantic returns it.
-        nearest: Returns the known key that is most like one that is not known; ``None`` where none is.
+    ``nearest`` returns the known key that is most like an unknown one.
     """
     for error in errors:
         key = ".".join(str(part) for part in error["loc"])

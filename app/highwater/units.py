@@ -12,19 +12,19 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:
-    """Bytes as MiB with one decimal and thousands separators; what rounds to nothing has no sign to wonder about."""
+    """Return bytes as MiB with one decimal and thousands separators; what rounds to 0 has no sign."""
     if size is None:
         return UNKNOWN
     return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
 
 
 def mib_text(size: float | None, *, signed: bool = False) -> str:
-    """Bytes as MiB with their unit: ``57,766.1 MiB``."""
+    """Return bytes as MiB with their unit: ``57,766.1 MiB``."""
     return f"{mib(size, signed=signed)} MiB"
 
 
 def size_text(size: float | None, *, signed: bool = False) -> str:
-    """Bytes in the unit that fits: ``56.41 GiB``, ``268 MiB``, ``12 KiB``, ``0 B``."""
+    """Return bytes in the unit that fits: ``56.41 GiB``, ``268 MiB``, ``12 KiB``, ``0 B``."""
     if size is None:
         return UNKNOWN
     sign, small = "+" if signed else "", abs(size)
@@ -49,12 +49,12 @@ def gib_text(size: float | None) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """A ratio in percent: ``93.9 %``."""
+    """Return a ratio in percent: ``93.9 %``."""
     return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")
 
 
 def span_text(seconds: float | None) -> str:
-    """A span of time by its two largest units: ``4 s``, ``12 m 30 s``, ``1 h 20 m``, ``3 d 4 h``."""
+    """Return a span of time by its two largest units: ``4 s``, ``12 m 30 s``, ``1 h 20 m``, ``3 d 4 h``."""
     if seconds is None:
         return UNKNOWN
     for unit, large, small, divisor in ((_DAY, "d", "h", _HOUR), (_HOUR, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0)):

@@ -301,7 +301,7 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_pat
             with stopped(core_of(worker_pids(engine)[0])):
                 report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
                 assert (report["ranks_reported"], report["progress"]["verdict"]) == (2, "stuck")
-                assert "hands out no work" in report["engine"]["hint"]
+                assert "schedules no work" in report["engine"]["hint"]
                 assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
             await asyncio.to_thread(wait_for, sidecar, is_ready, PATIENCE_SECONDS)
         incident = await asyncio.to_thread(wait_for_incident, sidecar, lambda one: one["ended_at"] is not None)

@@ -1,6 +1,6 @@
-"""Accounting: from what a worker said to exclusive components that sum to what is used. Pure; no I/O, no clock.
+"""Accounting of a worker's memory: exclusive components that sum to the used bytes. Pure; no I/O, no clock.
 
-The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit any more
+The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
 (PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that
 PyTorch still counts) is cut, and a note says so.
 """
@@ -8,7 +8,7 @@ PyTorch still counts) is cut, and a note says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from statistics import linear_regression
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from highwater.readings import (
     Note,
     RankDelta,
     RankGrowth,
+    RankMemory,
     RankReading,
     ReadingSource,
     WorkerMemory,
@@ -40,7 +41,7 @@ Points: TypeAlias = Sequence[tuple[float, float]]
 
 
 class Ranked(Protocol):
-    """Whatever is one rank's: it names the rank, and the data-parallel engine that numbers it."""
+    """A value of one rank; ``dp_rank`` is the data-parallel engine that numbers it."""
 
     @property
     def rank(self) -> int | None:
@@ -52,40 +53,19 @@ class Ranked(Protocol):
 
 
 def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
-    """One worker's answer as a reading whose known components sum to ``used_bytes`` exactly."""
+    """Return a worker's memory as a reading whose known components sum to ``used_bytes`` exactly."""
     components, notes = _place(worker)
-    ratio = None
-    if worker.used_bytes is not None and worker.total_bytes:
-        ratio = worker.used_bytes / worker.total_bytes
+    shared = {field.name: getattr(worker, field.name) for field in fields(RankMemory)}
+    has_ratio = worker.used_bytes is not None and worker.total_bytes
     return RankReading(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        dp_rank=worker.dp_rank,
-        tp_rank=worker.tp_rank,
-        pp_rank=worker.pp_rank,
-        host=worker.host,
-        pid=worker.pid,
-        pid_started=worker.pid_started,
-        taken_at=worker.taken_at,
-        device=worker.device,
-        total_bytes=worker.total_bytes,
-        free_bytes=worker.free_bytes,
-        used_bytes=worker.used_bytes,
-        used_ratio=ratio,
-        torch=worker.torch,
+        **shared | {"notes": worker.notes + notes},
+        used_ratio=(worker.used_bytes or 0) / (worker.total_bytes or 1) if has_ratio else None,
         components=components,
-        releasable_bytes=worker.releasable_bytes,
-        trimmable_bytes=worker.trimmable_bytes,
-        asleep_tags=worker.asleep_tags,
-        encoder_cache=worker.encoder_cache,
         budget=Budget(
             gpu_memory_utilization=worker.budget.gpu_memory_utilization,
             requested_bytes=worker.budget.requested_bytes,
             headroom_bytes=worker.free_bytes,
         ),
-        start=worker.start,
-        host_memory=worker.host_memory,
-        notes=worker.notes + notes,
         source=source,
     )
 
@@ -121,7 +101,7 @@ def _unplaced(name: str) -> Note:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """Return what PyTorch's allocator holds beyond the known parts: other live tensors, and cached blocks.
+    """Return what PyTorch's allocator holds beyond the known parts: other live tensors, and its reserve.
 
     Where weights or KV pool are unknown, they cannot be distinguished from other tensors, which stay ``None``.
     """
@@ -149,7 +129,7 @@ def card(reading: RankReading) -> str:
 
 
 def device_id(reading: RankReading | WorkerMemory) -> str | None:
-    """The device's identity on its machine; ``None`` where it is not known, and on CPU."""
+    """Return the device's identity on its machine; ``None`` where it is unknown, and on CPU."""
     device = reading.device
     if device.uuid is not None:
         return f"{reading.host}/{device.uuid}"
@@ -166,8 +146,13 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
             rank=now.rank,
             dp_rank=now.dp_rank,
             card=card(now),
-            used_bytes=_minus(now.used_bytes, was.used_bytes),
-            components=_combine(_minus, now.components, was.components),
+            used_bytes=difference(now.used_bytes, was.used_bytes),
+            components=Components(
+                **{
+                    name: difference(getattr(now.components, name), getattr(was.components, name))
+                    for name in COMPONENTS
+                }
+            ),
         )
         for now in after
         if (was := earlier.get(rank_key(now))) is not None
@@ -180,8 +165,8 @@ def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[
 
 
 def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
-    """Deltas summed over the ranks: used bytes, each device's once, and the same by component."""
-    parts = {name: _sum(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
+    """Return the sum over the ranks: used bytes, each device's once, and by component."""
+    parts = {name: sum_known(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
     used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
     cards = [delta.card for delta in deltas if delta.card is not None]
     if used is not None and len(set(cards)) < len(cards):
@@ -191,18 +176,18 @@ def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
 
 
 def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
-    """The encoder cache over all ranks, or ``None`` where no rank has one (text-only models)."""
+    """Return the encoder cache over all ranks; ``None`` where no rank has one (text-only models)."""
     caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
     if not caches:
         return None
-    capacities = [cache.capacity_embeds for cache in caches if cache.capacity_embeds is not None]
-    ages = [cache.oldest_age_seconds for cache in caches if cache.oldest_age_seconds is not None]
     return EncoderCacheTotals(
         entries=max(cache.entries for cache in caches),
         device_bytes=sum(cache.device_bytes for cache in caches),
         host_bytes=sum(cache.host_bytes for cache in caches),
-        capacity_embeds=max(capacities, default=None),
-        oldest_age_seconds=max(ages, default=None),
+        capacity_embeds=max((c.capacity_embeds for c in caches if c.capacity_embeds is not None), default=None),
+        oldest_age_seconds=max(
+            (c.oldest_age_seconds for c in caches if c.oldest_age_seconds is not None), default=None
+        ),
         spills=max(cache.spills for cache in caches),
         restores=max(cache.restores for cache in caches),
         restore_seconds=max(cache.restore_seconds for cache in caches),
@@ -215,13 +200,10 @@ def growth(
     recent: Points,
     recent_by_rank: Mapping[RankKey, Points] = MappingProxyType({}),
 ) -> Growth:
-    """Growth since ``baseline``, the slope over ``recent``, and when each device is full.
+    """Return the growth since ``baseline``, the slope over ``recent``, and when each device is full.
 
-    Args:
-        baseline: The first readings after the engine became ready.
-        ranks: The readings now.
-        recent: ``(taken_at, used bytes summed over ranks)`` of the last minute, oldest first.
-        recent_by_rank: The same of each rank alone.
+    ``baseline`` are the first readings after the engine became ready; ``recent`` the used bytes of the last minute,
+    over all ranks and by rank.
     """
     grown, _ = total(compare(baseline, ranks))
     filling = tuple(_filling(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)
@@ -236,7 +218,7 @@ def growth(
 
 
 def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> float | None:
-    """When so many bytes are taken at this pace; ``None`` where that is noise, not within a day, or not known."""
+    """Return when so many bytes are used up; ``None`` where that is noise, not within a day, or unknown."""
     if room_bytes is None or bytes_per_second is None or bytes_per_second < SLOWEST_BYTES_PER_SECOND:
         return None
     seconds = max(room_bytes, 0) / bytes_per_second
@@ -244,7 +226,7 @@ def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> f
 
 
 def without_forecast(grown: Growth) -> Growth:
-    """The growth without what was foretold from it: old figures foretell nothing."""
+    """Return the growth without its forecast: old figures allow none."""
     return replace(grown, seconds_to_full=None, ranks=())
 
 
@@ -256,17 +238,17 @@ def _filling(rank: RankReading, recent: Points) -> RankGrowth:
 
 
 def used_total(ranks: Iterable[RankReading]) -> int | None:
-    """Used bytes of all devices, each counted once, whoever uses it; ``None`` where none is known."""
+    """Return the used bytes of all devices, each counted once, other programs included."""
     return _once_per_card((card(rank), rank.used_bytes) for rank in ranks)
 
 
 def device_total(ranks: Iterable[RankReading]) -> int | None:
-    """Memory of all devices, each counted once; ``None`` where none is known."""
+    """Return the memory of all devices, each counted once."""
     return _once_per_card((card(rank), rank.total_bytes) for rank in ranks)
 
 
 def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
-    """The positions of the ranks that stand for their devices: the first of each with its used bytes known."""
+    """Return the positions of the first rank of each device whose used bytes are known."""
     first: dict[str, int] = {}
     for position, rank in enumerate(ranks):
         if rank.used_bytes is not None:
@@ -275,12 +257,12 @@ def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
 
 
 def host_used(ranks: Sequence[RankReading]) -> int | None:
-    """Host memory in use where the workers run: of the control group if it has a limit, else of the node."""
+    """Return the host memory in use where the workers run: of the control group if it has a limit, else of the node."""
     return max((used for used, _ in map(host_share, ranks) if used is not None), default=None)
 
 
 def host_share(rank: RankReading) -> tuple[int | None, int | None]:
-    """``(used, total)`` of the host memory that this worker lives in; ``None`` where not known."""
+    """Return ``(used, total)`` of this worker's host memory; ``None`` where unknown."""
     host = rank.host_memory
     if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
         return host.cgroup_used_bytes, host.cgroup_limit_bytes
@@ -290,13 +272,13 @@ def host_share(rank: RankReading) -> tuple[int | None, int | None]:
 
 
 def host_ratio(rank: RankReading) -> float | None:
-    """Used over total of the host memory that this worker lives in."""
+    """Return used over total of this worker's host memory."""
     used, total = host_share(rank)
     return used / total if used is not None and total else None
 
 
 def _slope(points: Points) -> float | None:
-    """Least-squares slope; ``None`` below three points, where it would only show noise."""
+    """Return the least-squares slope; ``None`` below three points, where it would only show noise."""
     if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
         return None
     start = points[0][0]
@@ -306,26 +288,24 @@ def _slope(points: Points) -> float | None:
 
 def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:
     earlier = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
-    return _sum(_minus(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
+    return sum_known(difference(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)
 
 
-def _minus(now: int | None, was: int | None) -> int | None:
+def difference(now: int | None, was: int | None) -> int | None:
+    """Return ``now - was``; ``None`` where either is unknown."""
     return None if now is None or was is None else now - was
 
 
-def _combine(op: Callable[[int | None, int | None], int | None], left: Components, right: Components) -> Components:
-    return Components(**{name: op(getattr(left, name), getattr(right, name)) for name in COMPONENTS})
-
-
 def _once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
-    """The sum of what the first rank of each device reports; one without a device counts for itself."""
+    """Return the sum over devices of what the first rank of each reports; without a device a rank counts itself."""
     first: dict[object, int] = {}
     for name, size in sizes:
         if size is not None:
             first.setdefault(object() if name is None else name, size)
-    return _sum(first.values())
+    return sum_known(first.values())
 
 
-def _sum(sizes: Iterable[int | None]) -> int | None:
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum of the known sizes; ``None`` without any."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known else None

@@ -1,7 +1,7 @@
 """The components of device memory, a row each: what every table, chart, page and document shows of them.
 
-A new one needs a field in ``readings.Components``, its place in ``attribution`` and a row here. What is written from
-these rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
+A new one needs a field in ``readings.Components``, its place in ``attribution`` and a row here. Generated from these
+rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
 """
 
 from __future__ import annotations
@@ -13,31 +13,19 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One component.
+    """One component."""
 
-    Attributes:
-        name: Its field in ``readings.Components``, in ``/memory`` and in the history.
-        title: As people read it.
-        meaning: What it is, in a few words.
-        explained: What its growth means, in sentences.
-        letter: Draws it where there is no colour, and stands in every legend of a terminal.
-        terminal: Its colour there.
-        light: On the dashboard's light ground: Okabe and Ito's hues, apart in lightness too.
-        dark: And on its dark one.
-        grafana: In Grafana.
-        layer: Its place in a stacked chart, from the bottom: what stands still first, what moves on top.
-    """
-
-    name: str
-    title: str
-    meaning: str
-    explained: str
-    letter: str
-    terminal: str
+    name: str  # its field in `readings.Components`, in `/memory` and in the history
+    title: str  # as people read it
+    meaning: str  # in a few words
+    explained: str  # what its growth means, in sentences
+    letter: str  # draws it in a terminal without colour, and in legends
+    terminal: str  # its colour in a terminal, likewise `grafana`
+    # On the dashboard's light ground: Okabe and Ito's hues, of different lightness too; `dark`: on its dark one.
     light: str
     dark: str
     grafana: str
-    layer: int
+    layer: int  # its place in a stacked chart, from the bottom: stable parts first
 
     @property
     def label(self) -> str:

@@ -1,7 +1,7 @@
-"""The engine's memory budget as one worker reports it: frozen values of the wire (worker_ext/README.md, ``budget``).
+"""The engine's memory budget as one worker reports it (worker_ext/README.md, ``budget``).
 
-They come from a file or a worker call, so they are validated where they enter; a figure that this version of vLLM
-lacks is ``None``.
+It comes from a file or a worker call, so it is validated where it enters; a figure that this version of vLLM lacks is
+``None``. The vLLM attribute behind each figure: worker_ext/highwater_worker/memory/engine_budget.py.
 """
 
 from __future__ import annotations
@@ -24,98 +24,59 @@ Described: TypeAlias = Annotated[Mapping[str, Any], Field(max_length=40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMemory:
-    """The memory that the start measured.
-
-    Attributes:
-        total_bytes: ``init_snapshot.total_memory``.
-        init_free_bytes: ``init_snapshot.free_memory``: free before the engine took any.
-        init_non_torch_bytes: ``init_snapshot.non_torch_memory``.
-        utilization: ``gpu_memory_utilization``.
-        requested_bytes: ``requested_memory``; on CPU ``requested_cpu_memory``.
-        weights_bytes: ``model_memory_usage`` of the runner.
-        peak_activation_bytes: ``peak_activation_memory``: what the profiling pass took at most and gave back; from 0.27
-            on with the graphs' estimate where that is counted.
-        non_torch_bytes: ``non_torch_memory``: by how much what is not PyTorch's grew; up to 0.25.
-        total_consumed_bytes: ``total_consumed``: by how much the device's use grew; from 0.27 on.
-        graphs_estimate_bytes: ``cudagraph_memory_estimate``.
-        graphs_estimate_counted: ``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` as vLLM understands it.
-        graphs_bytes: What capturing the graphs took.
-        available_bytes: ``available_kv_cache_memory_bytes``.
-        returned_bytes: What the profile returned to the engine, for the KV cache.
-    """
+    """The memory that the start measured."""
 
     total_bytes: Bytes = None
     init_free_bytes: Bytes = None
     init_non_torch_bytes: int | None = None
-    utilization: Annotated[float, Field(ge=0, le=100)] | None = None
+    utilization: Annotated[float, Field(ge=0, le=100)] | None = None  # `gpu_memory_utilization`
     requested_bytes: Bytes = None
     weights_bytes: Bytes = None
     # vLLM's own differences: nothing holds them above zero.
+    # What the profiling pass took at most and gave back; from 0.27 on with the graphs' estimate where that is counted.
     peak_activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
-    total_consumed_bytes: int | None = None
+    non_torch_bytes: int | None = None  # the growth of what is not PyTorch's; up to 0.25
+    total_consumed_bytes: int | None = None  # the growth of the device's use; from 0.27 on
     graphs_estimate_bytes: int | None = None
-    graphs_estimate_counted: bool | None = None
+    graphs_estimate_counted: bool | None = None  # `VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS` as vLLM understands it
     graphs_bytes: int | None = None
     available_bytes: int | None = None
-    returned_bytes: int | None = None
+    returned_bytes: int | None = None  # what the profile returned to the engine, for the KV cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRuns:
-    """The layers of one worker, equal ones once.
+    """The layers of one worker, equal ones once."""
 
-    Attributes:
-        kinds: Each different layer.
-        runs: Which kind, and how many of it follow one another.
-        are_grouped: They are as the engine grouped them: block and page sizes may be of their group.
-    """
-
-    kinds: Annotated[tuple[Described, ...], Field(max_length=64)]
+    kinds: Annotated[tuple[Described, ...], Field(max_length=64)]  # each different layer
+    # The index of a kind, and how many of it follow one another.
     runs: Annotated[tuple[tuple[int, int], ...], Field(max_length=_MAX_LIST)]
-    are_grouped: bool = False
+    are_grouped: bool = False  # they are as the engine grouped them: block and page sizes may be of their group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheMade:
-    """The KV cache that the engine made, and the settings that it was made by.
-
-    Attributes:
-        block_size: ``cache_config.block_size``.
-        blocks: ``kv_cache_config.num_blocks``.
-        tensor_bytes: What its allocations sum up to.
-        size_tokens: ``kv_cache_size_tokens``: the log's "KV cache size"; from 0.25 on, where the worker sees it.
-        max_concurrency: ``kv_cache_max_concurrency``, likewise.
-        given_bytes: ``kv_cache_memory_bytes``: the pool's size was given, or a startup plan has it.
-        cpu_space_bytes: ``cpu_kvcache_space_bytes``, of old CPU engines.
-        blocks_override: ``num_gpu_blocks_override``.
-        groups: Layers that share block tables, each with ``layers``, their number.
-        layers: The layers before they were grouped, where that was seen.
-    """
+    """The KV cache that the engine allocated, and its settings."""
 
     block_size: Count = None
     blocks: Count = None
-    tensor_bytes: Bytes = None
-    size_tokens: Count = None
+    tensor_bytes: Bytes = None  # the sum of its allocations
+    size_tokens: Count = None  # the log's "KV cache size"; from 0.25 on, as `max_concurrency`
     max_concurrency: Annotated[float, Field(ge=0, le=1e15)] | None = None
-    given_bytes: Bytes = None
-    cpu_space_bytes: Bytes = None
+    given_bytes: Bytes = None  # `kv_cache_memory_bytes`: the pool's size was given, or a startup plan has it
+    cpu_space_bytes: Bytes = None  # of old CPU engines
     blocks_override: Count = None
     cache_dtype: Text = None
     mamba_cache_mode: Text = None
     prefix_caching: bool | None = None
+    # Layers that share block tables, each with `layers`, their number.
     groups: Annotated[tuple[Described, ...], Field(max_length=128)] | None = None
-    layers: LayerRuns | None = None
+    layers: LayerRuns | None = None  # the layers before they were grouped, where that was seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """The settings that sizing reads, with vLLM's defaults filled in.
-
-    Attributes:
-        max_encoder_tokens: ``max_num_encoder_input_tokens``.
-        v2_runner: ``use_v2_model_runner``.
-    """
+    """The settings that sizing reads, with vLLM's defaults filled in."""
 
     max_model_len: Count = None
     max_num_batched_tokens: Count = None
@@ -128,37 +89,22 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLimits:
-    """The multimodal budget.
+    """The multimodal budget."""
 
-    Attributes:
-        compute_budget: Embeddings that the encoder makes in one step at most.
-        cache_size: Embeddings that the encoder cache keeps.
-        max_tokens_per_item: By modality, the largest item.
-        max_items_per_prompt: By modality.
-        max_items_per_batch: By modality: so many are profiled.
-        embed_width: The width of one embedding, as far as the model shows it.
-        embed_bytes: The size of one element of it.
-        skips_profiling: ``skip_mm_profiling``.
-    """
-
-    compute_budget: Count = None
-    cache_size: Count = None
+    compute_budget: Count = None  # embeddings that the encoder computes in one step at most
+    cache_size: Count = None  # embeddings that the encoder cache keeps
+    # The largest item, by modality, as the next two.
     max_tokens_per_item: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
     max_items_per_prompt: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
-    max_items_per_batch: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None
-    embed_width: Count = None
+    max_items_per_batch: Annotated[Mapping[str, Count], Field(max_length=16)] | None = None  # so many are profiled
+    embed_width: Count = None  # elements of one embedding, of `embed_bytes` each
     embed_bytes: Count = None
     skips_profiling: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:
-    """One worker's word on its start; see the parts.
-
-    Attributes:
-        ascend_version: Of vllm-ascend, where that is loaded.
-        environment: The variables of the worker's process that change how much memory is used.
-    """
+    """One worker's start."""
 
     vllm_version: Text = None
     ascend_version: Text = None
@@ -169,4 +115,5 @@ class EngineBudget:
     limits: EngineLimits | None = None
     encoder: EncoderLimits | None = None
     parallel: Annotated[Mapping[str, Count], Field(max_length=16)] = field(default_factory=dict)
+    # The variables of the worker's process that change how much memory is used.
     environment: Annotated[Mapping[str, Text], Field(max_length=40)] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Bytes that a remedy freed, of its own component, on each rank; never negative. Pure; no I/O, no clock.
 
 The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
-components alone: a trim that finds nothing earns nothing by the release after it, and a reset that frees no device
-memory earns nothing by chance. The event, ``/policy`` and the metric show this one figure.
+components alone: a trim without a result gets no credit for the release after it. The event, ``/policy`` and the metric
+show this one figure.
 """
 
 from __future__ import annotations
@@ -11,21 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.accounting.attribution import COMPONENTS, difference, rank_key, sum_known
 from highwater.readings import Components, RankFreed, RankReading
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Bytes that a remedy is credited with.
+    """Bytes that a remedy is credited with."""
 
-    Attributes:
-        ranks: By rank, of those that were read before and after it.
-        components: By component, over all ranks; ``None`` for those that it cannot free.
-    """
-
-    ranks: tuple[RankFreed, ...]
-    components: Components
+    ranks: tuple[RankFreed, ...]  # those that were read before and after it
+    components: Components  # over all ranks; `None` for those that it cannot free
 
     @property
     def freed_bytes(self) -> int | None:
@@ -43,78 +38,62 @@ def credit(
 ) -> Credit:
     """Credit a remedy with what it freed.
 
-    Args:
-        remedy: Its name.
-        before: The readings before it.
-        after: The readings after it.
-        detail: What each worker said of it. A release measures in the call, before the engine goes on: its word counts.
-        is_released: Whether the allocator's unused blocks were given back after it. Where they were not, what left the
-            encoder cache is the allocator's now, and the device has gained nothing.
+    Of the workers' responses (``detail``) the figure of a release counts: it measures in the call, before the engine
+    goes on. Without ``is_released`` what left the encoder cache is the allocator's now, and the device has gained
+    nothing.
     """
     earlier = {rank_key(reading): reading for reading in before}
-    said = {
-        (answer.get("dp_rank") or 0, answer.get("rank") or 0): max(size, 0)
-        for answer in detail
-        if isinstance(size := answer.get("freed_bytes"), int)
+    reported = {
+        (response.get("dp_rank") or 0, response.get("rank") or 0): max(size, 0)
+        for response in detail
+        if isinstance(size := response.get("freed_bytes"), int)
     }
     parts = {
-        rank_key(now): _parts(remedy, earlier[rank_key(now)], now, said.get(rank_key(now)), is_released=is_released)
+        rank_key(now): _parts(remedy, earlier[rank_key(now)], now, reported.get(rank_key(now)), is_released=is_released)
         for now in after
         if rank_key(now) in earlier
     }
     ranks = tuple(
-        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=_total(parts[rank_key(now)]))
+        # 0 for a remedy that frees no device memory.
+        RankFreed(rank=now.rank, dp_rank=now.dp_rank, freed_bytes=sum_known(sizes.values()) if sizes else 0)
         for now in after
-        if rank_key(now) in parts
+        if (sizes := parts.get(rank_key(now))) is not None
     )
-    sums = {name: _total([sizes[name] for sizes in parts.values() if name in sizes]) for name in COMPONENTS}
+    sums = {name: sum_known(sizes.get(name) for sizes in parts.values()) for name in COMPONENTS}
     return Credit(ranks, Components(**sums))
 
 
 def _parts(
-    remedy: str, was: RankReading, now: RankReading, said: int | None, *, is_released: bool
+    remedy: str, was: RankReading, now: RankReading, reported: int | None, *, is_released: bool
 ) -> dict[str, int | None]:
-    """By component, of those that the remedy can free; a component that is not known at either end is ``None``."""
-    cached = _change(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
+    """Return the freed bytes of the components that the remedy can free; ``None`` where unknown at either end."""
+    cached = difference(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
     if remedy == "release":
         # On NPU empty_cache drops the operators' workspaces too, on CPU the heap's free pages: both are non_torch.
-        other = _change(was.components.non_torch_bytes, now.components.non_torch_bytes)
+        other = difference(was.components.non_torch_bytes, now.components.non_torch_bytes)
         names = {"cpu": ("non_torch_bytes",), "npu": ("torch_cached_bytes", "non_torch_bytes")}
         own = names.get(was.device.type or "", ("torch_cached_bytes",))
         sizes = {"torch_cached_bytes": _gain(cached), "non_torch_bytes": _gain(other)}
-        return _as_said({name: sizes[name] for name in own}, said)
+        return _as_reported({name: sizes[name] for name in own}, reported)
     if remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        gone = _change(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
-        if gone is not None and not is_released:
-            gone += min(cached or 0, 0)
-        return {"encoder_cache_bytes": _gain(gone)}
+        left = difference(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
+        if left is not None and not is_released:
+            left += min(cached or 0, 0)
+        return {"encoder_cache_bytes": _gain(left)}
     return {}
 
 
-def _as_said(sizes: dict[str, int | None], said: int | None) -> dict[str, int | None]:
-    """The same sizes, cut or filled up to what the worker said; the last component takes what no other explains."""
-    if said is None:
+def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str, int | None]:
+    """Return the sizes cut or filled up to the worker's figure; the last component gets the rest."""
+    if reported is None:
         return sizes
     *names, last = sizes
     credited: dict[str, int | None] = {}
     for name in names:
-        credited[name] = min(sizes[name] or 0, said)
-        said -= credited[name] or 0
-    return {**credited, last: said}
-
-
-def _change(was: int | None, now: int | None) -> int | None:
-    return None if was is None or now is None else was - now
+        credited[name] = min(sizes[name] or 0, reported)
+        reported -= credited[name] or 0
+    return {**credited, last: reported}
 
 
 def _gain(change: int | None) -> int | None:
     return None if change is None else max(change, 0)
-
-
-def _total(sizes: Mapping[str, int | None] | Sequence[int | None]) -> int | None:
-    """The sum of what is known; ``None`` where nothing is, 0 for a remedy that frees no device memory."""
-    values = list(sizes.values()) if isinstance(sizes, Mapping) else list(sizes)
-    known = [size for size in values if size is not None]
-    if not known:
-        return 0 if isinstance(sizes, Mapping) and not sizes else None
-    return sum(known)

@@ -1,4 +1,4 @@
-"""Find in a report the rank that is worst off, and where high water stands. Pure."""
+"""Finds in a report the rank that is worst off, and where high water stands. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from highwater.readings import RankPressure, RankReading, Report, RuleStatus
 
 
 def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:
-    """The ranks, the fullest first; ranks whose use is not known come last."""
+    """Return the ranks, the fullest first; ranks whose use is unknown come last."""
     return sorted(ranks, key=lambda rank: -(rank.used_ratio if rank.used_ratio is not None else -1.0))
 
 
 def pressure_of(report: Report, rank: RankReading) -> RankPressure | None:
-    """How the rank stands to the rule that acts first on its device; ``None`` where no rule has waters for it."""
+    """Return the rank's pressure by the rule that acts first on its device; ``None`` without such a rule."""
     key = rank_key(rank)
     own = [
-        one
+        pressure
         for rule in (report.policy.rules if report.policy is not None else ())
-        for one in rule.ranks
-        if rank_key(one) == key and one.high_free_bytes is not None
+        for pressure in rule.ranks
+        if rank_key(pressure) == key and pressure.high_free_bytes is not None
     ]
-    return max(own, key=lambda one: one.high_free_bytes or 0, default=None)
+    return max(own, key=lambda pressure: pressure.high_free_bytes or 0, default=None)
 
 
 def mark_of(report: Report, rank: RankReading) -> float | None:
-    """Return where high water stands on the rank's device, as a share of it; ``None`` where no rule has one there."""
+    """Return the high water of the rank's device as a share of it; ``None`` without a rule."""
     pressure = pressure_of(report, rank)
     if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
         return None
@@ -34,22 +34,23 @@ def mark_of(report: Report, rank: RankReading) -> float | None:
 
 
 def short_ranks(rule: RuleStatus) -> list[RankPressure]:
-    """The ranks that have less free than the rule's high water, the worst off first."""
-    return sorted((one for one in rule.ranks if one.short_bytes), key=lambda one: -(one.short_bytes or 0))
+    """Return the ranks that have less free than the rule's high water, the worst off first."""
+    return sorted((rank for rank in rule.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
 
 
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
-    """Return what each remedy could give back on these ranks together, by its name, as far as the workers report it."""
+    """Return what each remedy could give back on these ranks together, as far as the workers report it."""
     sizes = {"release": 0, "trim_encoder_cache": 0}
-    for one in ranks:
-        sizes["release"] += one.can_release_bytes or 0
-        sizes["trim_encoder_cache"] += one.can_trim_bytes or 0
+    for pressure in ranks:
+        sizes["release"] += pressure.can_release_bytes or 0
+        sizes["trim_encoder_cache"] += pressure.can_trim_bytes or 0
     return {name: size for name, size in sizes.items() if size > 0}
 
 
 def seconds_to_high_water(report: Report) -> float | None:
-    """When the first rank is at high water at this pace; ``None`` if not within a day, or if one is there already."""
+    """Return when the first rank reaches high water; ``None`` if not within a day, or if one is there already."""
     pressures = [pressure for rank in report.ranks if (pressure := pressure_of(report, rank)) is not None]
-    if report.stale or any(one.short_bytes for one in pressures):
+    if report.stale or any(pressure.short_bytes for pressure in pressures):
         return None
-    return min((one.seconds_to_high_water for one in pressures if one.seconds_to_high_water is not None), default=None)
+    seconds = (pressure.seconds_to_high_water for pressure in pressures)
+    return min((left for left in seconds if left is not None), default=None)

@@ -1,4 +1,4 @@
-"""A rank's memory at one moment, flat: what history, recorders, incidents, measured loads and charts keep of it."""
+"""A rank's memory at one moment, flat: kept by history, recorders, incidents, measured loads and charts."""
 
 from __future__ import annotations
 
@@ -29,24 +29,17 @@ _UNKNOWN: Final = Components()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """One rank at one moment; ``None`` is what is not known.
+    """One rank at one moment; ``None`` is unknown."""
 
-    Attributes:
-        at: When, in Unix seconds.
-        components: What ``used_bytes`` consists of.
-        encoder_cache_entries: How many encoder outputs are cached, wherever they lie.
-        host_rss_bytes: The resident set size of the worker's process.
-    """
-
-    at: float
+    at: float  # Unix seconds
     total_bytes: int | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None
     components: Components = _UNKNOWN
     torch_allocated_bytes: int | None = None
     torch_reserved_bytes: int | None = None
-    encoder_cache_entries: int | None = None
-    host_rss_bytes: int | None = None
+    encoder_cache_entries: int | None = None  # cached encoder outputs, on the device or the host
+    host_rss_bytes: int | None = None  # the resident set size of the worker's process
 
     @classmethod
     def of(cls, reading: RankReading) -> Self:
@@ -65,17 +58,17 @@ class MemoryPoint:
 
     @classmethod
     def of_row(cls, at: float, row: Mapping[str, Any]) -> Self:
-        """The point that a row of ``GET /memory/history`` shows.
+        """Return the point of a row of ``GET /memory/history``.
 
         Raises:
-            KeyError: The row has no such name.
+            KeyError: The row lacks a name.
         """
         parts = {name: row[name] for name in COMPONENTS}
         rest = {name: row[name] for name in ROW if name not in parts and name != "used_ratio"}
         return cls(at=at, components=Components(**parts), **rest)
 
     def row(self) -> dict[str, float | None]:
-        """The point as a row: its numbers by ``ROW``'s names."""
+        """Return the point's numbers by ``ROW``'s names."""
         return {name: getattr(self.components if name in COMPONENTS else self, name) for name in ROW}
 
     @property
@@ -85,19 +78,14 @@ class MemoryPoint:
 
     @property
     def torch(self) -> TorchMemory:
-        """Return the allocator's statistics, as far as a point keeps them."""
+        """The allocator's statistics, as far as a point keeps them."""
         return TorchMemory(allocated_bytes=self.torch_allocated_bytes, reserved_bytes=self.torch_reserved_bytes)
 
 
 def thin(points: Sequence[MemoryPoint], most: int, *, recent: int = 1) -> tuple[MemoryPoint, ...]:
-    """Return at most so many points: the last ones all, of each stretch before them the one with the most used bytes.
+    """Return at most ``most`` points: the last ``recent``, and the fullest of each stretch before them.
 
     A rise that lasted for one point must not fall between two that are kept.
-
-    Args:
-        points: Of one rank, oldest first.
-        most: The number to keep.
-        recent: The number of the last ones, which are all kept.
     """
     room = most - recent
     if len(points) <= most or room < 1:

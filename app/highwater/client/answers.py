@@ -1,4 +1,4 @@
-"""A sidecar's responses as the values that all layers speak, with nothing in them that a terminal would obey."""
+"""A sidecar's responses as the values of ``readings``, with nothing in them that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _YEAR_10000 = 253_402_300_800.0  # no calendar goes on from there
 
 
 def report_of(data: object) -> Report:
-    """Return what ``GET /memory`` returned.
+    """Return the response of ``GET /memory``.
 
     Raises:
         SidecarUnreachable: It is no report, or one that this version cannot read.
@@ -47,7 +47,7 @@ def report_of(data: object) -> Report:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Map what is missing or of another kind in a response to one line for people."""
+    """Map invalid and missing values in a response to one line for people."""
     try:
         yield
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as exc:
@@ -57,21 +57,13 @@ def understood(what: str) -> Iterator[None]:
 
 
 def ranks_of(data: object) -> tuple[RankReading, ...]:
-    """Return the ranks of a remedy's result.
-
-    Raises:
-        SidecarUnreachable: This version cannot read them.
-    """
+    """Return the ranks of a remedy's result."""
     with understood("a reading of the ranks"):
         return _RANKS.validate_python(cleaned(data))
 
 
 def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
-    """Return one result of ``POST /memory/reclaim``.
-
-    Raises:
-        SidecarUnreachable: This version cannot read it.
-    """
+    """Return one result of ``POST /memory/reclaim``."""
     with understood("/memory/reclaim"):
         freed, credited = data["freed_bytes"], data["credited_bytes"]
         flat = {
@@ -84,17 +76,13 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
 
 
 def events_of(data: object) -> list[Event]:
-    """Return the events in a list of them, in its order; those that this version does not know are left out."""
-    events = []
-    for entry in data if isinstance(data, list) else ():
-        event = event_of(entry)
-        if event is not None:
-            events.append(event)
-    return events
+    """Return the events of a list, in its order; those that this version does not know are left out."""
+    events = map(event_of, data if isinstance(data, list) else ())
+    return [event for event in events if event is not None]
 
 
 def event_of(data: object) -> Event | None:
-    """Return one event; ``None`` where this version does not know its like."""
+    """Return one event; ``None`` where this version does not know its kind."""
     try:
         event = _EVENT.validate_python(cleaned(data))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Options and exit statuses of the commands that speak to a sidecar: its URL, the token, and how they end without it.
+"""Options and exit statuses of the commands that call a sidecar: its URL, and how they end without it.
 
 The token comes from the environment or from the sidecar's own file, and is no flag: a command line can be read by every
 user of a machine.
@@ -28,7 +28,7 @@ URL_VARIABLE: Final = "HIGHWATER_URL"
 # Exit statuses; 2 is click's, for a command line that cannot be understood.
 FAILED, UNREACHABLE = 1, 3
 INTERRUPTED: Final = 128 + signal.SIGINT
-# For questions. What acts on the engine may have to wait for a safe moment.
+# For reading; remedies may have to wait for running requests.
 ASK_SECONDS = 8.0
 
 # Where a sidecar with this environment serves its control plane; the first that is set. Kubernetes writes tcp://...
@@ -71,12 +71,9 @@ class NoSidecar(click.ClickException):
 
 @contextmanager
 def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
-    """Connect to the sidecar at ``url``; what goes wrong ends the command with one line.
+    """Connect to the sidecar at ``url``; an error ends the command with one line.
 
-    Args:
-        url: Its base URL.
-        timeout_seconds: For one answer; None: as long as a question may take.
-        with_token: Send the admin token. Reading needs none, and what is not sent cannot be lost.
+    Reading needs no token, and what is not sent cannot leak.
     """
     # Here and not at the top: `highwater --help` must not load an HTTP client.
     from highwater.client.sidecar import SidecarClient  # noqa: PLC0415
@@ -91,10 +88,10 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
 
 
 def check_there(url: str) -> None:
-    """Find out that a sidecar of this version is there before it gets the token, or a patient call.
+    """Make sure that a sidecar of this version responds, before it gets the token or a call with a long timeout.
 
     Raises:
-        NoSidecar: It is not.
+        NoSidecar: There is none.
     """
     from highwater.client.answers import report_of  # noqa: PLC0415 - see sidecar_at
 
@@ -104,7 +101,7 @@ def check_there(url: str) -> None:
 
 @contextmanager
 def ending_well() -> Iterator[None]:
-    """End the command with one line and an exit status where a sidecar does something wrong within the block."""
+    """End the command with one line and an exit status where a sidecar fails within the block."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model's name may have letters that the terminal has not
     try:
@@ -116,5 +113,5 @@ def ending_well() -> Iterator[None]:
 
 
 def examples(*lines: str) -> str:
-    """Return examples for the end of a help text (click's ``epilog``), each on a line of its own."""
+    """Return examples for the end of a help text (click's ``epilog``), each on its own line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

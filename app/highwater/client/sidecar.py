@@ -1,7 +1,7 @@
-"""Calls to a sidecar over HTTP, as an operator's commands make them: one at a time, each with an end.
+"""Calls to a sidecar over HTTP, as an operator's commands make them: one at a time, each with a deadline.
 
-What went wrong is reported in one line that says what to do, whoever answers at the URL. It follows no redirect and
-reads no proxy from the environment: the admin token goes to the address that was named, and nowhere else.
+An error is one line that says what to do, whatever server responds. It follows no redirect and reads no proxy from the
+environment: the admin token goes to the address that was named, and nowhere else.
 """
 
 from __future__ import annotations
@@ -34,18 +34,14 @@ _DATA_PORT = "own paths are on its control port"
 
 
 class SidecarClient:
-    """One sidecar. A context manager; its calls raise nothing but the exceptions named below.
+    """One sidecar, by its base URL; without a scheme ``http://``. A context manager.
 
-    Args:
-        url: Its base URL; ``http://`` is understood where there is no scheme.
-        token: The admin token, sent with every call; ``None`` or empty: none.
-        token_source: Where it was found, or why none was; said where the sidecar does not take the call.
-        timeout_seconds: For the whole of one answer; to connect it takes five at most.
+    ``token_source`` says where the token was found, or why none was. ``timeout_seconds`` is for one whole response; to
+    connect takes five at most.
 
     Raises:
-        SidecarUnreachable: URL or token cannot be used at all. Of every call: nobody answers, or what answers is no
-            sidecar.
-        SidecarRefused: Of every call: the sidecar answered with an error.
+        SidecarUnreachable: URL or token cannot be used at all. By every call: no response, or not that of a sidecar.
+        SidecarRefused: By every call: the sidecar responded with an error.
     """
 
     def __init__(
@@ -95,12 +91,12 @@ class SidecarClient:
         return self._json("PUT", path, body=body)
 
     def get_content(self, path: str) -> tuple[str, bytes]:
-        """Return media type and body of a GET of any path, as they are; a web page of another server too."""
+        """Return media type and body of a GET of any path, also of another server's web page."""
         headers, content = self._call("GET", path)
         return headers.get("content-type", "").partition(";")[0].strip().lower(), content
 
     def events(self) -> Iterator[tuple[str, Any]]:
-        """``GET /memory/events`` live: event name and parsed data, the report as it stands first.
+        """Return event names and parsed data of ``GET /memory/events``, live, the present report first.
 
         Ends when the sidecar closes the stream: because it stops, or because too little was read.
 
@@ -146,7 +142,7 @@ class SidecarClient:
             return response.headers, content
 
     def _read(self, response: httpx.Response) -> bytes:
-        """The body, within the time of one answer: httpx's own limit is for each piece."""
+        """Return the body, within the time of one response: httpx's own limit is for each piece."""
         deadline, content = time.monotonic() + self._seconds, bytearray()
         for piece in response.iter_bytes():
             content += piece
@@ -222,7 +218,7 @@ def _base(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise SidecarUnreachable(_line(f"{url!r} is no URL of a sidecar; one is http://127.0.0.1:8001"))
+        raise SidecarUnreachable(_line(f"{url!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"))
     if parts.username is not None:
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")
@@ -253,5 +249,5 @@ def _error_of(body: object) -> tuple[str, str] | None:
 
 
 def _line(text: str) -> str:
-    """Return one line that a terminal does not obey, whoever wrote it."""
+    """Return one line that a terminal does not obey."""
     return plain(text, _SHOWN_LENGTH)

@@ -1,1 +1,1 @@
-"""The engine: every word that is said to it, what it can do, its lives, and how it is."""
+"""The engine: every request to it, its capabilities, its lives and its state."""

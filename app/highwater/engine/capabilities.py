@@ -1,64 +1,53 @@
 """Detection of what this engine can do, without side effects.
 
-Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
-lists the paths where there is one, else a GET on a POST-only path gets 405 or 404. Decides nothing about whether a
-remedy is wise; that is ``relief/remedies/``.
+Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware responses it for every path): the OpenAPI page
+lists the paths where there is one, else a GET on a POST-only path gets 405 or 404.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
+if TYPE_CHECKING:
+    from highwater.engine.client import Engine
+
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
+_STATE_PATHS = ("/is_sleeping", "/is_paused")
 PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The capabilities of one engine.
-
-    Attributes:
-        version: vLLM's version as it says it, or ``None`` where it does not.
-        dev_mode: Whether the development routes are there (``VLLM_SERVER_DEV_MODE=1``).
-        collective_rpc: Whether the workers may be called: the route is there, and our class is loaded or every worker's
-            recorder says that it has our operations.
-        extension: The ``worker_extension_cls`` that the engine was started with.
-        reset_prefix_cache: Whether the route is there; likewise the next two.
-        is_sleeping: Whether ``GET /is_sleeping`` is there; likewise ``is_paused``.
-        server_info: Whether ``GET /server_info`` returns the configuration: not every version can write it.
-        model: The first served model name.
-        tensor_parallel: Sizes; ``None`` where ``/server_info`` does not show them.
-        encoder_decoder: Whether the model has an encoder that its decoder attends to throughout (Whisper).
-        ec_connector: Whether an encoder-cache connector is configured (it keeps references to the cache).
-        executor: The distributed executor backend.
-        gpu_memory_utilization: The engine's setting.
-        root_path: The prefix below which it serves all routes as well (``--root-path``), empty without one, or ``None``
-            where there is no OpenAPI page.
-    """
+    """The capabilities of one engine; fields named like a route say whether it exists."""
 
     version: str | None = None
-    dev_mode: bool = False
+    dev_mode: bool = False  # whether the development routes exist (`VLLM_SERVER_DEV_MODE=1`)
+    # Whether the workers may be called: the route exists, and our class is loaded or every worker's recorder says that
+    # it has our operations.
     collective_rpc: bool = False
-    extension: str | None = None
+    extension: str | None = None  # the `worker_extension_cls` that the engine was started with
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False
     reset_encoder_cache: bool = False
     is_sleeping: bool = False
     is_paused: bool = False
-    server_info: bool = False
-    model: str | None = None
-    tensor_parallel: int | None = None
+    server_info: bool = False  # whether `GET /server_info` returns the configuration: not every version can write it
+    model: str | None = None  # the first served model name
+    tensor_parallel: int | None = None  # `None` where `/server_info` does not show it, as the other sizes
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
-    encoder_decoder: bool = False
-    ec_connector: bool = False
-    executor: str | None = None
+    encoder_decoder: bool = False  # whether the model has an encoder that its decoder attends to throughout (Whisper)
+    ec_connector: bool = False  # whether an encoder-cache connector is configured (it keeps references to the cache)
+    executor: str | None = None  # the distributed executor backend
     gpu_memory_utilization: float | None = None
+    # The prefix below which all routes are served as well (`--root-path`), empty without any, or `None` where there is
+    # no OpenAPI page.
     root_path: str | None = None
 
     def at_least(self, version: str) -> bool:
@@ -68,25 +57,19 @@ class Capabilities:
 
     @property
     def ranks_expected(self) -> int | None:
-        """How many workers there are over all data-parallel engines, or ``None`` where that is not known."""
+        """The number of workers over all data-parallel engines; ``None`` where that is unknown."""
         sizes = (self.tensor_parallel, self.pipeline_parallel, self.data_parallel)
         if any(size is None for size in sizes):
             return None
-        product = 1
-        for size in sizes:
-            product *= size or 1
-        return product
+        return math.prod(size or 1 for size in sizes)
 
     def public(self) -> dict[str, Any]:
-        """As ``GET /memory`` shows them."""
-        shown = asdict(self)
-        for known_elsewhere in ("version", "model"):
-            del shown[known_elsewhere]
-        return shown
+        """Return them as ``GET /memory`` shows them."""
+        return {name: value for name, value in asdict(self).items() if name not in {"version", "model"}}
 
 
 def parse_version(text: str | None) -> Version | None:
-    """The release part of a version (``0.32.0+cpu`` and ``0.12.0rc1`` are 0.32.0 and 0.12.0), or ``None``."""
+    """Return the release part of a version: that of ``0.32.0+cpu`` and ``0.32.0rc1`` is 0.32.0."""
     if text is None:
         return None
     try:
@@ -95,51 +78,27 @@ def parse_version(text: str | None) -> Version | None:
         return None
 
 
-class EngineQueries(Protocol):
-    """The questions that detection asks; the engine client answers them."""
+async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
+    """Detect what the engine can do.
 
-    async def get_json(self, path: str, **query: str) -> object:
-        """The JSON at ``path``, or ``None`` where the engine answers with a status of 400 or more."""
-
-    async def has_post(self, path: str) -> bool:
-        """Return whether ``path`` exists as a POST-only route, by a GET."""
-
-    async def exists(self, path: str) -> bool:
-        """Return whether a GET on ``path`` finds a route."""
-
-
-@dataclass(slots=True)
-class _Facts:
-    paths: frozenset[str] = frozenset()
-    config: Mapping[str, Any] = field(default_factory=dict)
-    root_path: str | None = None
-
-
-async def detect(engine: EngineQueries, *, assume_extension: bool = False) -> Capabilities:
-    """Ask the engine what it can do.
-
-    Args:
-        engine: Whom to ask.
-        assume_extension: The operator's word that our extension is loaded under another name (a subclass).
+    ``assume_extension``: the operator says that our extension is loaded under another name (a subclass).
 
     Raises:
-        EngineError: The engine could not be asked at all.
+        EngineError: The engine did not respond.
     """
     version = await _version(engine)
-    facts = await _facts(engine)
-    config = facts.config
+    paths, root_path = await _routes(engine)
+    # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
+    info = await engine.get_json("/server_info", config_format="json")
+    config = _section(info, "vllm_config") if isinstance(info, dict) else {}
     extension = _text(config, "parallel_config", "worker_extension_cls") or None
-    rpc_route = "/collective_rpc" in facts.paths
+    rpc_route = "/collective_rpc" in paths
     return Capabilities(
         version=version,
         dev_mode=rpc_route,
         collective_rpc=rpc_route and (extension == EXTENSION or assume_extension),
         extension=extension,
-        reset_prefix_cache="/reset_prefix_cache" in facts.paths,
-        reset_mm_cache="/reset_mm_cache" in facts.paths,
-        reset_encoder_cache="/reset_encoder_cache" in facts.paths,
-        is_sleeping="/is_sleeping" in facts.paths,
-        is_paused="/is_paused" in facts.paths,
+        **{path.removeprefix("/"): path in paths for path in (*PROBED_PATHS[1:], *_STATE_PATHS)},
         server_info=bool(config),
         model=_model(config),
         tensor_parallel=_size(config, "tensor_parallel_size"),
@@ -149,37 +108,28 @@ async def detect(engine: EngineQueries, *, assume_extension: bool = False) -> Ca
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_text(config, "parallel_config", "distributed_executor_backend"),
         gpu_memory_utilization=_number(config, "cache_config", "gpu_memory_utilization"),
-        root_path=facts.root_path,
+        root_path=root_path,
     )
 
 
-async def _version(engine: EngineQueries) -> str | None:
-    answer = await engine.get_json("/version")
-    return answer["version"] if isinstance(answer, dict) and isinstance(answer.get("version"), str) else None
+async def _version(engine: Engine) -> str | None:
+    response = await engine.get_json("/version")
+    return response["version"] if isinstance(response, dict) and isinstance(response.get("version"), str) else None
 
 
-async def _facts(engine: EngineQueries) -> _Facts:
-    facts = _Facts()
+async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
+    """Return the paths, and the root path."""
     page = await engine.get_json("/openapi.json")
     routes = page.get("paths") if isinstance(page, dict) else None
     if isinstance(routes, dict):
-        facts.paths = frozenset(routes)
-        facts.root_path = _root_path(page)
-    else:
-        # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
-        found = {path for path in PROBED_PATHS if await engine.has_post(path)}
-        found |= {path for path in ("/is_sleeping", "/is_paused") if await engine.exists(path)}
-        facts.paths = frozenset(found)
-    # Only the JSON form contains worker_extension_cls. Versions that cannot dump it answer 422 or 500: not known.
-    info = await engine.get_json("/server_info", config_format="json")
-    if isinstance(info, dict):
-        config = info.get("vllm_config")
-        facts.config = config if isinstance(config, dict) else {}
-    return facts
+        return routes.keys(), _root_path(page)
+    # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
+    paths = [path for path in PROBED_PATHS if await engine.has_post(path)]
+    return paths + [path for path in _STATE_PATHS if await engine.exists(path)], None
 
 
 def _root_path(page: object) -> str:
-    """FastAPI lists it as the page's first server (fastapi/applications.py, ``setup``)."""
+    """Return the page's first server (fastapi/applications.py, ``setup``)."""
     servers = page.get("servers") if isinstance(page, dict) else None
     first = servers[0] if isinstance(servers, list) and servers else None
     url = first.get("url") if isinstance(first, dict) else None
@@ -202,7 +152,7 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _replicas(config: Mapping[str, Any]) -> int | None:
-    """How many data-parallel engines this API server has; behind a load balancer of its own the size is the world's."""
+    """Return the data-parallel engines of this server; behind an external load balancer the size is the world's."""
     parallel = _section(config, "parallel_config")
     if parallel.get("data_parallel_external_lb"):
         return 1
@@ -234,7 +184,7 @@ def _model(config: Mapping[str, Any]) -> str | None:
 
 
 def no_extension(capabilities: Capabilities) -> str | None:
-    """The refusal where the workers cannot be asked, or ``None``."""
+    """Return why the workers cannot be called; ``None`` where they can."""
     if capabilities.collective_rpc:
         return None
     if not capabilities.dev_mode:

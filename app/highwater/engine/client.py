@@ -1,8 +1,8 @@
-"""Every word that the control plane says to vLLM.
+"""The control plane's HTTP client of vLLM.
 
-What this client refuses to do, because each of these has taken a production engine down (docs/engine.md, "Worker
-calls"): call the workers before our extension is known to be loaded, have two worker calls in flight, send ``timeout``
-in a worker call, or repeat a call that has not come back.
+What it refuses to do, because each of these has taken a production engine down (docs/engine.md, "Worker calls"): call
+the workers before our extension is known to be loaded, have two worker calls in flight, send ``timeout`` in a worker
+call, or repeat a call that has not come back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,13 +34,13 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
-# The sidecar's proxy answers so where it is its own client (RFC 5842 7.2); vLLM never does.
+# The sidecar's proxy responds so where it is its own client (RFC 5842 7.2); vLLM never does.
 _LOOP_STATUS = 508
-# Of worker calls: a listing of thousands of cache entries takes tens of milliseconds to read, which every stream of the
-# proxy would wait for; a thread costs more than it saves for what is smaller.
+# Larger responses of worker calls (thousands of cache entries) are parsed in a thread: that takes tens of milliseconds,
+# which every stream of the proxy would wait for. For smaller ones a thread costs more than it saves.
 _LARGE_BYTES = 256 * 1024
 
-# Of any other answer: a page of metrics has a few hundred kilobytes, /server_info less.
+# Of any other response: a page of metrics has a few hundred kilobytes, /server_info less.
 MAX_ANSWER_BYTES = 16 * 1024**2
 
 # Of the time for a GET, the part within which its connection must be there.
@@ -56,14 +57,14 @@ _KEEPALIVE = (
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """One HTTP answer of the engine, whole."""
+    """One whole HTTP response of the engine."""
 
     status: int
     content_type: str
     body: bytes
 
     def json_object(self) -> dict[str, Any]:
-        """The body as a JSON object; empty where it is none (vLLM answers most resets with an empty 200)."""
+        """Return the body as a JSON object; empty where it is none (vLLM answers most resets with an empty 200)."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError:
@@ -77,12 +78,15 @@ def _is_broken(exc: BaseException) -> bool:
 
 
 class Engine:
-    """The control plane's one connection to the engine.
+    """The control plane's connections to the engine.
+
+    All requests raise ``EngineUnreachable`` without a connection, and ``EngineUnresponsive`` without a response in
+    time.
 
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         rpc_deadline_seconds: After this a worker call counts as late; it is awaited, never repeated.
-        request_seconds: Deadline of every other request, by when its answer must be whole.
+        request_seconds: Deadline of every other request, by when its response must be whole.
         ssl_context: For an https ``url``.
         transport: Replaces the network in tests.
         clock: Monotonic seconds.
@@ -108,20 +112,19 @@ class Engine:
         self.has_rpc_failed = False
         self._request_seconds = request_seconds
         self._rpc_deadline = rpc_deadline_seconds
-        self._turn = asyncio.Lock()
+        self._rpc_lock = asyncio.Lock()
         self._outstanding: asyncio.Task[httpx.Response] | None = None
         self._outstanding_op = ""
         self._outstanding_since = 0.0
         self._answered_at: float | None = None
-        # A context that trusts nobody, as httpx would else load 3 MB of authorities that nobody asks.
+        # A context without authorities: by default httpx would load 3 MB of them.
         verify = ssl_context or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         limits = httpx.Limits(max_connections=8, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_SECONDS)
         base = url
         if url.startswith("unix:"):
             transport = transport or httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:"), limits=limits)
             base = "http://localhost"
-        # httpx has no other way to say it: a worker call has no deadline, and a peer that went without a word is
-        # noticed by nothing else.
+        # A worker call has no deadline: only keep-alive probes notice a peer that has vanished.
         transport = transport or httpx.AsyncHTTPTransport(verify=verify, limits=limits, socket_options=_KEEPALIVE)
         self._client = httpx.AsyncClient(
             base_url=base,
@@ -140,39 +143,34 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. A worker call under way is let go; vLLM drops its answer harmlessly."""
+        """Close the connections. A worker call under way is dropped; vLLM discards its response harmlessly."""
         if self._outstanding is not None and not self._outstanding.done():
             self._outstanding.cancel()
             await asyncio.wait({self._outstanding})
         await self._client.aclose()
 
-    # --- plain questions ---
+    # --- plain requests ---
 
     async def get_json(self, path: str, **query: str) -> object:
-        """The JSON at ``path``, or ``None`` where the engine answers with a status of 400 or more.
-
-        Raises:
-            EngineUnreachable: No connection.
-            EngineUnresponsive: No answer in time.
-        """
-        answer = await self._read(path, params=query)
-        if answer.status >= HTTP_ERROR:
+        """Return the JSON at ``path``; ``None`` where the status is 400 or more, or the body is no JSON."""
+        response = await self._read(path, params=query)
+        if response.status >= HTTP_ERROR:
             return None
         try:
-            return json.loads(answer.body)
+            return json.loads(response.body)
         except ValueError:
             return None
 
     async def get_text(self, path: str) -> str:
-        """The text at ``path``.
+        """Return the text at ``path``.
 
         Raises:
-            EngineError: No answer, or a status of 400 or more.
+            EngineRefused: The status is 400 or more.
         """
-        answer = await self._read(path)
-        if answer.status >= HTTP_ERROR:
-            raise EngineRefused(f"GET {path} answered {answer.status}", answer.status)
-        return answer.body.decode(errors="replace")
+        response = await self._read(path)
+        if response.status >= HTTP_ERROR:
+            raise EngineRefused(f"GET {path} answered {response.status}", response.status)
+        return response.body.decode(errors="replace")
 
     async def has_post(self, path: str) -> bool:
         """Return whether ``path`` is a POST-only route: a GET gets 405 there, 404 elsewhere, and changes nothing."""
@@ -183,26 +181,14 @@ class Engine:
         return (await self._read(path)).status < HTTP_ERROR
 
     async def get(self, path: str, query: str = "") -> EngineAnswer:
-        """GET, the query string passed on as it is.
-
-        Raises:
-            EngineUnreachable: No connection.
-            EngineUnresponsive: No answer in time.
-        """
+        """GET, the query string passed on as it is."""
         return await self._read(f"{path}?{query}" if query else path)
 
     async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
-        """GET of a text that may be large, whose end must be there in time.
-
-        Args:
-            path: Whose.
-            seconds: For all of it, the connection included.
-            max_bytes: So much is read at most.
+        """GET a text that may be large, whole within so many seconds, the connection included.
 
         Raises:
-            EngineUnreachable: No connection.
-            EngineUnresponsive: Its end was not there in time.
-            EngineGarbled: It is larger, or compressed.
+            EngineGarbled: It is larger than ``max_bytes``, or compressed.
         """
         headers = {"Accept": "text/plain;version=0.0.4"}
         return await self._read(path, seconds=seconds, max_bytes=max_bytes, headers=headers)
@@ -219,26 +205,20 @@ class Engine:
         seconds = seconds or _patience(path) or self._request_seconds
         # To compress it would cost the engine more than to send it to its neighbour.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
-        # A connection has to be there a little before the end: who cannot be reached is not one who does not answer.
+        # Connecting has an earlier deadline: unreachable is not unresponsive.
         connecting = httpx.Timeout(None, connect=_CONNECT_SHARE * seconds)
-        try:
-            # httpx's own limit is for each read: an answer of a byte now and then would never end.
+        with self._mapped(f"GET {path}"):
+            # httpx's own limit is for each read: a response of a byte now and then would never end.
             async with asyncio.timeout(seconds):
                 return await self._read_twice(path, max_bytes, params=params or None, headers=plain, timeout=connecting)
-        except httpx.ConnectTimeout as exc:
-            raise EngineUnreachable(f"GET {path}: no connection in time") from exc
-        except (TimeoutError, httpx.TimeoutException) as exc:
-            raise EngineUnresponsive(f"GET {path}: no answer in time") from exc
-        except httpx.HTTPError as exc:
-            raise self._unreachable(f"GET {path}", exc) from exc
 
-    # A kept connection that the engine closes as it is used breaks a call now and then, and shows nothing.
+    # Now and then the engine closes a kept connection just as it is used again: a harmless failure.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
     async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineAnswer:  # noqa: ANN401 - httpx's own
         body = bytearray()
         async with self._client.stream("GET", path, **options) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise EngineGarbled(f"GET {path}: compressed, though that was not asked for")
+                raise EngineGarbled(f"GET {path}: compressed, though that was not requested")
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > max_bytes:
@@ -250,26 +230,26 @@ class Engine:
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
 
     async def post(self, path: str, query: str = "") -> EngineAnswer:
-        """POST without a body, the query string passed on as it is.
-
-        Raises:
-            EngineUnreachable: No connection.
-            EngineUnresponsive: No answer within the worker deadline (a reset waits for the running step).
-        """
+        """POST without a body, the query string passed on as it is; a reset waits for the running step."""
         url = f"{path}?{query}" if query else path
-        try:
+        with self._mapped(f"POST {url}"):
             response = await self._client.post(url, timeout=self._rpc_deadline)
-        except httpx.ConnectTimeout as exc:
-            raise EngineUnreachable(f"POST {url}: no connection in time") from exc
-        except httpx.TimeoutException as exc:
-            raise EngineUnresponsive(f"POST {url}: no answer in time") from exc
-        except httpx.HTTPError as exc:
-            raise self._unreachable(f"POST {url}", exc) from exc
         return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
 
+    @contextmanager
+    def _mapped(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectTimeout as exc:
+            raise EngineUnreachable(f"{call}: no connection in time") from exc
+        except (TimeoutError, httpx.TimeoutException) as exc:
+            raise EngineUnresponsive(f"{call}: no answer in time") from exc
+        except httpx.HTTPError as exc:
+            raise self._unreachable(call, exc) from exc
+
     def _unreachable(self, call: str, exc: httpx.HTTPError) -> EngineUnreachable:
-        if (said := trouble(exc)) is not None:
-            return EngineUntrusted(f"{call}: {said}")
+        if (problem := trouble(exc)) is not None:
+            return EngineUntrusted(f"{call}: {problem}")
         message = f"{call}: {str(exc) or type(exc).__name__}"
         if self.url.startswith("https:") and isinstance(exc, httpx.ReadError | httpx.RemoteProtocolError):
             # TLS 1.3 lets a client go on before the server has judged its certificate, and uvicorn's server (vLLM with
@@ -280,7 +260,7 @@ class Engine:
     # --- worker calls ---
 
     def forget_call(self) -> None:
-        """Wait no longer for a call to an engine that is no more."""
+        """Drop the worker call under way: its engine has ended."""
         if self._outstanding is not None:
             self._outstanding.cancel()
             self._outstanding = None
@@ -292,51 +272,48 @@ class Engine:
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """How long the worker call that is under way has waited; ``None`` without one."""
+        """How long the worker call under way has waited; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since
 
     @property
     def rpc_answer_age_seconds(self) -> float | None:
-        """Since the workers answered a call last; ``None`` if they never did."""
+        """Since the workers responded last; ``None`` if they never did."""
         return None if self._answered_at is None else self._clock() - self._answered_at
 
     async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Call our worker extension on every worker that this API server can reach.
 
         Returns:
-            One JSON object for each worker that answered, in rank order.
+            One JSON object for each worker that responded, in rank order.
 
         Raises:
-            EngineRefused: Not allowed (our extension is not known to be loaded), or the engine said no.
+            EngineRefused: Not allowed (our extension is not known to be loaded), or the engine refused.
             EngineUnresponsive: This or an earlier call has not come back.
-            EngineUnreachable: No connection.
-            EngineGarbled: An answer that the contract does not allow.
+            EngineGarbled: A response that the contract does not allow.
         """
         if not self.rpc_allowed:
             raise EngineRefused("the worker extension is not known to be loaded", 409)
-        async with self._turn:
+        async with self._rpc_lock:
             self._refuse_while_outstanding()
             body = {"method": RPC_METHOD, "args": [op, json.dumps(payload or {})]}
             call = asyncio.create_task(self._client.post("/collective_rpc", json=body, timeout=None))
             self._outstanding, self._outstanding_op, self._outstanding_since = call, op, self._clock()
-            call.add_done_callback(_look_at)
+            call.add_done_callback(_retrieve)
             done, _ = await asyncio.wait({call}, timeout=self._rpc_deadline)
             if not done:
                 # Left running on purpose: the workers will run it, and a second one would queue behind it.
                 self._refuse_while_outstanding()
-        try:
+        with self._mapped(f"worker call {op}"):
             response = call.result()
-        except httpx.HTTPError as exc:
-            raise self._unreachable(f"worker call {op}", exc) from exc
         self.has_rpc_failed = self.has_rpc_failed or response.is_server_error
         if len(response.content) > _LARGE_BYTES:
-            answers = await asyncio.to_thread(_worker_answers, op, response)
+            results = await asyncio.to_thread(_worker_results, op, response)
         else:
-            answers = _worker_answers(op, response)
+            results = _worker_results(op, response)
         self._answered_at = self._clock()
-        return answers
+        return results
 
     def _refuse_while_outstanding(self) -> None:
         if self._outstanding is not None and not self._outstanding.done():
@@ -349,14 +326,14 @@ def _patience(path: str) -> float | None:
     return 60.0 if path == "/server_info" else None
 
 
-def _look_at(call: asyncio.Task[httpx.Response]) -> None:
-    """Retrieve a call's end, so that asyncio does not report a late or abandoned one as never looked at."""
+def _retrieve(call: asyncio.Task[httpx.Response]) -> None:
+    """Retrieve a call's end, so that asyncio does not report a late or abandoned call."""
     if not call.cancelled():
         call.exception()
 
 
 def _is_refused(exc: BaseException | None) -> bool:
-    """Return whether nothing listens there, at any of the addresses where a name has several."""
+    """Return whether nothing listens at any of the addresses of a name."""
     while exc is not None and not isinstance(exc, ConnectionRefusedError | FileNotFoundError):
         if isinstance(exc, BaseExceptionGroup):
             return all(map(_is_refused, exc.exceptions))
@@ -364,18 +341,17 @@ def _is_refused(exc: BaseException | None) -> bool:
     return exc is not None
 
 
-def _worker_answers(op: str, response: httpx.Response) -> list[dict[str, Any]]:
+def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
     if response.status_code >= HTTP_ERROR:
         raise EngineRefused(f"worker call {op} answered {response.status_code}", response.status_code)
     try:
-        results = response.json()["results"]
-        answers = [json.loads(result) for result in results]
+        results = [json.loads(result) for result in response.json()["results"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise EngineGarbled(f"worker call {op}: not a list of JSON texts") from exc
-    if not answers or not all(isinstance(answer, dict) for answer in answers):
-        raise EngineGarbled(f"worker call {op}: {len(answers)} answers, not every one an object")
-    strays = {str(answer.get("op")) for answer in answers} - {op}
+    if not results or not all(isinstance(result, dict) for result in results):
+        raise EngineGarbled(f"worker call {op}: {len(results)} answers, not every one an object")
+    strays = {str(result.get("op")) for result in results} - {op}
     if strays:
         # One raising worker method shifts vLLM's per-rank queues by one for ever (vLLM pull request 57846).
         raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
-    return answers
+    return results

@@ -11,53 +11,37 @@ from highwater.text.table import missing_text
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
-    """Put into words what ended a poll.
+    """Return a sentence on the failure that ended a poll.
 
-    Args:
-        failure: The failure.
-        url: Where the engine was asked.
-        is_up: Whether the engine was up, as far as was known before.
-        was_there: Whether one has ever answered there.
+    ``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before.
     """
-    if is_up and not isinstance(failure, EngineNotListening):
-        return str(failure)
-    if not isinstance(failure, EngineUnreachable) or isinstance(failure, EngineUntrusted):
+    is_absent = isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted)
+    if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
     word = "any more" if was_there else "yet"
     return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:
-    """Say how far an engine is that its workers' recorders show to be starting.
-
-    Args:
-        phases: Those that the slowest rank has behind it.
-        url: Where its API server will answer.
-    """
+    """Return how far a start is whose slowest rank has completed these phases."""
     done = f"phases done: {', '.join(phase.name for phase in phases)}" if phases else "no phase is done yet"
     return f"the engine is loading ({done}); nothing answers yet at {url}"
 
 
 def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_problem: str | None) -> str:
-    """Name the ranks that are missing.
-
-    Args:
-        missing: Those.
-        expected: How many there should be in all.
-        recorders_problem: What is wrong with the recorders, empty if nothing is; ``None`` where there are none.
-    """
+    """Return a sentence on the missing ranks; ``recorders_problem``: empty if none, ``None`` without recorders."""
     there = f"{expected - len(missing)} of {expected} ranks"
     if recorders_problem is None:
         return (
             f"{there} answer: vLLM's collective_rpc returns only the first data-parallel engine's results; with "
-            "recorder_dir the others are heard of too"
+            "recorder_dir the others report too"
         )
     problem = f"; {recorders_problem}" if recorders_problem else ""
-    return f"{there} are heard of; missing: {missing_text(missing)}{problem}"
+    return f"{there} report; missing: {missing_text(missing)}{problem}"
 
 
 def setup_hint(capabilities: Capabilities) -> str | None:
-    """Return what to add to the engine's environment and command line for the workers' memory to be seen."""
+    """Return what to add to the engine's environment and command line, so that the workers' memory can be read."""
     if capabilities.collective_rpc:
         return None
     flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"

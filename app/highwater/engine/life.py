@@ -1,9 +1,9 @@
-"""The lives of the engine: which processes are one, what is remembered of it, and what of it outlives the sidecar.
+"""The lives of the engine: which processes are the same engine, and which facts about it outlive the sidecar.
 
-A connection that broke says nothing about a life: the same processes, by number and start time, are the same life. The
-first readings of it, its baseline, are kept in the state file, so that a sidecar that comes later still knows how much
-the engine needs by itself. Where nobody saw an engine before it worked, its baseline is not known: what is in use then
-may be what leaked.
+A broken connection does not end a life: the same processes, by number and start time, are the same life. The first
+readings of it, its baseline, are kept in the state file, so that a restarted sidecar still knows how much the engine
+needs by itself. Where no sidecar saw an engine before it worked, its baseline is unknown: what is in use then may have
+leaked.
 """
 
 from __future__ import annotations
@@ -35,17 +35,11 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 
 
 class Process(NamedTuple):
-    """One worker's process. A container gives a new process the number of the old one, not its start time.
-
-    Attributes:
-        host: Its machine.
-        pid: Its number there.
-        pid_started: When it was started, in the kernel's ticks since boot; ``None`` where that is not known.
-    """
+    """One worker's process. A container gives a new process the number of the old one, not its start time."""
 
     host: str | None
     pid: int | None
-    pid_started: int | None
+    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
 
     def is_same(self, other: Process) -> bool:
         """Return whether both are the same process, as far as both are known."""
@@ -56,38 +50,28 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLife:
-    """One life of the engine, from its start to its end.
+    """One life of the engine, from its start to its end."""
 
-    Attributes:
-        id: Another one after each restart of the engine.
-        started_at: When its first process was started, in Unix seconds; ``None`` where that is not known.
-        restarts: How many lives before it this sidecar has seen.
-        processes: Its workers' processes, as far as they were heard of.
-        baseline: The first readings after the engine became ready; empty where they are not known.
-        is_watched: Whether this sidecar saw it before it did any work.
-        recorder_instance: The name of its recorders' files; ``None`` without any.
-    """
-
-    id: str
-    started_at: float | None = None
-    restarts: int = 0
-    processes: frozenset[Process] = frozenset()
+    id: str  # another one after each restart of the engine
+    started_at: float | None = None  # when its first process was started, in Unix seconds
+    restarts: int = 0  # the number of lives before it that this sidecar has seen
+    processes: frozenset[Process] = frozenset()  # its workers' processes, as far as they are known
+    # The first readings after the engine became ready; empty where they are unknown.
     baseline: tuple[RankReading, ...] = ()
-    is_watched: bool = False
-    recorder_instance: str | None = None
+    is_watched: bool = False  # whether this sidecar saw it before it did any work
+    recorder_instance: str | None = None  # the name of its recorders' files
 
     @property
     def baseline_problem(self) -> str | None:
-        """The reason why growth is unknown; ``None`` where it is known, or where nothing is known yet."""
+        """Why growth is unknown; ``None`` where it is known, or where nothing is known yet."""
         return None if self.baseline or not self.processes or self.is_watched else NOT_KNOWN
 
 
 class Lives:
     """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
-    Args:
-        state: Where baselines outlive the sidecar; without one they do not.
-        started_at: When a rank's process was started, in Unix seconds; ``None`` where that is not known.
+    Without a state file baselines do not outlive the sidecar. ``started_at`` returns when a rank's process was started,
+    in Unix seconds.
     """
 
     def __init__(
@@ -97,68 +81,60 @@ class Lives:
         self._state = state or StateFile(None)
         self._started_at = started_at
         self._has_ended = False
-        self._is_unsaved = False
+        self.is_unsaved = False
         self._problem: str | None = None
 
     def end(self) -> None:
-        """The engine is gone: whoever comes next is another one, unless its processes say that they are the same."""
+        """Note that the engine has ended: the next one is another, unless its processes are the same."""
         self._has_ended = True
 
     def came_back(self) -> None:
-        """Note that an engine answers that reports nothing of its processes."""
+        """Note that an engine responds that reports nothing of its processes."""
         if self._has_ended:
             self._begin((), is_watched=True)
 
     def hear(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
-        """Take note of the workers that were heard of.
-
-        Args:
-            ranks: Their readings.
-            is_watched: Whether they have done no work yet, or were seen to come up.
+        """Note the workers of these readings; ``is_watched``: they have done no work yet, or were seen to start.
 
         Returns:
-            Whether another engine than the known one took its place, and nobody had seen that one end.
+            Whether another engine took the place of the known one whose end was not seen.
         """
-        heard, life = _processes(ranks), self.present
-        if life.processes and not any(one.is_same(known) for one in heard for known in life.processes):
-            is_news = not self._has_ended
+        processes, life = _processes(ranks), self.present
+        if life.processes and not any(process.is_same(known) for process in processes for known in life.processes):
+            was_running = not self._has_ended
             self._begin(ranks, is_watched=is_watched)
-            return is_news
+            return was_running
         if not life.processes:
-            # Without processes an end is the end: nobody can say that they are the same.
+            # Without known processes nothing shows that an engine after an end is the same.
             if self._has_ended:
                 self._begin(ranks, is_watched=True)
             else:
                 self._adopt(ranks, is_watched=is_watched or life.is_watched)
-        elif not heard <= life.processes:
-            news = [one for one in heard if one not in life.processes]
-            kept = {known for known in life.processes if not any((known.host, known.pid) == one[:2] for one in news)}
-            self.present = replace(life, processes=frozenset({*kept, *news}))
+        elif not processes <= life.processes:
+            new = processes - life.processes
+            places = {process[:2] for process in new}
+            others = {known for known in life.processes if known[:2] not in places}
+            self.present = replace(life, processes=frozenset(others | new))
         self._has_ended = False
         return False
 
     def settle(self, ranks: Iterable[RankReading]) -> None:
-        """Make these the baseline of the ranks that have none yet; only where this life was watched from its start."""
+        """Make these the baseline of ranks without any, where this life was watched from its start."""
         life = self.present
         known = {rank_key(rank) for rank in life.baseline}
         firsts = tuple(replace(rank, notes=()) for rank in ranks if rank_key(rank) not in known)
         if life.is_watched and firsts:
             self.present = replace(life, baseline=(*life.baseline, *firsts))
-            self._is_unsaved = self._state.configured
+            self.is_unsaved = self._state.configured
 
     def follow(self, recorder_instance: str | None) -> None:
         """Keep the name of the present life's recorders."""
         if recorder_instance != self.present.recorder_instance:
             self.present = replace(self.present, recorder_instance=recorder_instance)
 
-    @property
-    def is_unsaved(self) -> bool:
-        """True if ``save`` has something to write."""
-        return self._is_unsaved
-
     def save(self) -> None:
         """Write the baseline into the state file; blocks as long as the disk takes, and may run in a thread."""
-        self._is_unsaved = False
+        self.is_unsaved = False
         ranks = [asdict(rank) for rank in self.present.baseline]
         try:
             self._state.write(SECTION, {"ranks": ranks})
@@ -185,13 +161,12 @@ class Lives:
         )
 
     def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
-        """Return what the state file holds of these very processes."""
+        """Return the baseline of these very processes from the state file."""
         section: dict[str, Any] = self._state.read(SECTION) or {}
         try:
             kept = _RANKS.validate_python(section.get("ranks", ()))
         except ValidationError as exc:
-            why = flaw(exc.errors(include_url=False, include_input=False))
-            log.warning("state_file: the baseline in it is not understood, and not used: %s", why)
+            log.warning("state_file: the baseline in it is not understood, and not used: %s", flaw(exc.errors()))
             return ()
         now = {rank_key(rank): _process(rank) for rank in ranks}
         return tuple(
@@ -200,11 +175,7 @@ class Lives:
 
 
 def local_start(proc: Path = Path("/proc")) -> Callable[[RankReading], float | None]:
-    """Return a function for the start time of a process of this machine, in Unix seconds; of others it is unknown.
-
-    Args:
-        proc: The folder in which the kernel shows when it was booted.
-    """
+    """Return a function for the start time of a process of this machine, in Unix seconds; of others it is unknown."""
     host, ticks = socket.gethostname(), os.sysconf("SC_CLK_TCK")
     booted_at = _booted_at(proc)
 

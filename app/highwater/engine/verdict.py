@@ -1,12 +1,12 @@
-"""The one place that says in which state the engine is, from what the rounds of questions saw. Pure; no I/O, no clock.
+"""Decides in which state the engine is, from the observations of each poll. Pure; no I/O, no clock.
 
 ======================================================= ============== ======= ============ =======
-what is seen                                            state          readyz  health/deep  reported as
+observation                                             state          readyz  health/deep  reported as
 ======================================================= ============== ======= ============ =======
-nothing has answered yet; or nothing has for a while    starting       503     200          alert after half an hour
-it answers                                              ready          200     200
-it answers that it is paused                            paused         503     200          alert after 5 min
-it answers that it sleeps                               sleeping       503     200
+nothing has responded yet; or not for a while           starting       503     200          alert after half an hour
+it responds                                             ready          200     200
+it responds that it is paused                           paused         503     200          alert after 5 min
+it responds that it sleeps                              sleeping       503     200
 recorders: a long step, another's worker call, a
 compilation; without recorders: a worker call is late   busy           200     200
 the API server is late, and nothing says that the
@@ -32,78 +32,54 @@ from highwater.readings import EngineState, EngineStatus, Progress
 Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused"]
 
 BUSY_SECONDS = 10.0
-"""From here on a step or a call is a state of its own: every long prompt makes steps of a second or two."""
+"""A step or a call that lasts longer is a state of its own: every long prompt makes steps of a second or two."""
 REFUSED_ROUNDS = 2
-"""So many rounds with refused connections are the engine's end, where nothing else shows it."""
+"""After so many rounds with refused connections the engine has ended, where nothing else shows it."""
 GONE_SECONDS = 60.0
-"""For so long an end is reported as such. A new engine that loads refuses connections as a dead one does, at times for
-twenty minutes, and a probe that takes it for dead kills it in the middle of that."""
+"""An end is reported for so long. A new engine that loads refuses connections as a dead one does, at times for twenty
+minutes, and a probe that takes it for dead kills it in the middle of that."""
 
 
 def in_words(engine: EngineStatus) -> str:
-    """The state and why, as the beginning of a sentence for people."""
+    """Return the state and its reason, as the beginning of a sentence."""
     return f"the engine is {engine.state.replace('_', ' ')}" + (f": {engine.hint}" if engine.hint else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The observations of one poll.
+    """The observations of one poll."""
 
-    Attributes:
-        contact: ``answered``: all that was asked. ``worker_call_late``: the API server answers, a worker call has not
-            come back. ``late``: the API server did not answer in time. ``broken``: connections broke, or could not be
-            made in time. ``refused``: nobody listens there.
-        failure: What went wrong, in one sentence; ``None`` where nothing did.
-        progress: What the recorders say; ``None`` without any.
-        workers: Where the recorders show that no worker is left: ``dead``: the processes are gone; ``ended``: they are,
-            or said that they would end.
-        is_another_loading: Whether recorders of another engine than the one that was known write.
-        sleeping: Whether the engine says that it sleeps; ``None`` where it says nothing.
-        paused: Likewise.
-    """
-
+    # `answered`: all that was requested. `worker_call_late`: the API server responds, a worker call has not come back.
+    # `late`: the API server did not respond in time. `broken`: connections broke, or could not be made in time.
+    # `refused`: no process listens.
     contact: Contact
-    failure: str | None = None
-    progress: Progress | None = None
+    failure: str | None = None  # what went wrong, in one sentence
+    progress: Progress | None = None  # by the recorders
+    # Where the recorders show that no worker is left: `dead`: the processes have ended; `ended`: or have announced
+    # their end.
     workers: Literal["dead", "ended"] | None = None
-    is_another_loading: bool = False
-    sleeping: bool | None = None
+    is_another_loading: bool = False  # whether recorders write of another engine than the one that was known
+    sleeping: bool | None = None  # whether the engine sleeps; `None` where it did not say, as `paused`
     paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVerdict:
-    """The state of the engine, and what the next round must know of those before it.
-
-    Attributes:
-        state: The state.
-        since: When it began, on the clock of who asked; ``None`` before the first round.
-        reason: Why, in one sentence; ``None`` where there is nothing to say.
-        has_answered: Whether this engine has ever answered: what has not cannot end.
-        refused_rounds: So many rounds without a break found nobody listening.
-        late_since: Since when no round got all its answers.
-    """
+    """The state of the engine, and what the next round needs of those before it."""
 
     state: EngineState = "starting"
-    since: float | None = None
-    reason: str | None = "not asked yet"
-    has_answered: bool = False
-    refused_rounds: int = 0
-    late_since: float | None = None
+    since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
+    reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
+    has_answered: bool = False  # whether this engine has ever responded: only then can it end
+    refused_rounds: int = 0  # the number of rounds in a row in which no process listened
+    late_since: float | None = None  # since when no round got all its responses
 
 
 _Finding: TypeAlias = tuple[EngineState, str | None]
 
 
 def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: float) -> EngineVerdict:
-    """Conclude from one round.
-
-    Args:
-        before: The last verdict.
-        seen: What this round saw.
-        now: On any clock that is never set.
-        max_step_seconds: The longest step, or worker call, that may be in order.
-    """
+    """Return the next verdict from one round; ``now`` is of any monotonic clock."""
     late_since = now if before.late_since is None else before.late_since
     counted = replace(
         before,
@@ -122,13 +98,13 @@ _REACHED: Final[frozenset[Contact]] = frozenset({"answered", "worker_call_late"}
 
 
 def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding | None:
-    """No engine is up: it has not come yet, or it has ended."""
+    """Return the state of an engine that is not up: it has not started yet, or it has ended."""
     if seen.contact in _REACHED:
         return None
     if not counted.has_answered:
         return "starting", seen.failure
     if counted.state == "gone":
-        # Whoever listens there, though without an answer, is not the one that ended.
+        # A process that listens, though it does not respond, is not the one that ended.
         is_over = counted.since is not None and now - counted.since >= GONE_SECONDS
         is_starting = is_over or seen.is_another_loading or seen.contact != "refused"
         return "starting" if is_starting else "gone", seen.failure
@@ -136,18 +112,18 @@ def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding 
         return None
     if seen.workers is not None or counted.refused_rounds >= REFUSED_ROUNDS:
         return "gone", seen.failure
-    return counted.state, f"{seen.failure}; it is asked once more before it counts as gone"
+    return counted.state, f"{seen.failure}; it is polled once more before it counts as gone"
 
 
 def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_seconds: float) -> _Finding:
-    """An engine is there, whether it answers or not."""
+    """Return the state of an engine that is up, whether it responds or not."""
     progress, held = seen.progress, _held(counted.state, seen)
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.workers == "dead":
         return "stuck", _joined("the process of every worker is gone", seen.failure)
     if progress is not None and progress.verdict == "stuck":
         return "stuck", _joined(progress.summary, seen.failure)
-    if late_seconds >= max_step_seconds and not (_tells(progress) and seen.contact == "worker_call_late"):
+    if late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late"):
         lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", seen.failure)
         return "not_answering", _joined(lasts, progress.summary if progress is not None else None)
     if held is not None:
@@ -156,7 +132,7 @@ def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_second
 
 
 def _up(progress: Progress | None, seen: Seen) -> _Finding:
-    """It goes on, as far as is known."""
+    """Return the state of an engine that goes on, as far as is known."""
     is_answered, summary = seen.contact == "answered", progress.summary if progress is not None else None
     reason = None if is_answered else _joined(seen.failure or "", summary)
     is_long = progress is not None and (progress.since_seconds or 0.0) >= BUSY_SECONDS
@@ -168,15 +144,15 @@ def _up(progress: Progress | None, seen: Seen) -> _Finding:
         return "slow", reason
     if progress is not None and progress.verdict == "progressing":
         return "ready", reason  # the call waits for its turn
-    return ("slow" if _tells(progress) else "busy"), reason
+    return ("slow" if _is_known(progress) else "busy"), reason
 
 
-def _tells(progress: Progress | None) -> bool:
+def _is_known(progress: Progress | None) -> bool:
     return progress is not None and progress.verdict != "unknown"
 
 
 def _held(before: EngineState, seen: Seen) -> EngineState | None:
-    """Paused or asleep: as it says, or as it said last where it says nothing."""
+    """Return whether it is paused or asleep; the last known state where it did not say."""
     if seen.sleeping or (seen.sleeping is None and before == "sleeping"):
         return "sleeping"
     return "paused" if seen.paused or (seen.paused is None and before == "paused") else None

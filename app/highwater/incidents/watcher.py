@@ -40,7 +40,8 @@ from highwater.readings import (
     StartFailure,
     WorkerMemory,
 )
-from highwater.recorder.folder import RankRecord, largest_first
+from highwater.recorder.entry_table import largest_first
+from highwater.recorder.rank import RankRecord
 from highwater.recorder.recorders import Recorders
 from highwater.text.table import rank_title
 

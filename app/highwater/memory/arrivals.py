@@ -1,4 +1,4 @@
-"""When each rank's last reading was taken, by the clocks of this machine: a rank's own may be set differently."""
+"""The time of each rank's last reading by the clocks of this machine: a rank's own may be set differently."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from typing import NamedTuple
 
 from highwater.accounting.attribution import rank_key
 from highwater.readings import RankReading
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.rank import RankRecord
 
 
 class _Arrival(NamedTuple):
-    """One rank's reading.
+    """One rank's reading."""
 
-    Attributes:
-        stamp: What its worker calls that moment.
-        mono: Monotonic seconds.
-        at: Unix seconds, as they were when it came.
-    """
-
-    stamp: float
-    mono: float
-    at: float
+    stamp: float  # its time by the worker's clock
+    mono: float  # monotonic seconds
+    at: float  # Unix seconds, as they were when it came
 
 
 class Arrivals:
-    """Dates the readings of one report.
-
-    Args:
-        clock: Monotonic seconds.
-        wall_clock: Unix seconds.
-    """
+    """Dates the readings of one report; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds."""
 
     def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -50,14 +39,14 @@ class Arrivals:
         return min((arrival.at for arrival in self._known.values()), default=self._wall_clock())
 
     def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:
-        """The same readings with their ages; those of other ranks are forgotten."""
+        """Return the same readings with their ages, and forget other ranks."""
         ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in records}
         self._known = {rank_key(rank): self._arrival(rank, ages.get(rank_key(rank), 0.0)) for rank in ranks}
         now = self._clock()
         return tuple(replace(rank, age_seconds=max(now - self._known[rank_key(rank)].mono, 0.0)) for rank in ranks)
 
     def _arrival(self, rank: RankReading, recorded_seconds_ago: float) -> _Arrival:
-        """When a reading was taken: an answer as it came, a record as long ago as its writer's clock says."""
+        """Return when a reading was taken: a response as it came, a record as long ago as its writer's clock says."""
         known = self._known.get(rank_key(rank))
         if known is not None and known.stamp == rank.taken_at:
             return known

@@ -30,27 +30,16 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The knowledge of the engine before a request is made.
+    """The knowledge of the engine before a request is made."""
 
-    Attributes:
-        is_recorded: Every rank's recorder is alive and says as much as the worker would answer.
-        verdict: The progress that the recorders show; ``None`` without any.
-        still_seconds: Since a worker was last seen to begin a call of the engine.
-        has_requests: The engine counted requests last, or some are under way through this sidecar.
-        is_held: The engine was paused or asleep at the last round.
-        is_at_rest: The API server counts no work since the workers answered last.
-        is_unanswered: The engine's loop has not responded to the last request that needed it.
-        is_sure: The last poll got every response, its report is fresh, and no worker has ended since.
-    """
-
-    is_recorded: bool = False
-    verdict: ProgressVerdict | None = None
-    still_seconds: float = 0.0
-    has_requests: bool = False
-    is_held: bool = False
-    is_at_rest: bool = False
-    is_unanswered: bool = False
-    is_sure: bool = True
+    is_recorded: bool = False  # every rank's recorder writes and shows as much as the worker would report
+    verdict: ProgressVerdict | None = None  # the progress that the recorders show; `None` without any
+    still_seconds: float = 0.0  # since a worker was last seen to begin a call of the engine
+    has_requests: bool = False  # the engine counted requests last, or some are under way through this sidecar
+    is_held: bool = False  # the engine was paused or asleep at the last round
+    is_at_rest: bool = False  # the API server counts no work since the workers responded last
+    is_unanswered: bool = False  # the engine's loop has not responded to the last request that needed it
+    is_sure: bool = True  # the last poll got every response, its report is fresh, and no worker has ended since
 
     @property
     def is_idle(self) -> bool:
@@ -67,14 +56,9 @@ class Situation:
 def is_due(
     reach: Reach, situation: Situation, answered_seconds_ago: float | None, *, idle_poll_seconds: float, slack: float
 ) -> bool:
-    """Return whether a request is to be made in this poll.
+    """Return whether a request is to be made in this poll, which may come ``slack`` seconds before its time.
 
-    Args:
-        reach: What has to respond to it.
-        situation: The knowledge of the engine.
-        answered_seconds_ago: Since the last response; ``None`` without one in this life of the engine.
-        idle_poll_seconds: The time between two calls of the workers of an engine at rest.
-        slack: A poll may come this much before its time.
+    ``answered_seconds_ago`` is ``None`` without a response in this life of the engine.
     """
 
     def has_passed(seconds: float) -> bool:
@@ -91,7 +75,6 @@ def is_due(
 
 
 def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:
-    """Return whether to ask if the scheduler is paused, which running steps rule out."""
     if situation.is_idle:
         return is_due_while_held if situation.is_held else is_long_ago
     return situation.is_held or not situation.is_progressing

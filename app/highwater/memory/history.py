@@ -1,7 +1,7 @@
-"""The past: the ring of readings, the events, the marks, and the watchers of all three.
+"""The ring of readings, the events, the marks, and the watchers of all three.
 
-Kept in memory only and bounded in every direction. Readings are kept as packed floats: an hour of eight ranks at one a
-second is 5 MB so, and 70 MB as the reports themselves.
+Kept in memory only and bounded in every direction. Readings are kept as packed floats: an hour of eight ranks at one
+reading a second takes 5 MB, and 70 MB as the reports themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
@@ -23,8 +24,8 @@ from highwater.units import mib
 
 MARKS_KEPT = 100
 EVENTS_KEPT = 1000
-# Of those who read the events live without the admin token: in all, and from one address. Whoever has the token is
-# counted apart, so that an operator finds a place whatever strangers do.
+# Of clients that read the events live without the admin token: in all, and from one address. Those with the token are
+# counted apart, so that there is room for an operator.
 MAX_WATCHERS = 64
 MAX_WATCHERS_PER_PEER = 16
 MAX_OPERATORS_WATCHING = 64
@@ -36,13 +37,7 @@ ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named moment.
-
-    Attributes:
-        name: The operator's.
-        at: When.
-        ranks: The readings then.
-    """
+    """A named moment, with the readings of that time."""
 
     name: str
     at: float
@@ -65,19 +60,16 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One thing that a watcher gets: a report or an event."""
+    """An item that a watcher receives: a report or an event."""
 
     kind: Literal["report", "event"]
     value: Report | Event
 
 
 class History:
-    """The ring, the events and the marks.
+    """The ring of ``samples`` readings, the events and the marks.
 
-    Args:
-        samples: How many readings are kept.
-        clock: The time in Unix seconds: what readings and events are dated by.
-        monotonic: Monotonic seconds: what is measured by.
+    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages.
     """
 
     def __init__(
@@ -96,7 +88,7 @@ class History:
         self._next_id = 1
 
     def now(self) -> float:
-        """The time by which events are dated, in Unix seconds."""
+        """Return the time by which events are dated, in Unix seconds."""
         return self._clock()
 
     # --- readings ---
@@ -106,16 +98,13 @@ class History:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
-        self._tell(Update("report", report))
+        self._notify(Update("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
-        """Readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: every one).
+        """Return readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: all).
 
-        May be called from any thread.
-
-        Returns:
-            The step that was used, and the readings. It is larger than the one asked for where that would give more
-            than ``MAX_READINGS``: writing many megabytes of JSON would hold up every stream of the proxy.
+        May be called from any thread. The first value is the step that was used: a larger one where ``step`` would give
+        more than ``MAX_READINGS``, because writing many megabytes of JSON would hold up every stream of the proxy.
         """
         kept = list(self._samples)  # in one step of the interpreter: the loop may add to them meanwhile
         wanted = [sample for sample in kept if sample.at >= since]
@@ -128,9 +117,9 @@ class History:
         return step, [_unpack(sample) for sample in chosen.values()]
 
     def recent_used(self, seconds: float) -> list[tuple[float, float]]:
-        """``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only.
+        """Return ``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only.
 
-        The times are of a clock that is never set, good for what lies between two of them and for nothing else.
+        ``at`` is in monotonic seconds.
         """
         return [
             (sample.mono, sum(sample.used(position) for position in sample.counted))
@@ -139,7 +128,7 @@ class History:
         ]
 
     def recent_used_by_rank(self, seconds: float) -> dict[RankKey, list[tuple[float, float]]]:
-        """The same of each rank alone, without the moments at which its used bytes were not known."""
+        """Return the same of each rank, without the moments at which its used bytes were unknown."""
         points: dict[RankKey, list[tuple[float, float]]] = {}
         for sample in self._recent(seconds):
             for position, (dp_rank, rank, _) in enumerate(sample.identities):
@@ -149,15 +138,11 @@ class History:
         return points
 
     def _recent(self, seconds: float) -> list[_Sample]:
-        """The samples of the last seconds, oldest first; of these workers only."""
-        samples: list[_Sample] = []
-        for sample in reversed(self._samples):
-            last = self._samples[-1]
-            if sample.mono < last.mono - seconds or sample.identities != last.identities:
-                break
-            samples.append(sample)
-        samples.reverse()
-        return samples
+        if not self._samples:
+            return []
+        earliest, identities = self._samples[-1].mono - seconds, self._samples[-1].identities
+        recent = takewhile(lambda one: one.mono >= earliest and one.identities == identities, reversed(self._samples))
+        return list(recent)[::-1]
 
     # --- events ---
 
@@ -184,18 +169,18 @@ class History:
         )
         self._next_id += 1
         self._events.append(event)
-        self._tell(Update("event", event))
+        self._notify(Update("event", event))
         return event
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
-        """Events at or after ``since``, newest first."""
+        """Return events at or after ``since``, newest first."""
         newest_first = (event for event in reversed(self._events) if event.at >= since)
         return [event for event, _ in zip(newest_first, range(limit), strict=False)]
 
     # --- marks ---
 
     def mark(self, name: str, ranks: Sequence[RankReading], *, caller: Caller | None = None) -> Mark:
-        """Name this moment. A name used before moves to now; the oldest of too many is forgotten."""
+        """Name this moment. A name used before moves to now; the oldest of too many marks is dropped."""
         self._marks.pop(name, None)
         mark = Mark(name, self._clock(), tuple(replace(rank, notes=()) for rank in ranks))
         self._marks[name] = mark
@@ -214,11 +199,7 @@ class History:
     # --- watchers ---
 
     def can_watch(self, peer: str | None = None) -> bool:
-        """Return whether there is room for one more watcher.
-
-        Args:
-            peer: Its address; ``None`` for one who has the admin token.
-        """
+        """Return whether there is room for another watcher at this address; ``None``: it has the admin token."""
         peers = list(self._watchers.values())
         if peer is None:
             return peers.count(None) < MAX_OPERATORS_WATCHING
@@ -226,7 +207,7 @@ class History:
 
     @contextmanager
     def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update | None]]:
-        """A queue of what happens from now on. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
+        """Return a queue of updates. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
         queue: asyncio.Queue[Update | None] = asyncio.Queue(WATCHER_BACKLOG)
         self._watchers[queue] = peer
         try:
@@ -239,7 +220,7 @@ class History:
         for queue in tuple(self._watchers):
             self._end(queue)
 
-    def _tell(self, update: Update) -> None:
+    def _notify(self, update: Update) -> None:
         for queue in tuple(self._watchers):
             try:
                 queue.put_nowait(update)

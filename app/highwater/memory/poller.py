@@ -1,9 +1,8 @@
-"""The loop: have the engine asked (``rounds``), account for what was said, keep the report. Decides nothing.
+"""The poll loop: makes a round of requests (``rounds``), accounts for the responses and keeps the report.
 
 Polls never overlap, keep to a grid without jitter, and never repeat a worker call that has not come back. Where every
-rank has a recorder no worker is called to watch it (``due``): vLLM's multiprocess workers spin
-on a core for a second after each call (vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``), so
-that a call a second keeps a core busy for each rank.
+rank has a recorder no worker is called to watch it (``due``): vLLM's multiprocess workers spin on a core for a second
+after each call (vllm/distributed/device_communicators/shm_broadcast.py, ``SpinCondition``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from highwater.errors import EngineError, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
-from highwater.memory.rounds import Before, PollObserver, Round, Rounds
+from highwater.memory.rounds import PollObserver, Round, Rounds
 from highwater.memory.sources import Source
 from highwater.readings import (
     STATES,
@@ -42,9 +41,9 @@ from highwater.recorder.coverage import Coverage
 from highwater.recorder.recorders import Recorders
 
 GROWTH_SECONDS = 60.0
-# A quick look at the recorders' files, between two polls, comes no sooner than this; without recorders it is a poll.
-LOOK_SECONDS = 0.05
-SHORT_POLL_SECONDS = 1.0
+# The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
+MIN_READ_SECONDS = 0.05
+MIN_POLL_SECONDS = 1.0
 
 log = logging.getLogger("highwater.poller")
 
@@ -52,28 +51,16 @@ log = logging.getLogger("highwater.poller")
 class Poller:
     """Polls the engine and keeps the last report.
 
-    Args:
-        engine: The engine.
-        sources: Where readings come from, in the order in which they are asked.
-        history: Where reports and state changes are kept.
-        poll_seconds: Time between polls.
-        idle_poll_seconds: Time between two questions to the workers of an engine at rest that have no recorders.
-        stale_seconds: The age from which a report is stale.
-        engine_has_extension: The operator's word that our extension is loaded under another name.
-        observer: Counts polls.
-        recorders: The workers' recorders, if they have any.
-        requests_under_way: How many requests are under way through this sidecar.
-        lives: What is kept of the engine's lives.
-        max_step_seconds: The longest step, or worker call, that may be in order.
-        clock: Monotonic seconds.
-        wall_clock: Unix seconds.
-        internal_error: Counts a fault of our own.
+    ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds. ``poll_seconds`` lie between polls,
+    ``idle_poll_seconds`` between two calls of the workers of an engine at rest that have no recorders; from an age of
+    ``stale_seconds`` on a report is stale. ``engine_has_extension``: the operator says that our extension is loaded
+    under another name. ``requests_under_way`` counts those through this sidecar, ``internal_error`` our own faults.
 
     Attributes:
         listeners: Called with each report.
-        pace: Asked after each poll for the seconds until the next look, where that is to come sooner than the next
-            poll. Such a look reads the recorders' files and nothing else; without recorders it is a poll, and comes
-            after a second at the soonest.
+        pace: Called after each poll; returns after how many seconds the memory is read again, if sooner than at the
+            next poll: from the recorders' files alone, or, without recorders, by a poll.
+        last_load: The engine's last known load.
     """
 
     def __init__(
@@ -122,7 +109,7 @@ class Poller:
         self._max_step_seconds = max_step_seconds
         self._clock = clock
         self._wall_clock = wall_clock
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._verdict = EngineVerdict()
         self._state_since: float | None = None
         self._up_since: float | None = None
@@ -130,10 +117,8 @@ class Poller:
         self._arrivals = Arrivals(clock, wall_clock)
         self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
 
-    # --- what others ask ---
-
     def current(self) -> Report:
-        """The last report, with its age as of now."""
+        """Return the last report, with its age as of now."""
         if self._last.taken_at is None:
             return self._last
         age = self._arrivals.age_seconds
@@ -155,13 +140,8 @@ class Poller:
         """The engine's present life."""
         return self._lives.present
 
-    @property
-    def baseline(self) -> tuple[RankReading, ...]:
-        """The first readings after the engine became ready; empty before, and where they are not known."""
-        return self._lives.present.baseline
-
     async def run(self) -> None:
-        """Poll until cancelled, on a grid that a slow poll does not shift; in between look as often as is asked."""
+        """Poll until cancelled, on a grid that a slow poll does not shift; in between read as ``pace`` says."""
         now = asyncio.get_running_loop().time  # what asyncio sleeps by
         next_at = now()
         while True:
@@ -169,81 +149,73 @@ class Poller:
             missed = max(int((now() - next_at) // self._poll_seconds), 0)
             next_at += (missed + 1) * self._poll_seconds
             while (left := next_at - now()) > 0:
-                pace, look = self._asked_pace()
+                pace, read = self._guarded_next_read()
                 await asyncio.sleep(min(pace, left))
                 if pace < left:
-                    await self._guarded(look)
+                    await self._guarded(read)
 
-    async def _guarded(self, ask: Callable[[], Awaitable[object]]) -> None:
+    async def _guarded(self, read: Callable[[], Awaitable[object]]) -> None:
         try:
-            await ask()
+            await read()
         except Exception:
-            # The loop is the product: whatever one round met, the next must come. It is logged and counted.
+            # The loop is the product: whatever went wrong in one round, the next must come. It is logged and counted.
             self._internal_error()
             log.exception("poll failed unexpectedly")
             self._observer.poll_failed("poller", "unexpected")
 
-    def _asked_pace(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+    def _guarded_next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
         try:
-            return self._next_look()
+            return self._next_read()
         except Exception:
-            # As above: it is somebody else's answer, and polls come without it.
+            # As above: polls go on without the policy's pace.
             self._internal_error()
-            log.exception("the pace could not be asked for")
+            log.exception("the policy's pace failed")
             self._observer.poll_failed("poller", "unexpected")
-            return self._poll_seconds, self.look
+            return self._poll_seconds, self.read_recorders
 
-    def _next_look(self) -> tuple[float, Callable[[], Awaitable[object]]]:
-        """After how many seconds to look again, and how."""
+    def _next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+        """Return after how many seconds to read the memory again, and by which method."""
         seconds = self._poll_seconds if self.pace is None else self.pace(self.current())
-        if self._can_look():
-            return max(seconds, LOOK_SECONDS), self.look
-        return max(seconds, SHORT_POLL_SECONDS), partial(self.poll, spare_idle=True)
+        if STATES[self._verdict.state].is_up and self.coverage.is_complete:
+            return max(seconds, MIN_READ_SECONDS), self.read_recorders
+        return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
 
-    def _can_look(self) -> bool:
-        return STATES[self._verdict.state].is_up and self.coverage.is_complete
-
-    async def look(self) -> Report:
-        """Read the recorders' files, and nothing else; the engine's state stays as the last poll found it."""
-        async with self._turn:
-            outcome = await self._rounds.look(self._before())
-            ranks = self._heard(outcome)
+    async def read_recorders(self) -> Report:
+        """Read the recorders' files, and nothing else; the engine's state stays that of the last poll."""
+        async with self._lock:
+            outcome = await self._rounds.read_recorders(self._last, self.life.recorder_instance)
+            ranks = self._best_readings(outcome)
             if ranks is not None:
                 self._last = self._fresh(self._last.engine, ranks, outcome, self._last.ranks_missing)
                 self._history.add(self._last)
             report = self.current()
-        self._tell(report)
+        self._notify(report)
         return report
 
-    def _tell(self, report: Report) -> None:
+    def _notify(self, report: Report) -> None:
         for listener in self.listeners:
             listener(report)
 
     async def poll(self, *, spare_idle: bool = False) -> Report:
-        """One round, now. Rounds asked for at the same time run one after the other.
+        """Make one round now. Concurrent rounds run one after the other.
 
         Args:
-            spare_idle: Ask only what is due; else everybody, workers included.
+            spare_idle: Read only the sources that are due; else all, workers included.
         """
-        async with self._turn:
+        async with self._lock:
             started = time.monotonic()
-            outcome = await self._rounds.ask(self._before(), spare_idle=spare_idle)
+            outcome = await self._rounds.run(self._last, self.life.recorder_instance, spare_idle=spare_idle)
             report = self._conclude(outcome)
             if self._lives.is_unsaved:
                 await asyncio.to_thread(self._lives.save)
             self._observer.polled(time.monotonic() - started)
-        self._tell(report)
+        self._notify(report)
         return report
-
-    def _before(self) -> Before:
-        return Before(self._verdict.state, self._last, self.life.recorder_instance)
-
-    # --- concluding ---
 
     def _conclude(self, outcome: Round) -> Report:
         was, before = self._last, self._verdict
         is_lost = outcome.contact == "refused" and not outcome.is_loading
-        ranks = None if is_lost else self._heard(outcome)
+        ranks = None if is_lost else self._best_readings(outcome)
         self._verdict = verdict = self._decide(outcome)
         self._keep_start(outcome)
         self._keep_life(outcome, ranks, before)
@@ -253,7 +225,7 @@ class Poller:
             self._state_since = self._wall_clock()
         status = self._status(outcome, self._hint(outcome, ranks or (), missing))
         if ranks is None:
-            # What was last known stays, with its age, and marked as stale where the engine did not confirm it.
+            # The last readings stay, with their age, and count as stale where the engine did not confirm them.
             lost = was.stale or outcome.failure is not None
             expected = self._rounds.ranks_expected
             last = replace(was, engine=status, stale=lost, ranks_expected=expected, progress=outcome.progress)
@@ -268,7 +240,7 @@ class Poller:
         return self.current()
 
     def _keep_start(self, outcome: Round) -> None:
-        """Take note of when the engine came up, or of why it did not."""
+        """Note when the engine came up, or why it did not."""
         if outcome.start_failure is not None:
             self._start_failure = outcome.start_failure
             self._history.record("state", outcome.start_failure.summary)
@@ -291,7 +263,7 @@ class Poller:
             contact=outcome.contact,
             failure=None if outcome.failure is None else self._failure(outcome.failure, outcome),
             progress=outcome.progress,
-            # Whoever answered in this round is not whose files say that all is over.
+            # Workers that responded in this round are not those whose files show their end.
             workers=workers_left(outcome.records, self._rounds.ranks_expected)
             if outcome.observation.workers is None
             else None,
@@ -302,7 +274,7 @@ class Poller:
         return decide(self._verdict, seen, self._clock(), max_step_seconds=self._max_step_seconds)
 
     def _keep_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
-        """Tell whose life this is; what belonged to another is forgotten."""
+        """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detect_again()
         if outcome.has_start_ended:
@@ -314,7 +286,7 @@ class Poller:
         came_up = before.since is not None and (not before.has_answered or before.state == "gone")
         has_not_worked = load is not None and load.work_done == 0
         if ranks:
-            # Whoever replaced an engine that was there a moment ago has not worked for long.
+            # An engine that replaced one that was up a moment ago has not worked for long.
             was_there = bool(self._last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or outcome.is_loading
             if self._lives.hear(ranks, is_watched=is_watched):
@@ -326,9 +298,8 @@ class Poller:
         if self._recorders is not None and self._recorders.files.instance is not None:
             self._lives.follow(self._recorders.files.instance)
 
-    def _heard(self, outcome: Round) -> tuple[RankReading, ...] | None:
-        """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of."""
-        # Who was left alone has not gone: what these workers answered last still holds.
+    def _best_readings(self, outcome: Round) -> tuple[RankReading, ...] | None:
+        # The last responses of workers that were left alone still hold.
         holds = outcome.rested and self._rounds.have_workers_answered
         return best_readings(
             tuple(map(account, outcome.observation.workers or ())),
@@ -360,10 +331,10 @@ class Poller:
         )
 
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
-        # What an engine takes while it loads says nothing of how it fills.
+        # The memory that an engine takes while it loads is no growth.
         seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
         used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
-        grown = replace(growth(self.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        grown = replace(growth(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
@@ -399,7 +370,7 @@ class Poller:
         if self._verdict.reason is not None:
             return self._verdict.reason
         recorders = self._recorders
-        # A setup that only watches has all that this takes; what is wrong then is that ranks are missing.
+        # Where recorders show every rank, worker calls are not needed: no setup hint.
         setup = None if are_recorded(ranks) else setup_hint(self.capabilities)
         problem = None if recorders is None else recorders.problem
         if setup is not None or outcome.first_failure is not None:

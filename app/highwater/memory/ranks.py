@@ -1,4 +1,4 @@
-"""The ranks that are there and those that are missing, by what their workers answered and their recorders say. Pure."""
+"""The ranks that are present and those that are missing, by their workers' responses and their recorders. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
 from highwater.readings import MissingRank, RankReading
-from highwater.recorder.folder import RankRecord
-from highwater.recorder.ring import Identity
+from highwater.recorder.identity import Identity
+from highwater.recorder.rank import RankRecord
 
 
 def best_readings(
@@ -21,33 +21,29 @@ def best_readings(
     kept: Sequence[RankReading] = (),
     fuller_for_seconds: float,
 ) -> tuple[RankReading, ...] | None:
-    """Every rank's best reading, in the ranks' order; ``None`` where nobody was heard of.
+    """Return every rank's best reading, in the ranks' order; ``None`` without any.
 
-    Args:
-        answered: What the workers answered just now.
-        records: What the recorders say.
-        kept: What they answered last, where it still holds; not of a rank whose recorder says that it is lost.
-        fuller_for_seconds: For so long an answer is worth more than a newer record that says less.
+    ``kept`` are the workers' last responses, where they still hold; not used of a rank whose recorder does not write.
+    For ``fuller_for_seconds`` a response is preferred to a newer record that shows less.
     """
-    found = {rank_key(reading): reading for reading in answered}
+    readings = {rank_key(reading): reading for reading in answered}
     alive = [record.newest for record in records if record.status == "alive" and record.newest is not None]
-    if not found and not alive:
+    if not readings and not alive:
         return None
     lost = {rank_key(record.identity) for record in records if record.status != "alive"}
     if records:
-        found = {rank_key(rank): rank for rank in kept if rank_key(rank) not in lost} | found
+        readings = {rank_key(rank): rank for rank in kept if rank_key(rank) not in lost} | readings
     for reading in (account(newest, "recorder") for newest in alive):
         key = rank_key(reading)
-        if key not in found or _is_better(reading, found[key], fuller_for_seconds):
-            found[key] = reading
-    return tuple(found[key] for key in sorted(found)) if records else tuple(answered)
+        if key not in readings or _is_better(reading, readings[key], fuller_for_seconds):
+            readings[key] = reading
+    return tuple(readings[key] for key in sorted(readings)) if records else tuple(answered)
 
 
 def _is_better(recorded: RankReading, answered: RankReading, fuller_for_seconds: float) -> bool:
-    """Return whether a recorder's reading is preferred to the worker's answer: newer, and not for long with less."""
     newer_by = recorded.taken_at - answered.taken_at
-    tells_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
-    return newer_by > (fuller_for_seconds if tells_less else 0.0)
+    shows_less = recorded.torch.allocated_bytes is None and answered.torch.allocated_bytes is not None
+    return newer_by > (fuller_for_seconds if shows_less else 0.0)
 
 
 def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal["dead", "ended"] | None:
@@ -62,7 +58,7 @@ MAX_RANKS = 4096
 
 
 class Sizes(NamedTuple):
-    """How many there should be of each: engines that share the work, stages of one, parts of a stage."""
+    """The parallel sizes that the engine was started with."""
 
     data_parallel: int
     pipeline_parallel: int
@@ -70,14 +66,14 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, source: Capabilities | Identity) -> Sizes | None:
-        """As the engine's configuration or a worker's recorder says; ``None`` where one of them is not known."""
+        """Return those of the engine's configuration or of a recorder; ``None`` where a size is unknown."""
         sizes = (source.data_parallel, source.pipeline_parallel, source.tensor_parallel)
         known = [size for size in sizes if size]
         return cls(*known) if len(known) == len(sizes) else None
 
     @classmethod
     def recorded(cls, records: Sequence[RankRecord]) -> Sizes | None:
-        """As the first recorder says that knows."""
+        """Return those of the first recorder that knows them."""
         return next((sizes for record in records if (sizes := cls.of(record.identity)) is not None), None)
 
 
@@ -88,16 +84,11 @@ def missing_ranks(
     before: Sequence[MissingRank] = (),
     was: Sequence[RankReading] = (),
 ) -> tuple[MissingRank, ...]:
-    """Name the ranks that should be there and are not, each with what was last known of it.
+    """Return the ranks that should be present and are not, each with its last known figures.
 
-    Args:
-        sizes: How many there should be; ``None`` where that is not known.
-        ranks: Those that are there.
-        records: What the recorders say.
-        before: Those that were missing at the last poll.
-        was: Those that were there then.
+    ``before`` were missing at the last poll, ``was`` were present then.
     """
-    # More than there are anywhere: files may say anything.
+    # More than any engine has: files may say anything.
     if sizes is None or not len(ranks) < math.prod(sizes) <= MAX_RANKS:
         return ()
     tensor_parallel = sizes.tensor_parallel
@@ -105,7 +96,7 @@ def missing_ranks(
     silent = {_place(record.identity, tensor_parallel): record for record in records}
     last = {_place(rank, tensor_parallel): rank for rank in was}
     known = {_place(rank, tensor_parallel): rank for rank in before}
-    first = _first_replica(sizes.data_parallel, (place for heard in (there, silent, last) for place in heard))
+    first = _first_replica(sizes.data_parallel, (*there, *silent, *last))
     replicas = range(first, first + sizes.data_parallel)
     return tuple(
         _missing(place, silent.get(place), last.get(place), known.get(place))
@@ -117,9 +108,9 @@ def missing_ranks(
 _Place: TypeAlias = tuple[int, int, int]
 
 
-def _first_replica(replicas: int, heard: Iterable[_Place]) -> int:
-    """Return the number of the first: behind a load balancer of its own a server has some of the world's, in a row."""
-    numbers = {dp_rank for dp_rank, _, _ in heard}
+def _first_replica(replicas: int, known_places: Iterable[_Place]) -> int:
+    """Return the first replica's number: behind an external load balancer a server has a range of all replicas."""
+    numbers = {dp_rank for dp_rank, _, _ in known_places}
     return 0 if max(numbers, default=0) < replicas else min(numbers) // replicas * replicas
 
 

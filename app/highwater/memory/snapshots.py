@@ -1,8 +1,8 @@
 """PyTorch's own memory snapshots, for its viewer (https://docs.pytorch.org/memory_viz).
 
-The workers write them into the folder that they share with us; here they are listed, handed out, and removed when newer
-ones came. None is taken but on request: every worker walks all blocks of its allocator, and the engine stands still.
-What lies in the folder is foreign: nothing is opened or removed that is not a regular file with a name of ours.
+The workers write them into the folder that they share with us; here they are listed, sent, and removed when newer ones
+exist. They are taken on request only: every worker walks all blocks of its allocator, and the engine stands still.
+Others may write into the folder: nothing is opened or removed but regular files with a name of ours.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from highwater.readings import Caller
 from highwater.units import mib
 
 KEPT = 4
-# As the workers ask for it: room for as much again is left (worker_ext/README.md, "snapshot").
+# As in the workers: the disk must have room for twice the file (worker_ext/README.md, "snapshot").
 ROOM = 2
-# What a worker that died left half written goes after so long.
+# Unfinished files are removed after so long: their workers have died.
 UNFINISHED_SECONDS = 3600.0
 MAX_ENTRIES = 10_000
 FILE_NAME = re.compile(
@@ -54,7 +54,7 @@ FILE_NAME = re.compile(
     r"-(?P<dp_rank>[0-9]{1,6}|x)-(?P<rank>[0-9]{1,6}|x)-(?P<pid>[0-9]{1,10})\.pickle"
 )
 _UNFINISHED = re.compile(rf"\.{FILE_NAME.pattern}\.tmp")
-# A worker's refusal by its code; whatever else went wrong is the engine's.
+# A worker's refusal by its code; other errors are the engine's.
 _ERRORS: dict[object, type[RequestError]] = {"unavailable": NotOffered, "no_space": NoRoom, "refused": Refused}
 
 log = logging.getLogger("highwater.snapshots")
@@ -62,31 +62,18 @@ log = logging.getLogger("highwater.snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
-    """One worker's report on its snapshot.
-
-    Attributes:
-        rank: Of the worker.
-        dp_rank: Of its engine.
-        host: Its machine.
-        path: Where it wrote; ``None`` after a dry run.
-        bytes: The file's size, or what it would be now.
-        segments: That the allocator has.
-        blocks: In them.
-        trace_entries: Of the allocator's history; 0 where none is recorded.
-        free_bytes: What the disk had free before.
-        elapsed_ms: For how long the worker stood still.
-    """
+    """One worker's response to op ``snapshot``."""
 
     rank: int | None
     dp_rank: int | None
     host: str | None
-    path: str | None
-    bytes: int
-    segments: int
+    path: str | None  # `None` after a dry run
+    bytes: int  # the file's size, or what it would be now
+    segments: int  # of the allocator; `blocks`: in them
     blocks: int
-    trace_entries: int
-    free_bytes: int | None
-    elapsed_ms: float
+    trace_entries: int  # of the allocator's history; 0 where none is recorded
+    free_bytes: int | None  # of the disk, before
+    elapsed_ms: float  # for how long the worker stood still
 
     @property
     def file_name(self) -> str | None:
@@ -96,81 +83,46 @@ class RankSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """One file in the folder.
-
-    Attributes:
-        name: Of the file.
-        snapshot: What the files of one request have in common.
-        dp_rank: From the name; ``None`` where the worker did not know it.
-        rank: Likewise.
-        pid: Of the writer.
-        bytes: Its size.
-        written_at: Unix seconds.
-    """
+    """One file in the folder."""
 
     name: str
-    snapshot: str
-    dp_rank: int | None
+    snapshot: str  # the part of the name that the files of one request share
+    dp_rank: int | None  # from the name; `None` where the worker did not know it, as `rank`
     rank: int | None
     pid: int
     bytes: int
-    written_at: float
+    written_at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One request's outcome.
+    """One request's outcome."""
 
-    Attributes:
-        snapshot: As in the names of its files; ``None`` after a dry run.
-        ranks: What the workers that answered said, in rank order.
-        here: The names of the files that lie in our folder: a worker on another machine wrote into its own.
-    """
-
-    snapshot: str | None
-    ranks: tuple[RankSnapshot, ...]
+    snapshot: str | None  # as in the names of its files; `None` after a dry run
+    ranks: tuple[RankSnapshot, ...]  # the workers' responses, in rank order
+    # The names of the files that are in our folder: a worker on another machine wrote into its own.
     here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStacks:
-    """One worker's report on the history of its allocations.
-
-    Attributes:
-        rank: Of the worker.
-        dp_rank: Of its engine.
-        recording: Whether it is on by our asking.
-        was_recording: Whether it was, before this call.
-        seconds_left: After which it ends.
-        entries: That it keeps at most, the newest.
-    """
+    """One worker's response to op ``record_stacks``."""
 
     rank: int | None
     dp_rank: int | None
-    recording: bool
+    recording: bool  # whether the history is on; `was_recording`: whether it was before this call
     was_recording: bool
-    seconds_left: float | None
-    entries: int | None
+    seconds_left: float | None  # after which it ends
+    entries: int | None  # the number that is kept, the newest
 
 
-_WIRE = TypeAdapter(tuple[RankSnapshot, ...])
-_STACKS_WIRE = TypeAdapter(tuple[RankStacks, ...])
-_Answer = TypeVar("_Answer")
+_SNAPSHOTS = TypeAdapter(tuple[RankSnapshot, ...])
+_STACKS = TypeAdapter(tuple[RankStacks, ...])
+_Response = TypeVar("_Response")
 
 
 class Snapshots:
-    """The snapshots of one engine's workers.
-
-    Attributes:
-        folder: Where they are; ``None``: none can be taken.
-
-    Args:
-        engine: The engine.
-        poller: For capabilities, and for the engine's state.
-        history: Gets an event for each snapshot.
-        folder: Shared with the workers, under the same path.
-        clock: Unix seconds.
-    """
+    """The snapshots of one engine's workers, in the ``folder`` that they share; ``None``: none can be taken."""
 
     def __init__(
         self,
@@ -186,7 +138,7 @@ class Snapshots:
         self._poller = poller
         self._history = history
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     # --- taking ---
 
@@ -194,22 +146,22 @@ class Snapshots:
         """Have every worker write a snapshot, or only return how large it would be.
 
         Raises:
-            Refused: One is being taken, there is no folder, or the workers refuse.
+            Refused: There is no folder, a snapshot is being taken, or the workers refuse.
             NotOffered: The devices have none.
-            NoRoom: The folder's disk has too little room; nothing was written, or not by all.
-            NotAvailable: The engine is not there to be asked, or a worker failed.
+            NoRoom: The disk has too little room.
+            NotAvailable: No response, or a worker failed.
         """
         if self.folder is None and not dry_run:
             raise Refused(
                 "recorder_dir is not set (HIGHWATER_RECORDER_DIR): it names the folder that the workers share, "
                 "into which they write snapshots"
             )
-        if self._turn.locked():
+        if self._lock.locked():
             raise Refused("a snapshot is being taken; one at a time, because the engine stands still meanwhile")
         self._check_engine()
-        async with self._turn:
+        async with self._lock:
             payload = {} if self.folder is None else {"directory": str(self.folder)}
-            measured = await self._ask(payload | {"dry_run": True})
+            measured = await self._write(payload | {"dry_run": True})
             if dry_run:
                 return Taken(None, measured)
             _check_room(measured)
@@ -218,7 +170,7 @@ class Snapshots:
     async def _take(self, payload: dict[str, Any], caller: Caller | None) -> Taken:
         snapshot = _name(self._clock())
         try:
-            ranks = await self._ask(payload | {"name": snapshot})
+            ranks = await self._write(payload | {"name": snapshot})
         except RequestError as exc:
             self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
             raise
@@ -232,59 +184,52 @@ class Snapshots:
     async def record_stacks(
         self, minutes: float, entries: int, *, caller: Caller | None = None
     ) -> tuple[RankStacks, ...]:
-        """Have every worker's allocator note who allocates, for so many minutes; 0 ends it.
+        """Have every worker's allocator record the stacks of allocations, for so many minutes; 0 ends it.
 
         Raises:
-            Refused: A snapshot is being taken, or a worker refuses.
-            NotOffered: The devices have no such history.
-            NotAvailable: The engine is not there to be asked, or a worker failed.
+            RequestError: As ``take``.
         """
-        if self._turn.locked():
+        if self._lock.locked():
             raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")
         self._check_engine()
-        async with self._turn:
-            try:
-                answers = await self._call("record_stacks", {"minutes": minutes, "entries": entries})
-            except EngineUnresponsive as exc:
-                raise NotAvailable(f"{exc}; the workers do it as soon as they can") from exc
-        ranks = _understood(_STACKS_WIRE, "record_stacks", answers)
+        async with self._lock:
+            payload = {"minutes": minutes, "entries": entries}
+            ranks = await self._call(_STACKS, "record_stacks", payload, late="the workers do it as soon as they can")
         what = f"turned on for {minutes:g} min" if minutes else "turned off"
         self._history.record("snapshot", f"history of allocations {what} on {len(ranks)} ranks", caller=caller)
         return ranks
 
     def _check_engine(self) -> None:
         engine = self._poller.current().engine
-        if not engine.traits.is_up:
-            raise NotAvailable(in_words(engine))
-        if (problem := no_extension(self._poller.capabilities)) is not None:
+        problem = no_extension(self._poller.capabilities) if engine.traits.is_up else in_words(engine)
+        if problem is not None:
             raise NotAvailable(problem)
 
-    async def _ask(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
-        try:
-            answers = await self._call("snapshot", payload)
-        except EngineUnresponsive as exc:
-            later = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
-            raise NotAvailable(f"{exc}; {later}") from exc
-        return _understood(_WIRE, "snapshot", answers)
+    async def _write(self, payload: dict[str, Any]) -> tuple[RankSnapshot, ...]:
+        late = "a snapshot that is late is written all the same, and GET /memory/snapshots lists it then"
+        return await self._call(_SNAPSHOTS, "snapshot", payload, late=late)
 
-    async def _call(self, op: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    async def _call(self, wire: TypeAdapter[_Response], op: str, payload: dict[str, Any], *, late: str) -> _Response:
         try:
-            answers = await self._engine.rpc(op, payload)
-        except EngineUnresponsive:
-            raise
+            responses = await self._engine.rpc(op, payload)
+        except EngineUnresponsive as exc:
+            raise NotAvailable(f"{exc}; {late}") from exc
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
-        _check_answers(answers)
-        return answers
+        _check_responses(responses)
+        try:
+            return wire.validate_python(responses)
+        except ValidationError as exc:
+            raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
 
     # --- the folder ---
 
     async def listed(self) -> tuple[list[SnapshotFile], str | None]:
-        """The files, newest snapshot first, also those of ranks that do not answer us; and why that may not be all."""
+        """Return the files, newest snapshot first, those of other engines included; and why some may be missing."""
         return await asyncio.to_thread(self._listed)
 
     async def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """One of the files, open, and its size; ``None`` where there is none of that name. The caller closes it.
+        """Open one of the files and return it with its size; ``None`` where it does not exist. The caller closes it.
 
         Raises:
             Refused: Our user may not read it.
@@ -295,8 +240,8 @@ class Snapshots:
 
     def _listed(self) -> tuple[list[SnapshotFile], str | None]:
         try:
-            files = [file for name in self._names() if (file := self._looked_at(name)) is not None]
-        except FileNotFoundError:  # nobody wrote anything yet
+            files = [file for name in self._names() if (file := self._snapshot_file(name)) is not None]
+        except FileNotFoundError:  # nothing was written yet
             return [], None
         except OSError as exc:
             return [], f"recorder_dir: {self.folder} cannot be listed: {exc.strerror or exc}"
@@ -310,7 +255,7 @@ class Snapshots:
         with os.scandir(self.folder) as entries:
             return [entry.name for entry in islice(entries, MAX_ENTRIES)]
 
-    def _looked_at(self, name: str) -> SnapshotFile | None:
+    def _snapshot_file(self, name: str) -> SnapshotFile | None:
         match = FILE_NAME.fullmatch(name)
         status = self._regular(name) if match is not None else None
         if match is None or status is None:
@@ -333,7 +278,7 @@ class Snapshots:
         return status if stat.S_ISREG(status.st_mode) else None
 
     def _remove_older(self, newest: str) -> None:
-        """Keep this one and the newest of the others; by name, so that a clock set back does not cost the new one."""
+        """Keep this and the newest of the others; by name, so that a clock set back does not cost the new one."""
         files, _ = self._listed()
         others = sorted({file.snapshot for file in files} - {newest}, reverse=True)
         kept = {newest, *others[: KEPT - 1]}
@@ -347,26 +292,18 @@ class Snapshots:
                 log.warning("recorder_dir: %s/%s could not be removed: %s", self.folder, name, exc.strerror)
 
     def _unfinished(self) -> list[str]:
-        found = []
+        before, names = self._clock() - UNFINISHED_SECONDS, list[str]()
         with suppress(OSError):
-            found = [name for name in self._names() if _UNFINISHED.fullmatch(name)]
-        before = self._clock() - UNFINISHED_SECONDS
-        return [name for name in found if (status := self._regular(name)) is not None and status.st_mtime < before]
+            names = [name for name in self._names() if _UNFINISHED.fullmatch(name)]
+        return [name for name in names if (status := self._regular(name)) is not None and status.st_mtime < before]
 
 
 def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
-    """A file's first bytes, as many as it had when its size was read; the file is closed after them."""
+    """Return a file's first ``size`` bytes in pieces, and close it after them."""
     with file:
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)
             yield piece
-
-
-def _understood(wire: TypeAdapter[_Answer], op: str, answers: list[dict[str, Any]]) -> _Answer:
-    try:
-        return wire.validate_python(answers)
-    except ValidationError as exc:
-        raise NotAvailable(f"worker call {op}: {flaw(exc.errors(include_url=False))}") from exc
 
 
 def _name(now: float) -> str:
@@ -378,19 +315,20 @@ def _rank(text: str) -> int | None:
     return None if text == "x" else int(text)
 
 
-def _check_answers(answers: list[dict[str, Any]]) -> None:
-    failed = [answer for answer in answers if not answer.get("ok")]
+def _check_responses(responses: list[dict[str, Any]]) -> None:
+    failed = [response for response in responses if not response.get("ok")]
     if not failed:
         return
-    error = said if isinstance(said := failed[0].get("error"), dict) else {}
+    reported = failed[0].get("error")
+    error = reported if isinstance(reported, dict) else {}
     message = str(error.get("message", "no reason given"))
-    if len(failed) < len(answers):
-        message = f"{len(failed)} of {len(answers)} ranks failed; the first error: {message}"
+    if len(failed) < len(responses):
+        message = f"{len(failed)} of {len(responses)} ranks failed; the first error: {message}"
     raise _ERRORS.get(error.get("code"), NotAvailable)(message)
 
 
 def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:
-    """Every worker sees to its own room, but they write at the same time."""
+    """Every worker checks the room for its own file, but they write at the same time."""
     by_host: defaultdict[str | None, list[RankSnapshot]] = defaultdict(list)
     for rank in ranks:
         by_host[rank.host].append(rank)

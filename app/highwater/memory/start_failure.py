@@ -1,31 +1,29 @@
-"""A start of the engine that failed, by what its workers' recorders leave behind. Pure."""
+"""A start of the engine that failed, by its workers' recorder files. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from highwater.readings import StartedRank, StartFailure
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.rank import RankRecord
 
 PREFIX = "the engine's start failed: "
 
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
-    """Return how a start failed whose workers have all ended; ``None`` where they ended in order, with their work done.
-
-    Args:
-        records: Their recorders' last records.
-        at: When that was seen, in Unix seconds.
-    """
+    """Return how a start failed whose workers have all ended, seen at ``at``; ``None`` where they had completed it."""
     ranks = tuple(_started(record) for record in records)
     broken = [rank for rank in ranks if rank.error is not None]
     if not broken and all(rank.status == "ended" and rank.is_over for rank in ranks):
         return None
-    # Others fail of the first one's end: it is the one whose phase ended first, or who did not end in order.
+    # One worker's failure ends the others: it is the one whose phase ended first, or that did not end in order.
     unfinished = sorted(ranks, key=lambda rank: (rank.status != "dead", rank.is_over))
     first = min(broken, key=lambda rank: rank.phases[-1].at + rank.phases[-1].seconds, default=unfinished[0])
     return StartFailure(
-        at=at, recorder_instance=records[0].identity.instance, summary=f"{PREFIX}{_fate(first, records)}", ranks=ranks
+        at=at,
+        recorder_instance=records[0].identity.instance,
+        summary=f"{PREFIX}{_failure(first, records)}",
+        ranks=ranks,
     )
 
 
@@ -47,7 +45,7 @@ def _started(record: RankRecord) -> StartedRank:
     )
 
 
-def _fate(rank: StartedRank, records: Sequence[RankRecord]) -> str:
+def _failure(rank: StartedRank, records: Sequence[RankRecord]) -> str:
     name = next(record.name for record in records if record.identity.pid == rank.pid)
     last = rank.phases[-1] if rank.phases else None
     if last is not None and last.error is not None:

@@ -1,4 +1,4 @@
-"""How much of an engine its workers' recorders show: the one place that says whether every rank is recorded. Pure."""
+"""The part of an engine that its workers' recorders show: decides whether every rank is recorded. Pure."""
 
 from __future__ import annotations
 
@@ -6,37 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from highwater.readings import WorkerMemory
-from highwater.recorder.folder import RankRecord
+from highwater.recorder.rank import RankRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The recorders at one moment, against the ranks that there should be.
+    """The recorders at one moment, compared with the ranks that there should be."""
 
-    Attributes:
-        writing: The records of ranks that write and have a reading.
-        is_complete: Every expected rank writes, and shows as much as its worker would answer.
-        has_entries: And the entries of its encoder cache with it.
-        offers_calls: Every expected rank writes, and says that our operations may be called of its worker.
-    """
-
-    writing: tuple[RankRecord, ...] = ()
-    is_complete: bool = False
-    has_entries: bool = False
-    offers_calls: bool = False
+    writing: tuple[RankRecord, ...] = ()  # the records of ranks that write and have a reading
+    is_complete: bool = False  # every expected rank writes, and shows as much as its worker would report
+    has_entries: bool = False  # and the entries of its encoder cache
+    offers_calls: bool = False  # every expected rank writes that our operations may be called on its worker
 
 
 def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
-    """Compare the records with what should be there.
-
-    Args:
-        records: Those of the engine's present life.
-        expected: How many ranks there should be; ``None`` where that is not known.
-    """
+    """Compare the records of the engine's present life with the number of ranks that there should be, if known."""
     alive = [record for record in records if record.status == "alive"]
     writing = tuple(record for record in alive if record.newest is not None)
     is_complete = expected is not None and sum(_shows_all(record.newest) for record in writing) >= expected
-    # Either word alone may be a lower bound; a call of a worker without our operations is the engine's end.
+    # Either number may be too low; a call of a worker without our operations ends the engine.
     most = max(expected or 0, ranks_expected(records) or 0)
     return Coverage(
         writing,
@@ -47,7 +35,7 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
 
 
 def ranks_expected(records: Sequence[RankRecord]) -> int | None:
-    """Return how many workers the engine has, by their own word; ``None`` where none says it."""
+    """Return how many workers the engine has by its recorders; ``None`` where none says it."""
     return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
 
 

@@ -1,8 +1,7 @@
-"""The progress of the ranks: what each one's recorder shows, made into one verdict. Pure; no I/O, no clock.
+"""The progress of the ranks: one verdict over all their recorders. Pure; no I/O, no clock.
 
-It would rather say that it does not know than raise a false alarm: a long step is busy until its limit, a request that
-no step follows is not held against an engine whose loop answers calls, and an engine that is asked for nothing is never
-stuck.
+It prefers "unknown" to a false alarm: a long step is busy until its limit, a request that no step follows does not
+count while the engine's loop responds to calls, and an engine without requests is never stuck.
 """
 
 from __future__ import annotations
@@ -10,26 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import TypeAlias
 
 from highwater.readings import Progress, ProgressVerdict
-
-# alive: it writes. silent: it should have written by now. dead: so, and its process is gone. stopped: so, and its
-# process is held by a signal or a debugger. ended: it wrote that it would write no more.
-RankStatus: TypeAlias = Literal["alive", "silent", "dead", "stopped", "ended"]
+from highwater.recorder.rank import RankRecord
+from highwater.recorder.rank_progress import RankProgress, RankStatus
 
 LOST_SECONDS = 5.0
-"""How long a rank's process may be dead or stopped: the engine may be about to end, or a debugger to let go."""
+"""A rank's process may be dead or stopped for so long: the engine may be about to end, or a debugger to let go."""
 SILENT_SECONDS = 30.0
-"""How long a rank whose process is there may write nothing: a machine that swaps holds one up for many seconds."""
+"""A rank whose process runs may write nothing for so long: a machine that swaps holds it up for many seconds."""
 NO_STEP_SECONDS = 10.0
-"""How long the loop may owe a step, or the answer to a call."""
+"""The loop may take so long to begin a step, or to respond to a call."""
 LONG_SECONDS = 1.0
-"""From here on a step or a call is worth a word; the recorder adds a stack from there on too."""
+"""A step or a call that lasts longer is reported; the recorder then adds a stack."""
 MAX_STEP_SECONDS = 120.0
 FIRST_STEPS = 10
 FIRST_STEP_FACTOR = 5.0
-"""By so much longer may one of a recorder's first steps last, or one that compiles or captures: kernels and graphs are
+"""A recorder's first steps, and steps that compile or capture, may last longer by this factor: kernels and graphs are
 made at the first use of a shape, which takes minutes on some devices."""
 
 _LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
@@ -41,98 +38,27 @@ _WHY_LOST = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgress:
-    """A worker's last record of its steps and of our calls in it; seconds as of then.
-
-    Attributes:
-        steps_begun: So many so far.
-        steps_ended: So many of them.
-        calls: So many calls of the engine, steps or other, and operations of the sidecar have begun.
-        is_out_of_work: Whether the last step had no tokens: the engine runs one after its last request has ended, or
-            was aborted; ``None`` where the recorder does not say.
-        step_seconds: How long the current step has lasted; ``None`` outside of one.
-        last_step_age_seconds: Since a step began or ended last; ``None`` before the first.
-        output_seconds: How long somebody has waited for what a step returned, with asynchronous scheduling; ``None``
-            where nobody waits.
-        rpc: The operation of ours that is running.
-        rpc_seconds: For how long.
-        call: What else the engine has called of the worker, outside of a step: to load weights, an adapter, to wake up.
-        call_seconds: For how long at least.
-        is_compiling: Whether what lasts is seen to compile or to capture graphs.
-        stack: Where the thread is that is in it, innermost first; empty where nothing has lasted for long.
-    """
-
-    steps_begun: int = 0
-    steps_ended: int = 0
-    calls: int = 0
-    is_out_of_work: bool | None = None
-    step_seconds: float | None = None
-    last_step_age_seconds: float | None = None
-    output_seconds: float | None = None
-    rpc: str | None = None
-    rpc_seconds: float | None = None
-    call: str | None = None
-    call_seconds: float | None = None
-    is_compiling: bool = False
-    stack: tuple[str, ...] = ()
-
-
-class Recorded(Protocol):
-    """The part of a rank's record that is needed here."""
-
-    @property
-    def name(self) -> str:
-        """The rank as an operator calls it."""
-
-    @property
-    def status(self) -> RankStatus:
-        """The state of its writer."""
-
-    @property
-    def age_seconds(self) -> float:
-        """Since it wrote last."""
-
-    @property
-    def progress(self) -> RankProgress | None:
-        """Its last record; ``None`` before the first sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The work that the engine has at this time.
+    """The work that the engine has at this time."""
 
-    Attributes:
-        requests_running: As the engine counts them; ``None`` where it does not report them.
-        requests_waiting: Likewise.
-        proxied_requests: Under way through this sidecar. They count only where the engine reports none: the API
-            server may spend a minute on a request, downloading its images, before the engine is asked for anything.
-        unanswered_seconds: How long a worker call, or another question to the engine's loop, has waited for its answer;
-            ``None`` without one.
-        answer_age_seconds: Since one was answered last; ``None`` if none ever was.
-        is_held: Whether the engine is paused or asleep on purpose: requests may wait then.
-    """
-
-    requests_running: int | None = None
+    requests_running: int | None = None  # by the engine's counts; `None` where it does not report them
     requests_waiting: int | None = None
+    # Under way through this sidecar. They count only where the engine reports none: the API server may spend a minute
+    # on a request, downloading its images, before the engine receives it.
     proxied_requests: int = 0
+    # How long a worker call, or another request to the engine's loop, has waited for its response.
     unanswered_seconds: float | None = None
-    answer_age_seconds: float | None = None
-    is_held: bool = False
+    answer_age_seconds: float | None = None  # since the loop responded last; `None` if it never did
+    is_held: bool = False  # whether the engine is paused or asleep on purpose: requests may wait then
 
 
 _Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
 
 
 def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
-    """Since when requests have been asked for without a break.
+    """Return since when there have been requests without a break; ``None`` without any.
 
-    Args:
-        before: What this returned last time.
-        demand: What is asked for now.
-        now: On any clock that is not set.
-
-    Returns:
-        The time to keep and to hand in next time; ``None`` while no request is there.
+    ``before`` is the last return value, ``now`` of any monotonic clock.
     """
     if _requests(demand) is None:
         return None
@@ -140,22 +66,22 @@ def requested_since(before: float | None, demand: Demand, now: float) -> float |
 
 
 def judge(
-    ranks: Sequence[Recorded],
+    ranks: Sequence[RankRecord],
     demand: Demand,
     *,
     requested_seconds: float = 0.0,
     max_step_seconds: float = MAX_STEP_SECONDS,
 ) -> Progress:
-    """The verdict over all records.
+    """Return the verdict over all ranks.
 
-    Args:
-        ranks: Every rank's last record.
-        demand: What the engine is asked for.
-        requested_seconds: For how long requests have been there without a break (``requested_since``).
-        max_step_seconds: The longest step, or call of ours, that may be in order.
+    There have been requests without a break for ``requested_seconds`` (``requested_since``); ``max_step_seconds`` is
+    the longest normal step, or call of ours.
     """
     verdict, since, summary = (
-        _lost(ranks) or _held_up(ranks, max_step_seconds) or _untold(ranks) or _owed(ranks, demand, requested_seconds)
+        _lost(ranks)
+        or _held_up(ranks, max_step_seconds)
+        or _unreported(ranks)
+        or _without_step(ranks, demand, requested_seconds)
     )
     if verdict == "stuck" and demand.is_held and not any(rank.status == "dead" for rank in ranks):
         verdict = "busy"  # asleep, paused, or on its way there or back: nobody waits for a step
@@ -167,14 +93,14 @@ def judge(
     )
 
 
-# --- one finding after the other; the first that has something to say has the word ---
+# --- findings, in order; the first that applies is the verdict ---
 
 
-def _lost(ranks: Sequence[Recorded]) -> _Finding | None:
+def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
     lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= _patience(rank.status)]
-    # Where nobody lives, the engine is gone, or its files are not where they were: others know better. A process that
-    # is held is a fact by itself.
+    # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
+    # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
         beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in lost)
@@ -189,18 +115,18 @@ def _patience(status: RankStatus) -> float:
     return SILENT_SECONDS if status == "silent" else LOST_SECONDS
 
 
-def _held_up(ranks: Sequence[Recorded], max_step_seconds: float) -> _Finding | None:
-    """The longest step or call that a rank is in."""
+def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding | None:
+    """Return the longest step or call that a rank is in."""
     holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.progress))]
     if not holds:
         return None
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
     place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
     limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.progress) else 1.0)
-    # What somebody else asked of the worker, and a compilation, end by themselves: a restart would only begin anew.
+    # The engine's own calls of the worker, and a compilation, end by themselves: a restart would only begin anew.
     may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
     if seconds > limit and not may_last:
-        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} that may be in order"
+        return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} limit"
     if seconds >= LONG_SECONDS:
         return "busy", seconds, place
     return "progressing", None, f"steps begin and end; {rank.name} is in one"
@@ -212,17 +138,17 @@ def _may_compile(progress: RankProgress | None) -> bool:
     return progress.is_compiling or progress.steps_begun <= FIRST_STEPS
 
 
-def _untold(ranks: Sequence[Recorded]) -> _Finding | None:
-    """Somebody of whom nothing is known may be in a step."""
-    untold = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
-    if not untold:
+def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
+    """Return a rank of which nothing is known: it may be in a step."""
+    unreported = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
+    if not unreported:
         return None
-    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in untold)
+    named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in unreported)
     return "unknown", None, f"not every rank reports progress: {named}"
 
 
-def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -> _Finding:
-    """No rank is in a step: whether the engine owes one, or the answer to a call."""
+def _without_step(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding:
+    """Return whether the engine, with no rank in a step, should run one or respond to a call."""
     quiet = _quiet_seconds(ranks)
     requests, call_seconds = _requests(demand), demand.unanswered_seconds or 0.0
     last = "no step has begun yet" if quiet == math.inf else f"the last step was {_seconds(quiet)} ago"
@@ -230,7 +156,7 @@ def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -
         waits = f"a call has waited for {_seconds(call_seconds)}"
         return _no_work(min(quiet, call_seconds), f"{waits} and {requests}" if requests else waits, last)
     if requests is None:
-        return _unasked(ranks, demand, quiet, last)
+        return _without_requests(ranks, demand, quiet, last)
     if quiet < NO_STEP_SECONDS:
         return "progressing", None, f"{last}, with {requests}"
     asked = f"{requests} for {_seconds(requested_seconds)}"
@@ -238,8 +164,8 @@ def _owed(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float) -
     return excused or _no_work(min(quiet, requested_seconds), asked, last)
 
 
-def _excused(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
-    """Why a step that requests are waiting for, by the engine's counts, may be owed to nobody."""
+def _excused(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
+    """Return why no step follows although the engine counts requests."""
     # The counts are as of the last step, and stay where they were when the last requests were aborted.
     if _are_out_of_work(ranks):
         return "idle", _quiet_seconds(ranks), f"{what}, but that step had nothing to do: the engine's counts may be old"
@@ -250,30 +176,30 @@ def _excused(ranks: Sequence[Recorded], demand: Demand, requested_seconds: float
     return None
 
 
-def _unasked(ranks: Sequence[Recorded], demand: Demand, quiet: float, last: str) -> _Finding:
+def _without_requests(ranks: Sequence[RankRecord], demand: Demand, quiet: float, last: str) -> _Finding:
     since = None if quiet == math.inf else quiet
     if demand.is_held:
         return "idle", since, f"the engine is paused or asleep; {last}"
     if demand.requests_running is not None and demand.requests_waiting is not None:
-        return "idle", since, f"nothing is asked for; {last}"
+        return "idle", since, f"no requests; {last}"
     if _are_out_of_work(ranks):
         return "idle", since, f"{last} and had nothing to do"
     if quiet < NO_STEP_SECONDS:
-        return "progressing", None, f"{last}; the engine does not tell what it is asked for"
+        return "progressing", None, f"{last}; the engine does not report its requests"
     if _loop_answers(demand):
         return "idle", since, f"{last}, and the engine's loop answers calls"
-    return "unknown", None, f"{last}; the engine does not tell what it is asked for"
+    return "unknown", None, f"{last}; the engine does not report its requests"
 
 
 def _no_work(seconds: float, asked: str, last: str) -> _Finding:
-    return "stuck", seconds, f"the engine's loop hands out no work: {asked}, no rank is in a step, and {last}"
+    return "stuck", seconds, f"the engine's loop schedules no work: {asked}, no rank is in a step, and {last}"
 
 
-# --- what the records and the demand come to ---
+# --- facts about records and demand ---
 
 
 def _requests(demand: Demand) -> str | None:
-    """The requests that the engine's loop has, in words; ``None`` where it has none, or may let them wait."""
+    """Return the requests of the engine's loop in words; ``None`` where it has none, or may let them wait."""
     if demand.is_held:
         return None
     running, waiting = demand.requests_running, demand.requests_waiting
@@ -289,12 +215,12 @@ def _loop_answers(demand: Demand) -> bool:
     return age is not None and age < NO_STEP_SECONDS
 
 
-def _are_out_of_work(ranks: Sequence[Recorded]) -> bool:
+def _are_out_of_work(ranks: Sequence[RankRecord]) -> bool:
     return all(rank.progress is not None and rank.progress.is_out_of_work for rank in ranks)
 
 
-def _quiet_seconds(ranks: Sequence[Recorded]) -> float:
-    """Since any rank began or ended a step; infinite before the first."""
+def _quiet_seconds(ranks: Sequence[RankRecord]) -> float:
+    """Return since when no rank began or ended a step; infinite before the first."""
     ages = [rank.progress.last_step_age_seconds for rank in ranks if rank.progress is not None]
     return min((age for age in ages if age is not None), default=math.inf)
 
@@ -313,7 +239,7 @@ def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
     return max(holds, key=lambda hold: hold[1], default=None)
 
 
-def _doing(rank: Recorded) -> str:
+def _doing(rank: RankRecord) -> str:
     """Return what a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
         return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"

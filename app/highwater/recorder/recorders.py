@@ -1,14 +1,14 @@
-"""The workers' recorders, from our side: started with each life of the engine, then read at every poll.
+"""The workers' recorders: started with each life of the engine, then read at every poll.
 
-The call that starts them runs on every data-parallel engine although only the first one's workers answer it, so a rank
-counts as soon as its file is there. Recorders that somebody else started are read and left alone: those of another
-sidecar, and those of this one before it was restarted. Nothing here depends on them: without a folder, or where they do
-not start, the workers' own answers are all there is.
+The call that starts them runs on every data-parallel engine although only the first one's workers respond, so a rank
+counts as soon as its file exists. Recorders that another sidecar started, or this one before it was restarted, are read
+and left alone. Nothing depends on them: without a folder, or where they do not start, the workers' responses remain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import time
@@ -24,12 +24,14 @@ from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import EngineLoad, Progress
 from highwater.recorder.coverage import Coverage, coverage, ranks_expected
-from highwater.recorder.folder import MAX_FILES, RankRecord, RecorderFolder
+from highwater.recorder.folder import MAX_FILES, RecorderFolder
+from highwater.recorder.identity import Identity
 from highwater.recorder.progress import Demand, judge, requested_since
-from highwater.recorder.ring import Identity, RingUnusable
+from highwater.recorder.rank import RankRecord
+from highwater.recorder.untrusted import RingUnusable
 
 RETRY_SECONDS = 30.0
-# The files of former lives stay so long: an incident report may want them.
+# The files of earlier lives of the engine stay so long: an incident report may need them.
 STALE_SECONDS = 600.0
 SWEEP_SECONDS = 60.0
 # Until a reading is newer than a remedy. A worker writes one at its end, and for two seconds after it a heartbeat every
@@ -39,27 +41,22 @@ WAIT_STEP_SECONDS = 0.1
 # Readings of one moment may differ by less: the clocks are floating-point numbers.
 _INSTANT = 0.001
 SAMPLES_WHOLE = 200
-# Of all ranks in one answer: writing many megabytes of JSON would hold up every stream of the proxy.
+# Of all ranks in one response: writing many megabytes of JSON would hold up every stream of the proxy.
 MAX_SAMPLES = 8000
+
+log = logging.getLogger("highwater.recorders")
 
 
 class Recorders:
-    """The recorders of one engine's workers.
+    """The recorders of one engine's workers, which write into ``folder``, under the same path.
+
+    They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
+    those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
 
     Attributes:
-        records: What they said last; after the engine's end too.
-        show_starts: Whether this engine's workers start them by themselves, so that one that loads shows itself.
-
-    Args:
-        engine: The engine.
-        folder: Shared with the workers, under the same path.
-        rate: Samples in a second.
-        seconds: How long they reach back.
-        max_step_seconds: The longest step that may be in order.
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        sleep: Waits for so many seconds.
-        proc: The folder in which the kernel shows processes.
+        files: The folder's files.
+        records: Their last contents; after the engine's end too.
+        show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
     """
 
     def __init__(
@@ -84,47 +81,39 @@ class Recorders:
         self._max_step_seconds = max_step_seconds
         self._monotonic = monotonic
         self._sleep = sleep
-        self._files = RecorderFolder(folder, clock=clock, monotonic=monotonic, proc=proc)
+        self.files = RecorderFolder(folder, clock=clock, monotonic=monotonic, proc=proc)
         self._refusal: str | None = None
-        self._crowd: str | None = None  # several engines' recorders, so that none can be followed
-        self._started = 0  # so many workers said that theirs runs
+        self._ambiguity: str | None = None  # several engines' recorders, so that none can be followed
+        self._started = 0  # so many workers responded that theirs runs
         self._begun_at: float | None = None
         self._swept_at = monotonic()
         self._requested: float | None = None
+        self._removal_problems: frozenset[str] = frozenset()
         self._reading = asyncio.Lock()
 
     @property
-    def files(self) -> RecorderFolder:
-        """The files."""
-        return self._files
-
-    @property
     def ranks_expected(self) -> int | None:
-        """How many workers the engine has, by their own word."""
+        """The number of the engine's workers, by their files."""
         return ranks_expected(self.records)
 
     @property
     def model(self) -> str | None:
-        """The name under which the engine serves its model, by the workers' word."""
+        """The name under which the engine serves its model."""
         return next((record.identity.model for record in self.records if record.identity.model), None)
 
     @property
     def extension_versions(self) -> tuple[str, ...]:
-        """The worker package's versions, by the workers' word: one, unless something is wrong."""
+        """The worker package's versions: one, unless something is wrong."""
         return tuple(sorted({record.identity.extension for record in self.records if record.identity.extension}))
 
     def coverage(self, expected: int | None) -> Coverage:
-        """Compare the recorders of the present life of the engine with the ranks that there should be.
-
-        Args:
-            expected: How many that are; ``None`` where it is not known.
-        """
+        """Compare the recorders of the engine's present life with the ranks that there should be, if known."""
         return coverage(self.records, expected) if self.are_followed else Coverage()
 
     @property
     def are_followed(self) -> bool:
         """True if ``records`` are of the present life of the engine."""
-        return self._files.instance is not None
+        return self.files.instance is not None
 
     @property
     def are_alive(self) -> bool:
@@ -134,10 +123,10 @@ class Recorders:
     @property
     def problem(self) -> str | None:
         """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
-        if (known := self._refusal or self._crowd) is not None:
+        if (known := self._refusal or self._ambiguity) is not None:
             return known
-        if self._files.problems:
-            return self._files.problems[0]
+        if self.files.problems:
+            return self.files.problems[0]
         if len(self.records) < self._started:
             there = f"{len(self.records)} of {self._started} workers"
             return f"recorder_dir: {self._folder} has the files of {there}: do all have it under the same path?"
@@ -152,69 +141,65 @@ class Recorders:
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
 
     def settle(self) -> None:
-        """Every recorder is there, however a call to start it went."""
+        """Note that every recorder writes, however a call to start it went."""
         self._refusal = None
 
     async def adopt(self, *, former: str | None = None, self_started: bool = False) -> None:
-        """Follow recorders that run already and that no call is needed for: workers start them by themselves.
+        """Follow recorders that run already, which takes no call: workers start them by themselves.
 
-        What stands in the way is kept in ``problem``.
-
-        Args:
-            former: The name of a life that has ended: its files look alive for a moment longer.
-            self_started: Leave recorders alone that a sidecar started. They may be another engine's, and nobody
-                answers who could say whose they are.
+        The files of ``former``, a life that has ended, look alive for a moment longer. ``self_started`` leaves
+        recorders alone that a sidecar started: they may be another engine's.
         """
         # A writer that is only silent has not ended: another engine's files are not its.
         has_writer = any(record.status not in {"dead", "ended"} for record in self.records)
         if self.are_followed and (has_writer or not self.records):
             return
-        others = await asyncio.to_thread(self._files.others)
+        others = await asyncio.to_thread(self.files.others)
         alive = {
             other.instance
             for other in others
-            if other.status == "alive"
+            if other.is_alive
             and other.instance != former
-            and (not self_started or (other.identity is not None and other.identity.self_started))
+            and (not self_started or (other.record is not None and other.record.identity.self_started))
         }
-        self._crowd = None
+        self._ambiguity = None
         if len(alive) > 1:
-            self._crowd = (
+            self._ambiguity = (
                 f"recorder_dir: {self._folder} has the recorders of {len(alive)} engines; give each a folder of its own"
             )
         elif alive:
             self._refusal, self._started = None, 0
-            self._files.follow(alive.pop())
-            self.records = await asyncio.to_thread(self._files.read)
+            self.files.follow(alive.pop())
+            self.records = await asyncio.to_thread(self.files.read)
 
     async def begin(self) -> None:
-        """Start the recorders. What goes wrong is kept in ``problem``, and tried again later."""
+        """Start the recorders. An error is kept in ``problem``, and tried again later."""
         self._begun_at = self._monotonic()
-        # One name for a whole life: the call may come late, or to some only, and whoever runs already goes on then.
-        instance = self._files.instance or secrets.token_hex(8)
-        self._files.follow(instance)
+        # One name for a whole life: the call may come late, or to some workers only, and recorders that run go on then.
+        instance = self.files.instance or secrets.token_hex(8)
+        self.files.follow(instance)
         try:
-            answers = await self._start(instance)
-            theirs = _other_instance(answers)
-            if theirs is not None:
-                # Ours may run on some, also of those engines whose workers do not answer: all are to have one name.
+            responses = await self._start(instance)
+            other = _other_instance(responses)
+            if other is not None:
+                # Ours may run on some, also of those engines whose workers do not respond: all must have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
-                self._files.follow(theirs)
-                answers = await self._start(theirs)
+                self.files.follow(other)
+                responses = await self._start(other)
         except EngineError as exc:
             self._refusal = f"the recorders were not started: {exc}"
             return
-        refusals = [answer for answer in answers if not answer.get("ok")]
-        self._started = len(answers) - len(refusals)
-        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(answers)
+        refusals = [response for response in responses if not response.get("ok")]
+        self._started = len(responses) - len(refusals)
+        self._refusal = _refusal(refusals[0]) if refusals else self._elsewhere(responses)
 
     async def _start(self, instance: str) -> Sequence[Mapping[str, Any]]:
         payload = {"directory": str(self._folder), "instance": instance, "rate": self._rate, "seconds": self._seconds}
         return await self._engine.rpc("recorder_start", payload)
 
-    def _elsewhere(self, answers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return what is wrong where running recorders write into another folder; ``None`` where they do not."""
-        named = (answer.get("path") for answer in answers)
+    def _elsewhere(self, responses: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the problem where running recorders write into another folder."""
+        named = (response.get("path") for response in responses)
         paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
         if folder is None:
@@ -225,50 +210,51 @@ class Recorders:
         )
 
     def forget(self) -> None:
-        """The engine is gone; the next one has recorders of its own."""
-        self._files.follow(None)
+        """Forget an engine that has ended; the next one has recorders of its own."""
+        self.files.follow(None)
         self._refusal, self._started = None, 0
         self._begun_at = self._requested = None
 
     def close(self) -> None:
-        """Let go of the files."""
-        self._files.close()
+        """Close the files."""
+        self.files.close()
 
     # --- reading ---
 
     async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
         """Return every rank's record.
 
-        Args:
-            within_seconds: Wait, for a little, until every rank that writes has done so as of so many seconds
-                ago or later.
+        With ``within_seconds`` it waits, for ``WAIT_SECONDS`` at most, until no reading of a rank that writes is older.
         """
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
-            await asyncio.to_thread(self._files.remove_stale, (), STALE_SECONDS)
-        if self._files.instance is None:
+            problems = (await asyncio.to_thread(self.files.remove_stale, STALE_SECONDS)).problems
+            for problem in sorted({*problems} - self._removal_problems):
+                log.warning("recorder_dir: %s", problem)
+            self._removal_problems = frozenset(problems)
+        if self.files.instance is None:
             return ()
         # Not in the loop: with many ranks it is milliseconds, which every stream of the proxy would wait for.
-        records = await asyncio.to_thread(self._files.read)
-        asked_at = self._monotonic()
+        records = await asyncio.to_thread(self.files.read)
+        began = self._monotonic()
         for _ in range(round(WAIT_SECONDS / WAIT_STEP_SECONDS) if within_seconds is not None else 0):
-            limit = (within_seconds or 0.0) + self._monotonic() - asked_at
+            limit = (within_seconds or 0.0) + self._monotonic() - began
             if all(_is_within(record, limit) for record in records):
                 break
             await self._sleep(WAIT_STEP_SECONDS)
-            records = await asyncio.to_thread(self._files.read)
+            records = await asyncio.to_thread(self.files.read)
         self.records = records
         self.show_starts |= any(record.identity.self_started for record in records)
         return records
 
     async def is_another_writing(self, than: str | None) -> bool:
         """Return whether recorders of another life write in the folder: another engine is loading."""
-        others = await asyncio.to_thread(self._files.others)
-        return any(other.status == "alive" and other.instance != than for other in others)
+        others = await asyncio.to_thread(self.files.others)
+        return any(other.is_alive and other.instance != than for other in others)
 
     async def samples(self, since: float) -> list[dict[str, Any]]:
-        """Each rank's samples at or after a moment (Unix seconds), oldest first, thinned. One reader at a time."""
-        instance = self._files.instance
+        """Return each rank's samples since ``since`` (Unix seconds), oldest first, thinned. One caller at a time."""
+        instance = self.files.instance
         if instance is None:
             return []
         async with self._reading:
@@ -292,16 +278,12 @@ class Recorders:
     def _last_samples(self, instance: str) -> Iterator[tuple[Identity, tuple[MemoryPoint, ...]]]:
         for path in islice(self._folder.glob(f"highwater-{instance}-*.ring"), MAX_FILES):
             with suppress(RingUnusable):
-                yield self._files.last_samples(path)
+                yield self.files.last_samples(path)
 
     def last_minutes(self, instance: str) -> dict[int, tuple[MemoryPoint, ...]]:
-        """The samples of one life's files by their writers' pids, thinned; slow, and safe in a thread.
-
-        Args:
-            instance: Of this life or a former one.
-        """
+        """Return the samples of one life's files by their writers' pids, thinned; slow, and safe in a thread."""
         return {
-            # The last ones whole, what was before them coarser.
+            # The last ones whole, those before them thinned.
             identity.pid: thin(samples, 2 * SAMPLES_WHOLE, recent=SAMPLES_WHOLE)
             for identity, samples in self._last_samples(instance)
         }
@@ -316,16 +298,7 @@ class Recorders:
         loop_silent_seconds: float | None = None,
         loop_answer_age_seconds: float | None = None,
     ) -> Progress | None:
-        """Return the progress of the ranks; ``None`` where there are no records.
-
-        Args:
-            records: Of every rank.
-            load: What the engine last said that it has to do.
-            proxied_requests: How many requests are under way through this sidecar.
-            held: Whether it is paused or asleep on purpose.
-            loop_silent_seconds: How long the engine's loop has left a question other than a worker call unanswered.
-            loop_answer_age_seconds: Since it answered one.
-        """
+        """Return the progress of the ranks; ``None`` without records. Arguments as of ``Demand``."""
         if not records:
             return None
         load = load or EngineLoad()
@@ -348,16 +321,16 @@ def _either(choose: Callable[[list[float]], float], *values: float | None) -> fl
     return choose(known) if known else None
 
 
-def _other_instance(answers: Sequence[Mapping[str, Any]]) -> str | None:
-    """The name of recorders that somebody else started; ``None`` where none of them was."""
-    names = (answer.get("instance") for answer in answers if answer.get("ok") and answer.get("other"))
+def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the name of recorders that another sidecar started."""
+    names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
     return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
 
 
-def _refusal(answer: Mapping[str, Any]) -> str:
-    said = answer.get("error")
-    reason = said.get("message") if isinstance(said, dict) else said
-    return f"rank {answer.get('rank')} did not start its recorder: {reason}"
+def _refusal(response: Mapping[str, Any]) -> str:
+    error = response.get("error")
+    reason = error.get("message") if isinstance(error, dict) else error
+    return f"rank {response.get('rank')} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:

@@ -70,7 +70,7 @@ def test_one_more_component_touches_six_files_at_most():
         "app/highwater/accounting/attribution.py",
         "app/highwater/accounting/components.py",
         "app/highwater/readings.py",
-        "app/highwater/recorder/folder.py",
+        "app/highwater/recorder/rank.py",
     }
     assert {name for name in naming if name.startswith("worker_ext/")} <= {
         "worker_ext/highwater_worker/operations/memory.py",

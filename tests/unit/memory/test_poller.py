@@ -125,7 +125,7 @@ async def test_one_refused_connection_is_not_an_end(core):
     core.fake.down = True
     report = await core.tick()
     assert (report.engine.state, report.stale) == ("ready", True)
-    assert "it is asked once more before it counts as gone" in (report.engine.hint or "")
+    assert "it is polled once more before it counts as gone" in (report.engine.hint or "")
     core.fake.down = False
     assert (await core.tick()).growth.since_ready_bytes == GROWN
 
@@ -173,7 +173,7 @@ async def test_a_sidecar_that_starts_late_does_not_take_the_growth_for_the_basel
     core = core_on()
     core.fake.serve_images()
     report = await core.tick()
-    assert (report.growth.since_ready_bytes, core.poller.baseline) == (None, ())
+    assert (report.growth.since_ready_bytes, core.poller.life.baseline) == (None, ())
     assert (report.growth.reason or "").startswith("baseline not known")
 
 
@@ -264,10 +264,10 @@ async def test_paused_and_sleeping_are_told(core, knob, state):
     """Neither is the baseline of a working engine."""
     setattr(core.fake, knob, True)
     assert (await core.tick()).engine.state == state
-    assert core.poller.baseline == ()
+    assert core.poller.life.baseline == ()
     setattr(core.fake, knob, False)
     assert (await core.tick()).engine.state == "ready"
-    assert core.poller.baseline != ()
+    assert core.poller.life.baseline != ()
 
 
 # --- late, stale ---

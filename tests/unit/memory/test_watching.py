@@ -174,7 +174,7 @@ async def test_a_loop_that_stands_still_while_nothing_moves_is_stuck_until_it_an
     states = [report.engine.state for report in await rounds(core, 30)]
     assert states[int(IDLE_SECONDS)] == "slow"
     assert states[-1] == "stuck"
-    assert "hands out no work: a call has waited for" in (core.poller.current().engine.hint or "")
+    assert "schedules no work: a call has waited for" in (core.poller.current().engine.hint or "")
     core.fake.late.clear()
     assert (await rounds(core, 1))[-1].engine.state == "ready"
 

@@ -19,8 +19,9 @@ from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
 from highwater.readings import EngineStatus, Note, Report
 from highwater.recorder import folder as module
-from highwater.recorder.folder import MAX_FILES, RecorderFolder, largest_first
-from highwater.recorder.ring import RingUnusable
+from highwater.recorder.entry_table import largest_first
+from highwater.recorder.folder import MAX_FILES, RecorderFolder
+from highwater.recorder.untrusted import RingUnusable
 from tests.fakes.ring import BOOT_ID, INSTANCE, MAIN_THREAD, MONO, WALL, FakeWriter, dump, memory, moving, slot
 
 OTHER = "f" * 16
@@ -585,7 +586,7 @@ def test_of_too_many_files_those_of_this_life_count(recorder, writers, folder):
         (folder / f"highwater-{'0' * 16}-{number}.ring").touch()
     writers().sample()
     assert len(recorder.read()) == 1
-    assert "holds more than the 256 rings among 4096 files that are looked at" in recorder.problems[0]
+    assert "holds more than the 256 rings among 4096 files that are read" in recorder.problems[0]
     assert len(recorder.others()) == MAX_FILES - 1
 
 
@@ -597,7 +598,7 @@ def test_of_too_many_files_the_newest_are_looked_at(recorder, writers, folder, m
         os.utime(left, (1, 1))
     recorder.follow(None)
     writers(instance="f" * 16).sample()
-    assert {other.instance for other in recorder.others() if other.status == "alive"} == {"f" * 16}
+    assert {other.instance for other in recorder.others() if other.is_alive} == {"f" * 16}
 
 
 def test_of_two_that_claim_one_rank_the_younger_living_one_counts(recorder, writers, machine):
@@ -667,9 +668,10 @@ def test_other_lives_can_be_listed(recorder, writers, machine, folder):
     assert [(other.path.name, other.instance) for other in found] == [
         (f"highwater-{OTHER}-{pid}.ring", OTHER) for pid in (7, 8, 9)
     ]
-    assert [(other.age_seconds, other.status) for other in found] == [(100, "silent"), (50, "ended"), (None, None)]
-    assert found[0].identity.name == "rank 0 (pid 7 on node-a)"
-    assert found[2].problem == "version 1 unknown"
+    records = [other.record for other in found[:2]]
+    assert [(record.age_seconds, record.status) for record in records] == [(100, "silent"), (50, "ended")]
+    assert records[0].name == "rank 0 (pid 7 on node-a)"
+    assert (found[2].record, found[2].problem) == (None, "version 1 unknown")
 
 
 def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, writers):
@@ -679,7 +681,7 @@ def test_of_another_life_the_last_record_is_sought_in_the_whole_file(recorder, w
         writer.sample(second - 100)
     for sequence in range(1, 41):
         writer.damage(sequence)
-    assert [other.age_seconds for other in recorder.others()] == [1]
+    assert [other.record.age_seconds for other in recorder.others()] == [1]
 
 
 def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
@@ -698,12 +700,11 @@ def test_the_last_samples_of_a_life_can_be_had(recorder, writers):
 
 
 def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine, folder):
-    """Not this one's, not one that is to be kept, not one that is written, not one of a version that is not known."""
+    """Not those of this life, not those that are written, not those of a version that is not known."""
     machine.seconds = 1000
     names = {}
     for pid, instance, second in (
         (1, INSTANCE, 0),
-        (2, "a" * 16, 0),
         (3, OTHER, 1000),
         (4, OTHER, 500),
         (5, OTHER, 0),
@@ -715,12 +716,10 @@ def test_only_silent_rings_of_other_lives_are_removed(recorder, writers, machine
     future = folder / f"highwater-{OTHER}-6.ring"
     future.write_bytes(b"HIGHWATR\1\0".ljust(5000, b"\0"))
     os.utime(future, (WALL, WALL))
-    result = recorder.remove_stale({"a" * 16}, 600)
+    result = recorder.remove_stale(600)
     assert result.removed == (names[5],)
     assert result.problems == (f"{future.name} was left alone: version 1 unknown",)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        [*(names[pid] for pid in (1, 2, 3, 4)), future.name]
-    )
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*(names[pid] for pid in (1, 3, 4)), future.name])
 
 
 def test_a_ring_that_was_written_lately_by_any_clock_stays(recorder, writers, machine):
@@ -729,14 +728,14 @@ def test_a_ring_that_was_written_lately_by_any_clock_stays(recorder, writers, ma
     for record, change in ((-3000, -1), (-300, -3000)):
         writer.sample(record)
         os.utime(writer.path, (WALL + change, WALL + change))
-        assert recorder.remove_stale((), 600).removed == ()
+        assert recorder.remove_stale(600).removed == ()
     writer.sample(-3000)
     os.utime(writer.path, (WALL - 3000, WALL - 3000))
-    assert recorder.remove_stale((), 600).removed == (writer.path.name,)
+    assert recorder.remove_stale(600).removed == (writer.path.name,)
     fresh = writers(instance=OTHER, pid=8)
     fresh.sample()
     os.utime(fresh.path, (WALL - 100, WALL - 100))
-    assert fresh.path.name not in recorder.remove_stale((), 0).removed
+    assert fresh.path.name not in recorder.remove_stale(0).removed
 
 
 def test_what_was_never_finished_is_removed(recorder, machine, folder):
@@ -751,7 +750,7 @@ def test_what_was_never_finished_is_removed(recorder, machine, folder):
     for path in others:
         path.touch()
         os.utime(path, (WALL - 100, WALL - 100))
-    result = recorder.remove_stale((), 60)
+    result = recorder.remove_stale(60)
     assert (result.removed, result.problems) == ((old.name,), (f"{link.name} was left alone: not a regular file",))
     assert all(path.exists() for path in (new, kept, *others))
 
@@ -771,7 +770,7 @@ def test_a_damaged_ring_is_removed_only_where_it_begins_as_ours(recorder, folder
     path = folder / f"highwater-{OTHER}-5.ring"
     path.write_bytes(content)
     os.utime(path, (WALL - 100, WALL - 100))
-    result = recorder.remove_stale((), 60)
+    result = recorder.remove_stale(60)
     assert path.exists() != is_removed
     assert len(result.problems) == (not is_removed)
 
@@ -781,7 +780,7 @@ def test_directories_links_and_pipes_are_never_removed(recorder, folder):
     (folder / f"highwater-{OTHER}-1.ring").mkdir()
     (folder / f"highwater-{OTHER}-2.ring").symlink_to("/etc/passwd")
     os.mkfifo(folder / f"highwater-{OTHER}-3.ring")
-    result = recorder.remove_stale((), 0)
+    result = recorder.remove_stale(0)
     assert (result.removed, len(result.problems), len(list(folder.iterdir()))) == ((), 3, 3)
 
 
@@ -799,7 +798,7 @@ def test_what_cannot_be_removed_is_said(recorder, writers, machine, monkeypatch)
         unlink(path)
 
     monkeypatch.setattr(Path, "unlink", refused)
-    result = recorder.remove_stale((), 60)
+    result = recorder.remove_stale(60)
     assert result.removed == (f"highwater-{OTHER}-2.ring",)
     assert result.problems == (f"highwater-{OTHER}-1.ring could not be removed: permission denied",)
 
@@ -808,12 +807,12 @@ def test_what_is_removed_is_what_was_judged(recorder, writers, monkeypatch):
     """A file that somebody writes meanwhile stays."""
     writer = writers(instance=OTHER)
 
-    def judged(recorder, path):
+    def judged(recorder, path, instance):
         writer.sample()
         return 1e9
 
     monkeypatch.setattr(RecorderFolder, "_silent_seconds", judged)
-    assert recorder.remove_stale((), 60).removed == ()
+    assert recorder.remove_stale(60).removed == ()
     assert writer.path.exists()
 
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.recorder.progress import Demand, RankProgress, judge, requested_since
+from highwater.recorder.progress import Demand, judge, requested_since
+from highwater.recorder.rank_progress import RankProgress
 
 
 def idle(**beside) -> Demand:
@@ -131,11 +132,11 @@ ROWS = [
         50,
         r"in one step for 50 s, at a\.py:8 all_reduce",
     ),
-    ("a call", [calling(0.9)], IDLE, 0, "idle", 600, "nothing is asked for"),
+    ("a call", [calling(0.9)], IDLE, 0, "idle", 600, "no requests"),
     ("a long call", [calling(1.0)], IDLE, 0, "busy", 1, "rank 0 has been in our call trim for 1.0 s"),
     ("a call too long", [calling(121)], IDLE, 0, "stuck", 121, "rank 0 has been in our call trim for 121 s: longer"),
     ("a call in a longer step", [stepping(seconds=3, rpc="trim", rpc_seconds=2.0)], RUNNING, 60, "busy", 3, "one step"),
-    ("a call that is none", [rank(rpc_seconds=50.0)], IDLE, 0, "idle", 600, "nothing is asked for"),
+    ("a call that is none", [rank(rpc_seconds=50.0)], IDLE, 0, "idle", 600, "no requests"),
     # no rank is in a step, and the loop owes one
     (
         "a call since the last step",
@@ -153,12 +154,12 @@ ROWS = [
         12,
         "stuck",
         12,
-        "the engine's loop hands out no work: 2 running and 1 waiting request for 12 s, no rank is in a step, "
+        "the engine's loop schedules no work: 2 running and 1 waiting request for 12 s, no rank is in a step, "
         "and the last step was 600 s ago",
     ),
     ("waiting only", [QUIET], WAITING, 60, "stuck", 60, "0 running and 1 waiting request for 60 s"),
     ("since the last step", [rank(last_step_age_seconds=15.0)], RUNNING, 60, "stuck", 15, "the last step was 15 s ago"),
-    ("at the limits", [rank(last_step_age_seconds=10.0)], RUNNING, 10.0, "stuck", 10, "hands out no work"),
+    ("at the limits", [rank(last_step_age_seconds=10.0)], RUNNING, 10.0, "stuck", 10, "schedules no work"),
     ("never a step", [NEVER], WAITING, 60, "stuck", 60, "no step has begun yet"),
     (
         "a call and requests",
@@ -259,7 +260,7 @@ ROWS = [
         0,
         "idle",
         9.9,
-        "nothing is asked for",
+        "no requests",
     ),
     (
         "the loop answers",
@@ -277,7 +278,7 @@ ROWS = [
         60,
         "stuck",
         60,
-        "hands out no work",
+        "schedules no work",
     ),
     (
         "a call that waits for nearly long enough",
@@ -286,7 +287,7 @@ ROWS = [
         0,
         "idle",
         600,
-        "nothing is asked for",
+        "no requests",
     ),
     (
         "held on purpose",
@@ -297,15 +298,23 @@ ROWS = [
         600,
         "paused",
     ),
-    ("under way here, none in the engine", [QUIET], idle(proxied_requests=3), 60, "idle", 600, "nothing is asked for"),
+    ("under way here, none in the engine", [QUIET], idle(proxied_requests=3), 60, "idle", 600, "no requests"),
     ("one tells nothing", [QUIET, untold()], RUNNING, 60, "unknown", None, "rank 1 has written no sample yet"),
-    # nothing is asked for
-    ("idle", [QUIET, rank(1)], IDLE, 0, "idle", 600, "nothing is asked for; the last step was 600 s ago"),
-    ("idle just now", [rank(last_step_age_seconds=0.1)], IDLE, 0, "idle", 0.1, "nothing is asked for"),
-    ("idle from the start", [NEVER], IDLE, 0, "idle", None, "nothing is asked for; no step has begun yet"),
+    # no requests
+    ("idle", [QUIET, rank(1)], IDLE, 0, "idle", 600, "no requests; the last step was 600 s ago"),
+    ("idle just now", [rank(last_step_age_seconds=0.1)], IDLE, 0, "idle", 0.1, "no requests"),
+    ("idle from the start", [NEVER], IDLE, 0, "idle", None, "no requests; no step has begun yet"),
     ("idle, the loop answers", [QUIET], Demand(answer_age_seconds=2), 0, "idle", 600, "loop answers calls"),
-    ("idle, or not: the engine does not tell", [QUIET], UNTOLD, 0, "unknown", None, "does not tell what it is"),
-    ("a step lately: the engine does not tell", [LATELY], UNTOLD, 0, "progressing", None, "does not tell what it is"),
+    ("idle, or not: the engine does not tell", [QUIET], UNTOLD, 0, "unknown", None, "does not report its requests"),
+    (
+        "a step lately: the engine does not tell",
+        [LATELY],
+        UNTOLD,
+        0,
+        "progressing",
+        None,
+        "does not report its requests",
+    ),
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from highwater.engine.client import Engine
 from highwater.memory.due import SETTLE_SECONDS
-from highwater.memory.poller import GROWTH_SECONDS, LOOK_SECONDS
+from highwater.memory.poller import GROWTH_SECONDS, MIN_READ_SECONDS
 from highwater.memory.ranks import Sizes, missing_ranks
 from highwater.readings import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
@@ -390,7 +390,7 @@ async def test_a_missing_rank_is_named_with_what_was_last_known(fly, how):
     assert (missing.rank, missing.host, missing.pid, missing.status) == (0, "node-a", lost.pid, how)
     assert (missing.last_seen_at, missing.used_bytes) == (seen_at, USED_READY)
     assert (report.ranks_expected, report.ranks_reported) == (2, 1)
-    assert f"1 of 2 ranks are heard of; missing: dp 1 pp 0 tp 0 ({how})" in (report.engine.hint or "")
+    assert f"1 of 2 ranks report; missing: dp 1 pp 0 tp 0 ({how})" in (report.engine.hint or "")
 
 
 async def test_a_rank_that_has_not_written_yet_is_missing(fly):
@@ -432,10 +432,10 @@ async def test_the_baseline_grows_by_ranks_that_are_heard_of_later(fly):
     """Growth is told of each from its own beginning."""
     core = fly(tensor_parallel=1, data_parallel=2)
     await spared(core)
-    assert [rank.dp_rank for rank in core.poller.baseline] == [0]
+    assert [rank.dp_rank for rank in core.poller.life.baseline] == [0]
     core.fake.serve_images(1)
     assert (await spared(core)).growth.since_ready_bytes == IMAGE_BYTES
-    assert [rank.dp_rank for rank in core.poller.baseline] == [0, 1]
+    assert [rank.dp_rank for rank in core.poller.life.baseline] == [0, 1]
     core.fake.serve_images(1)
     assert (await spared(core)).growth.since_ready_bytes == 3 * IMAGE_BYTES
 
@@ -660,7 +660,7 @@ async def test_requests_that_no_step_follows_are_stuck(core):
     states += [(await spared(core, 4.0)).engine.state for _ in range(3)]
     report = core.poller.current()
     assert (states[0], states[-1], report.progress.verdict) == ("ready", "stuck", "stuck")
-    assert "hands out no work" in (report.engine.hint or "")
+    assert "schedules no work" in (report.engine.hint or "")
 
 
 async def test_what_waits_in_a_paused_engine_is_not_stuck(core):
@@ -831,7 +831,7 @@ async def test_a_look_reads_the_files_and_asks_nobody(core):
     core.fake.end_step()
     core.fake.record()
     core.fake.calls.clear()
-    report = await core.poller.look()
+    report = await core.poller.read_recorders()
     assert [rank.used_bytes for rank in report.ranks] == [USED_READY + IMAGE_BYTES] * 2
     assert (report.engine.state, report.age_seconds, report.stale) == ("ready", 0.0, False)
     assert (core.fake.calls, told) == ([], [report])
@@ -841,11 +841,11 @@ async def test_it_is_looked_as_often_as_is_asked(core):
     """By the files where they tell all, and no more often than every twentieth of a second."""
     await aloft(core)
     core.poller.pace = None
-    assert core.poller._next_look() == (1.0, core.poller.look)
+    assert core.poller._next_read() == (1.0, core.poller.read_recorders)
     core.poller.pace = lambda report: 0.2 if report.ranks else 9.0
-    assert core.poller._next_look() == (0.2, core.poller.look)
+    assert core.poller._next_read() == (0.2, core.poller.read_recorders)
     core.poller.pace = lambda _: 0.0
-    assert core.poller._next_look()[0] == LOOK_SECONDS
+    assert core.poller._next_read()[0] == MIN_READ_SECONDS
 
 
 async def test_without_recorders_it_is_polled_once_a_second_at_most():
@@ -853,10 +853,10 @@ async def test_without_recorders_it_is_polled_once_a_second_at_most():
     core = core_on()
     await core.tick()
     core.poller.pace = lambda _: 0.1
-    seconds, look = core.poller._next_look()
+    seconds, read = core.poller._next_read()
     assert seconds == 1.0
     core.fake.calls.clear()
-    await look()
+    await read()
     assert core.fake.asked("/metrics")
 
 

@@ -13,12 +13,5 @@ __all__ = ["Observation", "Reach", "Source", "all_sources"]
 
 
 def all_sources(engine: Engine, budgets: EngineBudgets | None = None) -> tuple[Source, ...]:
-    """Return them in the order in which they are asked: what needs the engine's loop comes last.
-
-    A stuck loop ends the round.
-
-    Args:
-        engine: The engine.
-        budgets: Asks workers that are new for their start.
-    """
+    """Return them in the order in which they are read; a stuck loop of the engine ends a round, so it comes last."""
     return (EngineMetrics(engine), Workers(engine, budgets), PauseState(engine))

@@ -1,4 +1,4 @@
-"""The entries of the encoder caches, as JSON: of the workers' recorders, or of the workers where an operator asks.
+"""The entries of the encoder caches, as JSON: from the workers' recorders, or on request from the workers.
 
 Eight ranks of a thousand entries are 1.8 MB of JSON, on the loop that proxies. So a reading is kept for a second, its
 JSON is written once, and the loop turns between two pieces of it.
@@ -17,12 +17,13 @@ from pydantic_core import to_json
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.recorder.folder import EntryRow, RankRecord, largest_first
+from highwater.recorder.entry_table import EntryRow, largest_first
+from highwater.recorder.rank import RankRecord
 
 Order = Literal["bytes", "age"]
 
-# The whole cache is asked for, so that however many ask in whatever order, the workers are asked once a second at
-# most: every worker call holds the engine's step up.
+# The whole cache is read, so that however many clients request it in whatever order, the workers are called once a
+# second at most: every worker call holds the engine's step up.
 MAX_ENTRIES = 10_000
 KEPT_SECONDS = 1.0
 # Entries that are written in one go: a tenth of a millisecond.
@@ -30,11 +31,7 @@ _PIECE_ENTRIES: Final = 250
 
 
 class _Rows:
-    """Entries in one order, of which the first so many are sent.
-
-    Args:
-        rows: All of them.
-    """
+    """Entries in one order, of which the first so many are sent."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
@@ -56,27 +53,15 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class RankEntries:
-    """One rank's encoder cache as it was read.
+    """One rank's encoder cache as it was read."""
 
-    Attributes:
-        head: All about it but its entries.
-        rows: Its entries, largest first.
-        is_recorded: They are its recorder's, and not its worker's answer.
-    """
-
-    head: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    is_recorded: bool = False
+    head: Mapping[str, Any]  # all about it but its entries
+    rows: Sequence[Mapping[str, Any]]  # its entries, largest first
+    is_recorded: bool = False  # by its recorder, and not by its worker
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
-        """Return it as a JSON object.
-
-        Args:
-            limit: How many entries.
-            order: The largest or the oldest first.
-            alias: Gives the names that stand for the hashes; None: they are whole.
-        """
+        """Return it as a JSON object of ``limit`` entries; ``alias`` gives names in place of the hashes, if any."""
         rows = self._orders.get((order, alias is None))
         if rows is None:
             rows = self._orders[order, alias is None] = _Rows(self._ordered(order, alias))
@@ -91,13 +76,7 @@ class RankEntries:
 
 @dataclass(frozen=True, slots=True)
 class EntriesReading:
-    """Every rank's entries, read at one moment.
-
-    Attributes:
-        ranks: In rank order.
-        at: When, in monotonic seconds.
-        age_seconds: How old they were then.
-    """
+    """Every rank's entries, in rank order; ``age_seconds`` old at ``at`` (monotonic seconds)."""
 
     ranks: tuple[RankEntries, ...]
     at: float
@@ -105,17 +84,12 @@ class EntriesReading:
 
 
 class EncoderCacheEntries:
-    """The last readings, and the next ones: once a second at most.
-
-    Args:
-        engine: Whose workers are called (op ``encoder_cache``).
-        clock: Monotonic seconds.
-    """
+    """The last readings, and the next: once a second at most."""
 
     def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._recorded: EntriesReading | None = None
         self._answered: EntriesReading | None = None
 
@@ -124,25 +98,21 @@ class EncoderCacheEntries:
         return self._clock() - reading.at + reading.age_seconds
 
     async def of_workers(self) -> EntriesReading:
-        """Return what the workers answer (worker_ext/README.md).
+        """Call the workers (op ``encoder_cache``; worker_ext/README.md).
 
         Raises:
-            EngineError: No good answer.
+            EngineError: No valid response.
         """
-        async with self._turn:
+        async with self._lock:
             if self._answered is None or not self._is_fresh(self._answered):
                 now = self._clock()
-                answers = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
-                self._answered = EntriesReading(tuple(map(_answered, answers)), now)
+                responses = await self._engine.rpc("encoder_cache", {"limit": MAX_ENTRIES, "sort": "bytes"})
+                self._answered = EntriesReading(tuple(map(_answered, responses)), now)
             return self._answered
 
     async def of_records(self, records: Sequence[RankRecord]) -> EntriesReading:
-        """Return what the workers' recorders say: for these no worker is called.
-
-        Args:
-            records: Each with a reading.
-        """
-        async with self._turn:
+        """Return the entries in the workers' recorder files, each of which has a reading: no worker is called."""
+        async with self._lock:
             if self._recorded is None or not self._is_fresh(self._recorded):
                 now = self._clock()
                 ranks = [RankEntries(_head(record), await _rows(record), is_recorded=True) for record in records]
@@ -151,13 +121,9 @@ class EncoderCacheEntries:
             return self._recorded
 
     async def as_known(self, records: Sequence[RankRecord]) -> EntriesReading | None:
-        """Return what the recorders show and, of other ranks, what the workers answered last: no worker is called.
+        """Return the recorders' entries and, of other ranks, the workers' last response: no worker is called.
 
-        Args:
-            records: Each with a reading; those without a table of entries show only their sums.
-
-        Returns:
-            ``None`` where nothing is known.
+        A record without a table of entries has only their sums. ``None`` where nothing is known.
         """
         recorded = await self.of_records(records) if records else None
         if recorded is None or self._answered is None:
@@ -175,12 +141,12 @@ class EncoderCacheEntries:
         return self._clock() - reading.at < KEPT_SECONDS
 
 
-def _answered(answer: Mapping[str, Any]) -> RankEntries:
-    rows = answer.get("entries")
-    if not answer.get("ok") or not isinstance(rows, list):
-        raise EngineGarbled(f"rank {answer.get('rank')} could not list: {answer.get('error')}")
+def _answered(response: Mapping[str, Any]) -> RankEntries:
+    rows = response.get("entries")
+    if not response.get("ok") or not isinstance(rows, list):
+        raise EngineGarbled(f"rank {response.get('rank')} could not list: {response.get('error')}")
     dropped = {"ok", "op", "schema", "entries"}
-    return RankEntries({key: value for key, value in answer.items() if key not in dropped}, rows)
+    return RankEntries({key: value for key, value in response.items() if key not in dropped}, rows)
 
 
 def _head(record: RankRecord) -> Mapping[str, Any]:
@@ -200,7 +166,7 @@ def _head(record: RankRecord) -> Mapping[str, Any]:
 
 
 async def _rows(record: RankRecord) -> Sequence[Mapping[str, Any]]:
-    """The entries of a recorder, largest first; not in a thread, which would hold the loop up for longer."""
+    """Return the entries of a recorder, largest first; not in a thread, which would hold the loop up for longer."""
     rows: list[EntryRow] = []
     entries = record.entry_rows()
     while piece := list(islice(entries, _PIECE_ENTRIES)):

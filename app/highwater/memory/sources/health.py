@@ -1,31 +1,15 @@
-"""Asks the engine's API server whether it and its engine are there."""
+"""The engine's API server: whether it and its engine are up."""
 
 from __future__ import annotations
 
-from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
-from highwater.memory.sources.source import Observation, Reach
+from highwater.memory.sources.source import Observation, Source
 
 
-class Health:
-    """``GET /health``, the cheapest question there is: asked where the engine's counts are not."""
+class Health(Source):
+    """``GET /health``, the cheapest request: made where the engine's counts are not read."""
 
     name = "health"
-    reach: Reach = "api_server"
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def available(self, capabilities: Capabilities) -> bool:
-        """Every vLLM has it."""
-        del capabilities
-        return True
-
-    async def read(self) -> Observation:
-        """Ask once.
-
-        Raises:
-            EngineError: No good answer.
-        """
+    async def read(self) -> Observation:  # noqa: D102 - as in Source
         await self._engine.get_text("/health")
         return Observation()

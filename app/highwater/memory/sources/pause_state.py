@@ -1,34 +1,24 @@
-"""Reads whether the engine's scheduler is paused."""
+"""The engine's scheduler: whether it is paused."""
 
 from __future__ import annotations
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
-from highwater.memory.sources.source import Observation, Reach
+from highwater.memory.sources.source import Observation, Source
 
 
-class PauseState:
-    """``GET /is_paused``, which vLLM 0.17 and newer answers from the engine itself."""
+class PauseState(Source):
+    """``GET /is_paused`` of vLLM 0.12 and newer, in development mode; from 0.17 on the engine itself responds."""
 
     name = "pause_state"
-    reach: Reach = "engine"
+    reach = "engine"
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def available(self, capabilities: Capabilities) -> bool:
-        """From vLLM 0.12 on, in development mode."""
+    def available(self, capabilities: Capabilities) -> bool:  # noqa: D102 - as in Source
         return capabilities.is_paused
 
-    async def read(self) -> Observation:
-        """Ask once.
-
-        Raises:
-            EngineError: No good answer.
-        """
-        answer = await self._engine.get_json("/is_paused")
-        paused = answer.get("is_paused") if isinstance(answer, dict) else None
+    async def read(self) -> Observation:  # noqa: D102
+        response = await self._engine.get_json("/is_paused")
+        paused = response.get("is_paused") if isinstance(response, dict) else None
         if not isinstance(paused, bool):
-            raise EngineGarbled(f"GET /is_paused answered {answer!r}")
+            raise EngineGarbled(f"GET /is_paused answered {response!r}")
         return Observation(paused=paused)

@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from highwater.engine.capabilities import Capabilities
+from highwater.engine.client import Engine
 from highwater.readings import EngineLoad, WorkerMemory
 
-# Who has to answer: the API server alone; the engine's loop too, between two steps; or the workers, which spin on a
-# core for a second after each call.
+# The part of the engine that has to respond: the API server alone; the engine's loop too, between two steps; or the
+# workers, which spin on a core for a second after each call.
 Reach: TypeAlias = Literal["api_server", "engine", "workers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The observations of one source; ``None`` where it reports nothing.
+    """The observations of one source; ``None`` where it reports nothing."""
 
-    Attributes:
-        workers: Each worker's memory, in rank order.
-        load: The engine's own counts.
-        paused: Whether the scheduler is paused.
-    """
-
-    workers: tuple[WorkerMemory, ...] | None = None
-    load: EngineLoad | None = None
-    paused: bool | None = None
+    workers: tuple[WorkerMemory, ...] | None = None  # each worker's memory, in rank order
+    load: EngineLoad | None = None  # the engine's own counts
+    paused: bool | None = None  # whether the scheduler is paused
 
 
-class Source(Protocol):
-    """One place where readings come from. A source that fails costs only itself."""
+class Source(ABC):
+    """A source of readings. A source that fails costs only itself."""
 
-    @property
-    def name(self) -> str:
-        """A bounded word, the ``source`` label of ``highwater_poll_failures_total``."""
+    name: ClassVar[str]  # the `source` label of `highwater_poll_failures_total`
+    reach: ClassVar[Reach] = "api_server"  # the part of the engine that has to respond
 
-    @property
-    def reach(self) -> Reach:
-        """The part of the engine that has to respond for it to be read."""
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def available(self, capabilities: Capabilities) -> bool:
-        """Return whether this engine has it."""
+        """Return whether this engine has it; every engine does, unless a source says otherwise."""
+        del capabilities
+        return True
 
+    @abstractmethod
     async def read(self) -> Observation:
-        """Ask once.
+        """Read it once.
 
         Raises:
-            EngineError: It could not be asked, or did not answer as it should.
+            EngineError: No valid response.
         """

@@ -1,0 +1,304 @@
+"""One rank by its recorder file: its newest reading, its progress, and whether it still writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from highwater.accounting.attribution import account
+from highwater.accounting.points import MemoryPoint
+from highwater.errors import flaw
+from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
+from highwater.recorder.entry_table import EntryRow, EntryTable
+from highwater.recorder.identity import Identity
+from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack
+from highwater.recorder.ring import Ring, WatchdogDump
+from highwater.recorder.untrusted import count, is_within_bounds, number, part
+
+# Three heartbeats of an idle worker.
+_SILENT_SECONDS = 3.0
+_STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
+
+_WORKER = TypeAdapter(WorkerMemory)
+# What never changes, and begins every response of a worker.
+_IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host", "pid", "pid_started", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """The newest contents of one rank's recorder file."""
+
+    identity: Identity
+    # Its memory as of the last valid sample, as the worker would report it; `None` before the first. While the worker
+    # has done nothing since that sample and still writes, it is of the last heartbeat's time.
+    newest: WorkerMemory | None
+    progress: RankProgress | None  # its steps and calls as of its last record
+    table: EntryTable | None  # the entries of its encoder cache; `None` before the first
+    mono: float  # the time of its last record, on its own monotonic clock
+    age_seconds: float  # since its last record
+    status: RankStatus  # whether it writes, and why not
+    reading_age_seconds: float | None = None  # since `newest` held; `None` before the first
+
+    @property
+    def name(self) -> str:
+        """The rank as an operator calls it."""
+        return self.identity.name
+
+    @property
+    def entries_total(self) -> int | None:
+        """The number of entries in its encoder cache; ``None`` where that is unknown."""
+        return None if self.table is None else self.table.total
+
+    def entry_rows(self) -> Iterator[EntryRow]:
+        """Return the entries of its encoder cache, unsorted, one at a time: thousands of them take milliseconds."""
+        return iter(()) if self.table is None else self.table.entries(self.mono)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The clocks and the processes of this machine."""
+
+    clock: Callable[[], float]  # Unix seconds
+    monotonic: Callable[[], float]  # `CLOCK_MONOTONIC`, which the workers of this machine share
+    proc: Path  # the folder in which the kernel shows processes
+    boot_id: str | None  # the kernel's; `None` where it is not shown
+
+    @classmethod
+    def of(cls, clock: Callable[[], float], monotonic: Callable[[], float], proc: Path) -> Self:
+        """Return this machine, with the boot id that ``proc`` shows."""
+        boot_id = None
+        with suppress(OSError, ValueError):
+            boot_id = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+        return cls(clock, monotonic, proc, boot_id)
+
+    def process_state(self, identity: Identity) -> str | None:
+        """Return the letter of a process's state; ``None`` where it does not exist, ``?`` where that is unknown."""
+        try:
+            text = (self.proc / str(identity.pid) / "stat").read_text(encoding="utf-8", errors="replace")
+            fields = text.rpartition(")")[2].split()
+            return fields[_STATE] if int(fields[_STARTED]) == identity.pid_started else None
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except (OSError, ValueError, IndexError):
+            return "?"
+
+
+class _Record(NamedTuple):
+    """A sample or heartbeat, and when it was written by both of the writer's clocks."""
+
+    at: float
+    mono: float
+    body: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any] | None) -> _Record | None:
+        at, mono = (None, None) if body is None else (number(body.get("at")), number(body.get("mono")))
+        return None if body is None or at is None or mono is None else cls(at, mono, body)
+
+
+class RankFile:
+    """A ring of the life of the engine that is followed, and what was read of it so far.
+
+    Args:
+        ring: The file; closed with this.
+        machine: This machine.
+    """
+
+    def __init__(self, ring: Ring, machine: Machine) -> None:
+        self.ring = ring
+        self._machine = machine
+        self._fixed = {name: getattr(ring.identity, name) for name in _IDENTITY_FIELDS}
+        self._shares_clock = ring.identity.boot_id is not None and ring.identity.boot_id == machine.boot_id
+        # Where the process was seen, its absence means that it has ended; elsewhere a PID namespace may hide it.
+        self._was_seen = self._shares_clock and machine.process_state(ring.identity) is not None
+        # On our monotonic clock: when something new was read last, and when the file had been read before that. The
+        # last record is no older than the one and no younger than the other, whatever the clocks in it say.
+        self._news_at = machine.monotonic()
+        self._read_before: float | None = None
+        self._read_at: float | None = None
+        self._reading: WorkerMemory | None = None
+        self._reading_mono = 0.0
+        self._written: _Record | None = None
+        self._sample: _Record | None = None
+        self._heartbeat: _Record | None = None
+        self._table: EntryTable | None = None
+        self._is_ended = False
+        self._sample_problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file, or with its content."""
+        return self.ring.problem or self._sample_problem
+
+    def read(self, *, whole_file: bool = False) -> RankRecord:
+        """Return the rank's record as of now.
+
+        Args:
+            whole_file: Search the whole file for a sample where none is found at once: there is no second read.
+
+        Raises:
+            RingUnusable: It cannot be read any more.
+        """
+        now, wall = self._machine.monotonic(), self._machine.clock()
+        bodies: Iterable[Mapping[str, Any]] = self.ring.read()
+        if whole_file:
+            bodies = [*bodies] or self.ring.newest(1)
+        self._table = self.ring.table() or self._table
+        heartbeat = _Record.of(self.ring.heartbeat())
+        if heartbeat is not None:
+            self._heartbeat, self._is_ended = heartbeat, heartbeat.body.get("kind") == "stopped"
+        has_news = self._take(bodies) or heartbeat is not None
+        if has_news:
+            self._news_at, self._read_before = now, self._read_at
+        self._read_at = now
+        last = _later(self._written, self._heartbeat)
+        age = self._age_seconds(last, now, wall)
+        newest, newest_mono = self._newest()
+        mono = 0.0 if last is None else last.mono
+        return RankRecord(
+            identity=self.ring.identity,
+            newest=newest,
+            progress=self._progress(self.ring.dump()),
+            table=self._table,
+            mono=mono,
+            age_seconds=age,
+            status=self._status(age, has_news=has_news),
+            reading_age_seconds=None if newest is None else age + max(mono - newest_mono, 0.0),
+        )
+
+    def _take(self, newest_first: Iterable[Mapping[str, Any]]) -> bool:
+        """Take the newest sample, and return whether anything at all is new. Those before it are not decoded."""
+        has_news = False
+        for record in map(_Record.of, newest_first):
+            if record is None:
+                continue
+            if not has_news:
+                has_news, self._written = True, record
+            if record.body.get("kind") == "sample":
+                self._take_sample(record)
+                break
+        return has_news
+
+    def _take_sample(self, sample: _Record) -> None:
+        self._sample = sample
+        try:
+            reading = _WORKER.validate_python({**part(sample.body, "memory"), **self._fixed, "taken_at": sample.at})
+        except ValidationError as exc:
+            self._sample_problem = f"corrupt sample: {flaw(exc.errors())}"
+            return
+        if not is_within_bounds(reading):
+            self._sample_problem = "corrupt sample: a number that nothing has"
+            return
+        self._reading, self._reading_mono, self._sample_problem = reading, sample.mono, None
+
+    def _newest(self) -> tuple[WorkerMemory | None, float]:
+        """Return the last valid sample, as of now where nothing can have changed since; and its monotonic time."""
+        newest, sample, heartbeat = self._reading, self._sample, self._heartbeat
+        if newest is None or sample is None:
+            return None, 0.0
+        table = self._table
+        if table is not None:
+            newest = replace(newest, budget=table.budget, start=table.start, notes=(*newest.notes, *table.notes))
+        # An invalid sample is a call that left no reading: the valid one before it is as old as it is.
+        if heartbeat is None or heartbeat.mono < sample.mono or newest.taken_at != sample.at:
+            return newest, self._reading_mono
+        figures = {name: count(heartbeat.body.get(name)) for name in ("rss_bytes", "cgroup_oom_kills")}
+        known = {name: size for name, size in figures.items() if size is not None}
+        newest = replace(newest, host_memory=replace(newest.host_memory, **known))
+        if not _is_at_rest(heartbeat, since=sample):
+            return newest, self._reading_mono
+        newest = _as_of_heartbeat(newest, sample, heartbeat, figures["rss_bytes"])
+        return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
+
+    def _progress(self, dump: WatchdogDump | None) -> RankProgress | None:
+        last = _later(self._sample, self._heartbeat)
+        progress = None if last is None else parse_progress(last.mono, last.body)
+        if dump is None or (last is not None and last.mono >= dump.armed_mono + dump.seconds):
+            return progress
+        return replace(progress or RankProgress(), stack=parse_stack(dump.text, self.ring.identity.main_thread))
+
+    def _age_seconds(self, last: _Record | None, now: float, wall: float) -> float:
+        if last is None:
+            age = wall - self.ring.identity.started_at
+        else:
+            age = now - last.mono if self._shares_clock else wall - last.at
+        if self._read_before is not None:
+            age = min(age, now - self._read_before)
+        return max(age, now - self._news_at, 0.0)
+
+    def _status(self, age_seconds: float, *, has_news: bool) -> RankStatus:
+        if self._is_ended:
+            return "ended"
+        is_late = age_seconds > _SILENT_SECONDS
+        if has_news and not is_late:
+            return "alive"
+        state = self._machine.process_state(self.ring.identity) if self._was_seen else "?"
+        # That a process has ended is a fact; whether it should have written by now is a matter of time.
+        if state is None or state in "ZX":
+            return "dead"
+        if not is_late:
+            return "alive"
+        return "stopped" if state in "Tt" else "silent"
+
+
+def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
+    """Return the samples of a whole file, oldest first; figures that are invalid are unknown.
+
+    Raises:
+        RingUnusable: It cannot be read any more.
+    """
+    bodies = ((number(body.get("at")), body) for body in ring.newest(max_records) if body.get("kind") == "sample")
+    return tuple(_point(at, part(body, "memory")) for at, body in bodies if at is not None)
+
+
+def _point(at: float, memory: Mapping[str, Any]) -> MemoryPoint:
+    torch, encoder = part(memory, "torch"), part(memory, "encoder_cache")
+    cached = count(encoder.get("device_bytes"))
+    sizes = ("total_bytes", "used_bytes", "free_bytes", "weights_bytes", "kv_cache_bytes")
+    figures: dict[str, Any] = {name: count(memory.get(name)) for name in sizes}
+    worker = WorkerMemory(
+        rank=None,
+        taken_at=at,
+        device=Device(),
+        **figures,
+        torch=TorchMemory(**{name: count(torch.get(name)) for name in ("allocated_bytes", "reserved_bytes")}),
+        encoder_cache=None
+        if cached is None
+        else EncoderCache(entries=count(encoder.get("entries")) or 0, device_bytes=cached),
+        host_memory=HostMemory(rss_bytes=count(part(memory, "host_memory").get("rss_bytes"))),
+    )
+    return MemoryPoint.of(account(worker, "recorder"))
+
+
+def _later(*records: _Record | None) -> _Record | None:
+    """Return the latest record: samples and heartbeats are not read in the order in which they were written."""
+    known = [record for record in records if record is not None]
+    return max(known, key=lambda record: record.mono, default=None)
+
+
+def _is_at_rest(heartbeat: _Record, *, since: _Record) -> bool:
+    """Return whether the worker has begun nothing since a sample, and has nothing under way."""
+    calls, moving = count(heartbeat.body.get("calls")), part(heartbeat.body, "moving")
+    sees_steps = count(moving.get("steps_begun")) is not None  # else it may be in one
+    has_begun = calls is None or calls != count(since.body.get("calls"))
+    under_way = (moving.get(name) for name in ("step_seconds", "output_seconds", "rpc", "call"))
+    return sees_steps and not has_begun and all(value is None for value in under_way)
+
+
+def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record, rss_bytes: int | None) -> WorkerMemory:
+    """Return the reading of a worker that has done nothing since, as of its heartbeat."""
+    encoder = reading.encoder_cache
+    if encoder is not None and encoder.oldest_age_seconds is not None:
+        oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)
+        reading = replace(reading, encoder_cache=replace(encoder, oldest_age_seconds=oldest))
+    if reading.used_bytes is not None and reading.device.type != "cpu":
+        as_of = f"as of {sample.at:.1f} (Unix seconds): this worker has done nothing since; others on its device may"
+        reading = replace(reading, notes=(*reading.notes, Note(name="used_bytes", reason=as_of)))
+    elif reading.used_bytes is not None and rss_bytes is not None:
+        reading = replace(reading, used_bytes=rss_bytes)  # its process's memory is its device's
+    return replace(reading, taken_at=heartbeat.at)

@@ -1,0 +1,74 @@
+"""Checks of what another process wrote into a file: a value that is not as the contract has it counts as unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from highwater.text.printable import printable
+
+MAX_NUMBER = 2**63 - 1
+"""Beyond it, sums in floats and in C would go wrong elsewhere."""
+_MAX_TEXT = 200
+
+
+class RingUnusable(Exception):
+    """A recorder file that cannot be used.
+
+    Attributes:
+        reason: Begins with one of: truncated, foreign, version, corrupt header, corrupt identity, not a regular file,
+            too large, unreadable.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number)
+
+
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """Return a JSON object in ASCII, as the contract has it; ``None`` where it is invalid."""
+    try:
+        value = _JSON.decode(str(text, "ascii"))
+    except (ValueError, RecursionError):  # RecursionError: brackets nested too deep for the parser
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def is_within_bounds(value: object) -> bool:
+    """Return whether every number in a value of ``readings`` can be counted with: finite, not negative, of 63 bits."""
+    if isinstance(value, int | float):
+        return 0 <= value <= MAX_NUMBER
+    parts = fields(value) if is_dataclass(value) else ()
+    return all(is_within_bounds(getattr(value, part.name)) for part in parts)
+
+
+def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object within an object; empty where there is none."""
+    value = whole.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def count(value: object) -> int | None:
+    """Return a whole number that is not negative."""
+    return value if type(value) is int and 0 <= value <= MAX_NUMBER else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number that is not negative. JSON's true is a Python integer, and no number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MAX_NUMBER else None
+
+
+def short_text(value: object) -> str | None:
+    """Return text that a terminal and UTF-8 can take: JSON may hold control characters and halves of characters."""
+    return printable(value[:_MAX_TEXT], instead="?") if isinstance(value, str) else None
