@@ -124,7 +124,7 @@ def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
 
 def _name(record: ProcessRecord) -> str:
     role: Role = next((one for one in ROLES if one == record.role), "other")
-    return name_of(role, record.index, record.rank, record.dp_rank, record.command)
+    return name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command)
 
 
 def _words(record: ProcessRecord, name: str) -> Iterator[str]:

@@ -49,7 +49,7 @@ def test_an_unknown_role_is_other(host):
     """A newer worker package may have more of them."""
     write(host.folder, record(role="wizard"))
     (one,) = host().processes
-    assert (one.role, one.key) == ("other", ("other", "other vllm", 99))
+    assert (one.role, one.name, one.started) == ("other", "other vllm", 99)
 
 
 def test_the_engines_container_is_the_one_with_its_processes(host):
