@@ -1,4 +1,4 @@
-"""Host memory as the sidecar keeps it: read in a thread now and then, and once more for who asks for it now."""
+"""Host memory as the sidecar keeps it: read in a thread every few seconds, and when a report is requested."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from highwater.readings import HostSummary
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
-"""A reading that is younger answers whoever asks."""
+"""A reading that is younger is reused."""
 
 log = logging.getLogger("highwater")
 
 
 class HostWatch:
-    """Keeps the last reading, and the pace of what the container must keep.
+    """Keeps the last reading, and the pace of the container's memory.
 
     Attributes:
         summary: The few figures that stand in ``GET /memory``, as of the last reading.
         listeners: Each is called with every reading, on the event loop.
 
     Args:
-        reader: Reads.
-        counts: Returns what is counted elsewhere; it may ask the engine.
+        reader: Reads host memory.
+        counts: Returns the counters of the engine and its workers.
         monotonic: Monotonic seconds.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an internal error.
         sleep: Waits for so many seconds.
     """
 
@@ -54,7 +54,7 @@ class HostWatch:
         self._window = OutlookWindow()
         self._last: tuple[float, HostReading, Outlook] | None = None
         self.summary: HostSummary | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def last(self) -> HostReading | None:
@@ -67,7 +67,7 @@ class HostWatch:
         return NO_OUTLOOK if self._last is None else self._last[2]
 
     async def run(self) -> None:
-        """Read now and then, until cancelled."""
+        """Read every few seconds, until cancelled."""
         while True:
             try:
                 await self.read()
@@ -78,11 +78,11 @@ class HostWatch:
 
     async def read(self) -> HostReading:
         """Return a reading that is at most a second old."""
-        async with self._turn:
+        async with self._lock:
             now = self._monotonic()
             if self._last is not None and now - self._last[0] < FRESH_SECONDS:
                 return self._last[1]
-            reading, outlook, summary = await asyncio.to_thread(self._look, now)
+            reading, outlook, summary = await asyncio.to_thread(self._read_now, now)
             self._last = now, reading, outlook
             self.summary = summary
         for listener in self.listeners:
@@ -97,7 +97,7 @@ class HostWatch:
         # Of hundreds of processes it takes milliseconds, and streams pass on this loop.
         return await asyncio.to_thread(report_of, reading, outlook=self.outlook, counts=self._counts(), age_seconds=age)
 
-    def _look(self, now: float) -> tuple[HostReading, Outlook, HostSummary | None]:
+    def _read_now(self, now: float) -> tuple[HostReading, Outlook, HostSummary | None]:
         reading = self._reader.read()
         outlook = self._window.add(now, reading.container)
         return reading, outlook, summary_of(reading, outlook)
