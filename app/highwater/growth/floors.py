@@ -1,4 +1,4 @@
-"""Idle floors: what a series holds while no request runs or waits. Pure; no I/O, no clock.
+"""Idle floors: the values of a series while no request runs or waits. Pure; no I/O, no clock.
 
 Only such values are compared: under load a series shows the load. Floors are thinned by age, so that a day fits into a
 bounded number of them: the older, the further apart.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from highwater.readings import GrowthDriver, GrowthUnit
@@ -22,16 +23,12 @@ KILO: Final = 1000.0
 
 
 class Floor(NamedTuple):
-    """One value of a series at rest, and what the engine had done until then; NaN where that is not known.
+    """One value of a series at rest, and the engine's work until then as in ``WorkCounts``; NaN where not known.
 
     Attributes:
         at: Monotonic seconds since the machine's boot.
         wall: Unix seconds.
         value: Bytes, or a count.
-        requests: Requests that ended so far.
-        images: Images and other multimodal items so far.
-        new_images: Those of them that the processor cache did not hold.
-        tokens: Prompt and generated tokens so far.
     """
 
     at: float
@@ -43,7 +40,7 @@ class Floor(NamedTuple):
     tokens: float = math.nan
 
     def progress(self, driver: GrowthDriver) -> float:
-        """Return how far the driver has come, in its own unit; NaN where it is not known."""
+        """Return the driver's count so far, in its own unit; NaN where it is not known."""
         if driver == "hour":
             return self.at / HOUR_SECONDS
         if driver == "1k_tokens":
@@ -54,14 +51,8 @@ class Floor(NamedTuple):
 _FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5}
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The thresholds of a unit below which nothing is judged.
-
-    Attributes:
-        min_growth: Less than that in all is no growth.
-        grain: Differences of this size are the allocator's, or the kernel's.
-    """
+class Scale(NamedTuple):
+    """A unit's smallest growth, and the grain: differences of this size are the allocator's, or the kernel's."""
 
     min_growth: float
     grain: float
@@ -78,9 +69,9 @@ class Bound:
     """An upper limit of growth by design.
 
     Attributes:
-        limit: The value up to which growth is by design; with ``is_above_start`` by how much the series may grow.
-        what: Whose limit it is, in words: ``encoder cache budget``.
-        drivers: What fills it; empty: whatever does. Growth that follows another driver is not this one's.
+        limit: The value up to which growth is by design; with ``is_above_start`` the most that the series may grow.
+        what: The limit in words: ``encoder cache budget``.
+        drivers: Growth that follows other drivers is not by this design; empty: any driver.
     """
 
     limit: float
@@ -94,11 +85,11 @@ class Bound:
 
 
 class Happening(NamedTuple):
-    """Something that may have made a step.
+    """An event that may have made a step.
 
     Attributes:
         at: Monotonic seconds, as in a floor.
-        what: In words, as part of a sentence: ``reset_encoder_cache by the policy``.
+        what: Part of a sentence: ``reset_encoder_cache by the policy``.
         is_reset: It may have lowered the series.
     """
 
@@ -108,12 +99,12 @@ class Happening(NamedTuple):
 
 
 def superfluous(times: Sequence[float]) -> int:
-    """Return which of too many floors to drop: the one whose gap is the smallest for its age.
+    """Return the index of the floor to drop: the one whose gap is the smallest for its age.
 
-    The newest ones and the first few are kept, because verdicts need the latter for what the series was at its start.
+    The newest and the first few are kept, because verdicts compare with the start of a series.
 
     Args:
-        times: When each was taken, oldest first; more than ``_NEWEST_KEPT + _OLDEST_KEPT``.
+        times: The floors' times, oldest first; more than ``_NEWEST_KEPT + _OLDEST_KEPT``.
     """
     now = times[-1]
     middle = range(_OLDEST_KEPT, len(times) - _NEWEST_KEPT)
@@ -126,8 +117,4 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
         return list(floors)
     edges = [round(i * len(floors) / most) for i in range(most + 1)]
     parts = (floors[low:high] for low, high in pairwise(edges))
-    return [sorted(part, key=_value)[(len(part) - 1) // 2] for part in parts]
-
-
-def _value(floor: Floor) -> float:
-    return floor.value
+    return [sorted(part, key=attrgetter("value"))[(len(part) - 1) // 2] for part in parts]

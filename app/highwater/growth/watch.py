@@ -177,12 +177,11 @@ class GrowthWatch:
             key = None if book is None else book.key(name)
             if key is None or name not in self._judged:
                 continue
-            measured, present = self._last.get(name), self._present[key.place]
+            present = self._present[key.place]
             self._told[name] = series_growth(
                 key,
                 self._judged[name][1],
-                room=None if measured is None else measured.room,
-                limit_by=None if measured is None else measured.limit_by,
+                measured=self._last.get(name),
                 now=now,
                 is_over=self._is_over or (bool(present) and name not in present),
             )
