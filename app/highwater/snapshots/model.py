@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeGuard
 
 from highwater.snapshots.errors import SnapshotError
+from highwater.text.printable import printable
 
 MAX_SEGMENTS: Final = 200_000
 MAX_BLOCKS: Final = 3_000_000
@@ -225,8 +226,7 @@ def _largest(trace: list[Any]) -> Request | None:
 
 def _frame(raw: dict[Any, Any]) -> Frame:
     line = raw.get("line", 0)
-    words = (_word(raw.get(key, "?")) for key in ("filename", "name"))
-    file, name = ("".join(letter if letter.isprintable() else "?" for letter in word) for word in words)
+    file, name = (printable(_word(raw.get(key, "?")), instead="?") for key in ("filename", "name"))
     return file, line if isinstance(line, int) and line.bit_length() <= _WORD_BITS else 0, name
 
 

@@ -1,6 +1,6 @@
 """An explanation and a difference as text for a terminal. Pure.
 
-Every word of a snapshot is foreign; the command that prints this makes it printable.
+All text of a snapshot is foreign; the command that prints it makes it printable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TURN_ON: Final = (
 
 
 def stacks_text(answer: dict[str, Any]) -> str:
-    """Return what ``POST /memory/snapshot/stacks`` returned: a line a rank."""
+    """Return the response to ``POST /memory/snapshot/stacks``: a line a rank."""
     return "\n".join(
         f"rank {rank['rank']}: who allocates is noted for {span_text(rank['seconds_left'])}"
         if rank["recording"]
@@ -34,26 +34,17 @@ def stacks_text(answer: dict[str, Any]) -> str:
 
 
 def explanation_text(found: dict[str, Any], name: str) -> str:
-    """Return an explanation in sentences.
-
-    Args:
-        found: As the reading process returned it.
-        name: Of the file.
-    """
-    lines = [f"{name}{_who(name)}"]
+    """Return a file's explanation, as the reading process returned it, in sentences."""
+    match = _FILE_NAME.fullmatch(name)
+    lines = [name]
+    if match is not None:
+        lines = [f"{name}: data-parallel rank {match['dp_rank']}, rank {match['rank']}, process {match['pid']}"]
     for device in found["devices"]:
         lines += ["", *_device(device, has_stacks=found["has_stacks"])]
     if not found["devices"]:
         lines += ["", "The allocator has no memory from the driver."]
     lines += ["", *_footer(found)]
     return "\n".join(lines)
-
-
-def _who(name: str) -> str:
-    match = _FILE_NAME.fullmatch(name)
-    if match is None:
-        return ""
-    return f": data-parallel rank {match['dp_rank']}, rank {match['rank']}, process {match['pid']}"
 
 
 def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
@@ -63,7 +54,17 @@ def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
         f"Device {device['device']}: {size['reserved_bytes']} reserved in {_count(device['segments'], 'segment')}, "
         f"{size['allocated_bytes']} allocated{pending}, {size['free_bytes']} free."
     )
-    yield from _holes(device)
+    if device["free_bytes"]:
+        parts = [
+            f"{size[key]} in {_count(count, 'segment')} that {holding}"
+            for count, key, holding in (
+                (device["holed_segments"], "held_free_bytes", "also hold tensors"),
+                (device["whole_segments"], "whole_free_bytes", "hold nothing"),
+            )
+            if count
+        ]
+        yield f"Free: {' and '.join(parts)}. The largest free block has {size['largest_free_bytes']}."
+        yield from _wanted(device)
     yield from _gains(device)
     yield ""
     yield _pools(device)
@@ -72,44 +73,30 @@ def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
         yield from _pinned(device, has_stacks=has_stacks)
 
 
-def _holes(device: dict[str, Any]) -> Iterator[str]:
-    if not device["free_bytes"]:
-        return
-    holed, whole = device["holed_segments"], device["whole_segments"]
-    parts = []
-    if holed:
-        parts.append(f"{size_text(device['held_free_bytes'])} in {_count(holed, 'segment')} that also hold tensors")
-    if whole:
-        parts.append(f"{size_text(device['whole_free_bytes'])} in {_count(whole, 'segment')} that hold nothing")
-    largest = size_text(device["largest_free_bytes"])
-    yield f"Free: {' and '.join(parts)}. The largest free block has {largest}."
-    yield from _wanted(device)
-
-
 def _wanted(device: dict[str, Any]) -> Iterator[str]:
     wanted = device["wanted"]
     if wanted is None:
         yield "How large a request must be served is not known: the snapshot has no history. Ask with --want 180MiB."
         return
-    asked = size_text(wanted["bytes"])
+    size = size_text(wanted["bytes"])
     origin = {
-        "asked": f"{asked} is wanted",
-        "history": f"The largest request in the history has {asked}",
-        "failed": f"The last request that failed has {asked}",
+        "asked": f"{size} is wanted",
+        "history": f"The largest request in the history has {size}",
+        "failed": f"The last request that failed has {size}",
     }[wanted["from"]]
     where = f"the {wanted['kind']} blocks of stream {wanted['stream']:x}"
     largest = wanted["largest_free_bytes"]
     if wanted["fits"]:
         yield f"{origin}: a free block serves it, {size_text(largest)} among {where}."
         return
-    hole = f"the largest hole among {where} is {size_text(largest)} < {asked}" if largest else f"{where} have no hole"
+    hole = f"the largest hole among {where} is {size_text(largest)} < {size}" if largest else f"{where} have no hole"
     yield (
         f"{origin}: {size_text(device['free_bytes'])} is free in "
         f"{_count(device['holed_segments'] + device['whole_segments'], 'segment')}, and {hole} wanted."
     )
     free = wanted["device_free_bytes"]
-    said = "" if free is None else f" The driver had {size_text(free)} free when it failed."
-    yield f"PyTorch asks the driver for {size_text(wanted['new_segment_bytes'])} more.{said}"
+    then = "" if free is None else f" The driver had {size_text(free)} free when it failed."
+    yield f"PyTorch asks the driver for {size_text(wanted['new_segment_bytes'])} more.{then}"
 
 
 def _gains(device: dict[str, Any]) -> Iterator[str]:
@@ -189,13 +176,7 @@ def _footer(found: dict[str, Any]) -> Iterator[str]:
 
 
 def difference_text(found: dict[str, Any], before: str, after: str) -> str:
-    """Return a difference in sentences.
-
-    Args:
-        found: As the reading process returned it.
-        before: The first file's name.
-        after: The second's.
-    """
+    """Return the difference of two files, as the reading process returned it, in sentences."""
     lines = [f"{before} → {after}", *(f"warning: {one}" for one in warnings_of(found, before, after))]
     for device in found["devices"]:
         lines += ["", *_changed(device, all(found["has_stacks"]))]
@@ -207,9 +188,8 @@ def difference_text(found: dict[str, Any], before: str, after: str) -> str:
 
 
 def warnings_of(found: dict[str, Any], before: str, after: str) -> Iterator[str]:
-    """Return why the two may not be comparable, by their names and devices."""
-    names = [_FILE_NAME.fullmatch(name) for name in (before, after)]
-    first, second = names
+    """Yield the reasons why the two may not be comparable, by their names and devices."""
+    first, second = _FILE_NAME.fullmatch(before), _FILE_NAME.fullmatch(after)
     if first is not None and second is not None:
         for key, what in (("dp_rank", "data-parallel ranks"), ("rank", "ranks"), ("pid", "processes")):
             if first[key] != second[key]:
