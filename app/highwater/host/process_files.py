@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,14 +49,6 @@ _RECORD = TypeAdapter(ProcessRecord)
 
 class BadProcessFile(Exception):
     """The file is not used; the text says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundProcess:
-    """A record, and its age in seconds by the best clock that is shared with its writer."""
-
-    record: ProcessRecord
-    age_seconds: float
 
 
 _Known: TypeAlias = tuple[tuple[int, ...], ProcessRecord | str]
@@ -96,10 +88,10 @@ class ProcessFiles:
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 
-    def read(self) -> tuple[FoundProcess, ...]:
+    def read(self) -> tuple[ProcessRecord, ...]:
         """Return the processes that run, by pid; a file that cannot be used is named in ``problems``."""
         problems: list[str] = []
-        found: list[FoundProcess] = []
+        found: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
         owners = self._owners()
         names = list(self._names(problems))
@@ -114,10 +106,10 @@ class ProcessFiles:
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
             elif self._is_running(record := known[1]):
-                found.append(FoundProcess(record=record, age_seconds=self._age(record)))
+                found.append(replace(record, age_seconds=self._age(record)))
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
-        return tuple(sorted(found, key=lambda one: one.record.pid))
+        return tuple(sorted(found, key=lambda record: record.pid))
 
     def sweep(self) -> int:
         """Remove the files of processes that have long ended, and return how many; what cannot be removed stays."""

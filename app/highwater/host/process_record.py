@@ -90,7 +90,8 @@ class ProcessRecord(ProcessFigures):
         vllm: The version.
         index: Which of several processes of its role.
         others: Processes beside it that write no file.
-        cpu_seconds: What writing the records has cost so far.
+        cpu_seconds: The CPU time of writing the records so far.
+        age_seconds: By the best clock that is shared with the writer; set by the reader.
     """
 
     schema: Annotated[int, Field(ge=1, le=1, strict=True)]
@@ -108,3 +109,4 @@ class ProcessRecord(ProcessFigures):
     others: Listed | None = None
     engine: EngineMemorySettings | None = None
     cpu_seconds: _Seconds | None = None
+    age_seconds: float = 0.0

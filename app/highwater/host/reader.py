@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from highwater.host.cgroup import container_key, container_of, pressure_of, read_group, read_pressure
 from highwater.host.names import name_of, named_apart
 from highwater.host.proc import boot_id, find_engine, read_machine, read_process, started_of
-from highwater.host.process_files import FoundProcess, ProcessFiles
+from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
     ROLES,
@@ -30,19 +29,11 @@ from highwater.host.reading import (
     ShmMemory,
 )
 from highwater.host.shared_memory import SHM, read_shm, shm_of
+from highwater.readings import RankReading
 
 _SWEEP_SECONDS = 60.0
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
-
-
-class WorkerProcess(NamedTuple):
-    """A worker as the poller knows it."""
-
-    pid: int | None
-    pid_started: int | None
-    rank: int | None
-    dp_rank: int | None
 
 
 class HostReader:
@@ -61,7 +52,7 @@ class HostReader:
         self,
         folder: Path | None,
         *,
-        workers: Callable[[], Sequence[WorkerProcess]] = lambda: (),
+        workers: Callable[[], Sequence[RankReading]] = lambda: (),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         root: Path = Path("/"),
@@ -114,11 +105,11 @@ class HostReader:
 
     # --- processes ---
 
-    def _listed(self, found: Iterable[FoundProcess], known: set[int]) -> list[ProcessMemory]:
+    def _listed(self, found: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         """Return processes without files, as the first process of their container lists them."""
         rows = []
-        for one in found:
-            record, others = one.record, one.record.others
+        for record in found:
+            others = record.others
             # The sidecar shares the engine's container on a machine without containers, and is not the engine's.
             is_own_pid_known = self._files is not None and self._files.shares_processes_with(record)
             for row in () if others is None else others.largest:
@@ -133,16 +124,16 @@ class HostReader:
                         name=name_of(role, command=row.name),
                         pid=row.pid,
                         container=_container_key(record),
-                        age_seconds=round(one.age_seconds + _since(record.mono, others.mono if others else 0.0), 3),
+                        age_seconds=round(record.age_seconds + _since(record.mono, others.mono if others else 0.0), 3),
                         source="listed",
                     )
                 )
         return rows
 
-    def _of_proc(self, found: Sequence[FoundProcess], known: set[int], now: float) -> list[ProcessMemory]:
+    def _of_proc(self, found: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
         """Return processes that only ``/proc`` shows: searched for now and then, read each time."""
         files = self._files
-        pids = [one.record.pid for one in found if files is not None and files.shares_processes_with(one.record)]
+        pids = [one.pid for one in found if files is not None and files.shares_processes_with(one)]
         pids += [
             worker.pid
             for worker in self._workers()
@@ -162,7 +153,7 @@ class HostReader:
                 rows.append(self._named(one, workers.get(one.pid)))
         return rows
 
-    def _named(self, one: ProcessMemory, worker: WorkerProcess | None) -> ProcessMemory:
+    def _named(self, one: ProcessMemory, worker: RankReading | None) -> ProcessMemory:
         role: Role = "worker" if worker is not None and one.role == "other" else one.role
         raw = read_group(one.pid, self._root)
         rank, dp_rank = (worker.rank, worker.dp_rank) if worker is not None else (None, None)
@@ -177,13 +168,13 @@ class HostReader:
 
     # --- containers, shared memory, the machine ---
 
-    def _containers(self, found: Sequence[FoundProcess], processes: Iterable[ProcessMemory]) -> list[ContainerMemory]:
+    def _containers(self, found: Sequence[ProcessRecord], processes: Iterable[ProcessMemory]) -> list[ContainerMemory]:
         containers: dict[str, ContainerMemory] = {}
-        for one in found:
-            record, raw = one.record, one.record.cgroup
+        for record in found:
+            raw = record.cgroup
             if raw is None:
                 continue
-            age = one.age_seconds + _since(record.mono, raw.mono)
+            age = record.age_seconds + _since(record.mono, raw.mono)
             container = container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age)
             if container.key not in containers or age < containers[container.key].age_seconds:
                 containers[container.key] = container
@@ -198,15 +189,15 @@ class HostReader:
         raw = read_group(pid, self._root)
         return None if raw is None else container_of(raw, boot_id=boot_id(self._proc), host=host, sees="sidecar")
 
-    def _shared(self, found: Sequence[FoundProcess]) -> ShmMemory | None:
+    def _shared(self, found: Sequence[ProcessRecord]) -> ShmMemory | None:
         own = read_shm(self._shm)
         for one in found:
-            is_here = self._files is not None and self._files.is_of_this_machine(one.record)
-            if own is not None and is_here and one.record.shm is not None and own.device == one.record.shm.device:
+            is_here = self._files is not None and self._files.is_of_this_machine(one)
+            if own is not None and is_here and one.shm is not None and own.device == one.shm.device:
                 return shm_of(own, sees="sidecar")  # the same mount, and read now
         for one in found:
-            if (raw := one.record.shm) is not None:
-                return shm_of(raw, age_seconds=one.age_seconds + _since(one.record.mono, raw.mono))
+            if (raw := one.shm) is not None:
+                return shm_of(raw, age_seconds=one.age_seconds + _since(one.mono, raw.mono))
         return shm_of(own, sees="sidecar") if own is not None and self._found else None
 
     def _machine(self) -> MachineMemory:
@@ -226,8 +217,7 @@ class HostReader:
         )
 
 
-def _of_file(one: FoundProcess) -> ProcessMemory:
-    record = one.record
+def _of_file(record: ProcessRecord) -> ProcessMemory:
     role: Role = record.role if record.role in ROLES else "other"
     return ProcessMemory(
         **record.figures(),
@@ -235,7 +225,7 @@ def _of_file(one: FoundProcess) -> ProcessMemory:
         name=name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command),
         pid=record.pid,
         container=_container_key(record),
-        age_seconds=round(one.age_seconds, 3),
+        age_seconds=round(record.age_seconds, 3),
     )
 
 
@@ -250,10 +240,10 @@ def _main_container(
     return max(containers, key=lambda one: (counts[one.key], one.used_bytes or 0), default=None)
 
 
-def _settings(found: Iterable[FoundProcess]) -> EngineMemorySettings | None:
+def _settings(found: Iterable[ProcessRecord]) -> EngineMemorySettings | None:
     for one in found:
-        if one.record.engine is not None:
-            return replace(one.record.engine, version=one.record.vllm)
+        if one.engine is not None:
+            return replace(one.engine, version=one.vllm)
     return None
 
 

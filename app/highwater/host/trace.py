@@ -107,7 +107,7 @@ def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
         CannotTrace: No process matches, or several do; the text lists them.
     """
     files = ProcessFiles(folder)
-    named = {record.pid: (record, _name(record)) for record in (one.record for one in files.read())}
+    named = {record.pid: (record, _name(record)) for record in files.read()}
     identifier = _plain(wanted)
     matching = [one for pid, one in named.items() if identifier in (str(pid), *_identifiers(*one))]
     if len(matching) == 1:
