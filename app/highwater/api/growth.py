@@ -41,7 +41,7 @@ class GrowthFloor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthAnswer:
-    """The verdicts, the leaks first; of one series that was asked for its floors too, oldest first."""
+    """The verdicts, the leaks first; with the floors of a series that was requested by name, oldest first."""
 
     schema: int = SCHEMA
     series: tuple[SeriesGrowth, ...]

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from highwater.readings import GrowthDriver, GrowthUnit
+from highwater.readings import GrowthDriver, GrowthUnit, Report, WorkCounts
 from highwater.units import KIB, MIB
 
 MAX_FLOORS: Final = 240
 _NEWEST_KEPT, _OLDEST_KEPT = 48, 4
+# PyTorch's counts settle once a step has ended; heaps and the kernel free memory late.
+DEVICE_REST_SECONDS: Final = 3.0
+HOST_REST_SECONDS: Final = 12.0
+# In a long rest a floor is taken this often, because leaks without requests show there.
+REPEAT_SECONDS: Final = 60.0
 HOUR_SECONDS: Final = 3600.0
 KILO: Final = 1000.0
 
@@ -118,3 +123,50 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
     edges = [round(i * len(floors) / most) for i in range(most + 1)]
     parts = (floors[low:high] for low, high in pairwise(edges))
     return [sorted(part, key=attrgetter("value"))[(len(part) - 1) // 2] for part in parts]
+
+
+# --- the rests in which floors are taken ---
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The present rest.
+
+    Attributes:
+        since: Its begin, in monotonic seconds; ``None`` while the engine works, or its state is not known.
+        work: The engine's work until then.
+    """
+
+    since: float | None = None
+    work: WorkCounts = field(default_factory=WorkCounts)
+
+    def seconds(self, now: float) -> float:
+        """Return its length in seconds; 0 while the engine is busy."""
+        return 0.0 if self.since is None else now - self.since
+
+
+def follow(rest: Rest, report: Report, now: float) -> Rest:
+    """Return the rest as of a report: it goes on while no request runs or waits, and no work was counted."""
+    engine, progress = report.engine, report.progress
+    is_idle = engine.requests_running == 0 and not engine.requests_waiting
+    is_still = progress is None or progress.verdict in {"idle", "unknown"}
+    is_awake = engine.traits.serves and not engine.traits.is_late
+    if report.stale or not (is_idle and is_still and is_awake):
+        return Rest(work=engine.work)
+    if rest.since is None or engine.work != rest.work:
+        return Rest(since=now, work=engine.work)
+    return replace(rest, work=engine.work)
+
+
+def is_due(rest: Rest, last: float | None, now: float, *, rest_seconds: float) -> bool:
+    """Return whether a floor must be taken.
+
+    Args:
+        rest: The present rest.
+        last: The time of the last floor; ``None`` before the first.
+        now: Monotonic seconds.
+        rest_seconds: The least length of a rest.
+    """
+    if rest.since is None or rest.seconds(now) < rest_seconds:
+        return False
+    return last is None or last < rest.since or now - last >= REPEAT_SECONDS

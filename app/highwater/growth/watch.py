@@ -13,9 +13,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from highwater.growth.book import FloorBook
-from highwater.growth.floors import Floor, Happening
+from highwater.growth.floors import (
+    DEVICE_REST_SECONDS,
+    HOST_REST_SECONDS,
+    Floor,
+    Happening,
+    Rest,
+    follow,
+    is_due,
+)
 from highwater.growth.judging import Judgement, judge
-from highwater.growth.rest import DEVICE_REST_SECONDS, HOST_REST_SECONDS, Rest, follow, is_due
 from highwater.growth.series import Measured, Place, SeriesKey, device_series
 from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth

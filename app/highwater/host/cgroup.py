@@ -184,7 +184,7 @@ def _read(levels: list[Path], path: str, version: int) -> RawCgroup:
 
 def read_pressure(path: Path) -> dict[str, tuple[float, ...]] | None:
     """Return the raw averages and sums of a pressure file (PSI); ``None`` where the kernel writes none."""
-    found: dict[str, tuple[float, ...]] = {}
+    averages: dict[str, tuple[float, ...]] = {}
     for line in _lines(path):
         kind, *pairs = line.split()
         try:
@@ -192,8 +192,8 @@ def read_pressure(path: Path) -> dict[str, tuple[float, ...]] | None:
         except ValueError:
             continue
         if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
-            found[kind] = values
-    return found or None
+            averages[kind] = values
+    return averages or None
 
 
 def _counters(path: Path) -> dict[str, int]:

@@ -67,14 +67,14 @@ def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             waiting += children.get(pid, [])
-    return found
+    return pids
 
 
 def read_process(proc: Path, pid: int) -> ProcessMemory | None:

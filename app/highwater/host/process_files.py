@@ -91,7 +91,7 @@ class ProcessFiles:
     def read(self) -> tuple[ProcessRecord, ...]:
         """Return the processes that run, by pid; a file that cannot be used is named in ``problems``."""
         problems: list[str] = []
-        found: list[ProcessRecord] = []
+        records: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
         owners = self._owners()
         names = list(self._names(problems))
@@ -106,10 +106,10 @@ class ProcessFiles:
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
             elif self._is_running(record := known[1]):
-                found.append(replace(record, age_seconds=self._age(record)))
+                records.append(replace(record, age_seconds=self._age(record)))
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
-        return tuple(sorted(found, key=lambda record: record.pid))
+        return tuple(sorted(records, key=lambda record: record.pid))
 
     def sweep(self) -> int:
         """Remove the files of processes that have long ended, and return how many; what cannot be removed stays."""

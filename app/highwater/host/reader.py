@@ -1,4 +1,4 @@
-"""Puts one reading together: process files first, then what this machine's ``/proc`` and cgroups add to them.
+"""The reader of host memory: process files first, then what this machine's ``/proc`` and cgroups add to them.
 
 Reading blocks for a few milliseconds: call it in a thread. Nothing here calls the engine.
 """
@@ -78,14 +78,14 @@ class HostReader:
 
     def _read(self) -> HostReading:
         now = self._monotonic()
-        found = () if self._files is None else self._files.read()
+        records = () if self._files is None else self._files.read()
         if self._files is not None and now >= self._swept_at + _SWEEP_SECONDS:
             self._swept_at = now
             self._files.sweep()
-        processes = [_of_file(one) for one in found]
-        processes += self._listed(found, {one.pid for one in processes})
-        processes += self._of_proc(found, {one.pid for one in processes}, now)
-        containers = self._containers(found, processes)
+        processes = [_of_file(one) for one in records]
+        processes += self._listed(records, {one.pid for one in processes})
+        processes += self._of_proc(records, {one.pid for one in processes}, now)
+        containers = self._containers(records, processes)
         main = _main_container(containers, processes)
         own = self._container("self", host="sidecar")
         others = [one for one in containers if main is None or one.key != main.key]
@@ -97,18 +97,18 @@ class HostReader:
             processes=named_apart(processes),
             container=main,
             other_containers=tuple(others),
-            shm=self._shared(found),
+            shm=self._shared(records),
             machine=self._machine(),
-            engine=_settings(found),
-            problems=problems if found or self._found else (*problems, self._why_nothing()),
+            engine=_settings(records),
+            problems=problems if records or self._found else (*problems, self._why_nothing()),
         )
 
     # --- processes ---
 
-    def _listed(self, found: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
+    def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         """Return processes without files, as the first process of their container lists them."""
         rows = []
-        for record in found:
+        for record in records:
             others = record.others
             # The sidecar shares the engine's container on a machine without containers, and is not the engine's.
             is_own_pid_known = self._files is not None and self._files.shares_processes_with(record)
@@ -130,10 +130,10 @@ class HostReader:
                 )
         return rows
 
-    def _of_proc(self, found: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
+    def _of_proc(self, records: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
         """Return processes that only ``/proc`` shows: searched for now and then, read each time."""
         files = self._files
-        pids = [one.pid for one in found if files is not None and files.shares_processes_with(one)]
+        pids = [one.pid for one in records if files is not None and files.shares_processes_with(one)]
         pids += [
             worker.pid
             for worker in self._workers()
@@ -168,9 +168,11 @@ class HostReader:
 
     # --- containers, shared memory, the machine ---
 
-    def _containers(self, found: Sequence[ProcessRecord], processes: Iterable[ProcessMemory]) -> list[ContainerMemory]:
+    def _containers(
+        self, records: Sequence[ProcessRecord], processes: Iterable[ProcessMemory]
+    ) -> list[ContainerMemory]:
         containers: dict[str, ContainerMemory] = {}
-        for record in found:
+        for record in records:
             raw = record.cgroup
             if raw is None:
                 continue
@@ -189,13 +191,13 @@ class HostReader:
         raw = read_group(pid, self._root)
         return None if raw is None else container_of(raw, boot_id=boot_id(self._proc), host=host, sees="sidecar")
 
-    def _shared(self, found: Sequence[ProcessRecord]) -> ShmMemory | None:
+    def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
         own = read_shm(self._shm)
-        for one in found:
+        for one in records:
             is_here = self._files is not None and self._files.is_of_this_machine(one)
             if own is not None and is_here and one.shm is not None and own.device == one.shm.device:
                 return shm_of(own, sees="sidecar")  # the same mount, and read now
-        for one in found:
+        for one in records:
             if (raw := one.shm) is not None:
                 return shm_of(raw, age_seconds=one.age_seconds + _since(one.mono, raw.mono))
         return shm_of(own, sees="sidecar") if own is not None and self._found else None
@@ -240,8 +242,8 @@ def _main_container(
     return max(containers, key=lambda one: (counts[one.key], one.used_bytes or 0), default=None)
 
 
-def _settings(found: Iterable[ProcessRecord]) -> EngineMemorySettings | None:
-    for one in found:
+def _settings(records: Iterable[ProcessRecord]) -> EngineMemorySettings | None:
+    for one in records:
         if one.engine is not None:
             return replace(one.engine, version=one.vllm)
     return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.files.regular import open_regular
-from highwater.snapshots.errors import SnapshotError
+from highwater.snapshots import SnapshotError
 
 WALL_SECONDS: Final = 300.0
 MAX_ANSWER: Final = 8 << 20

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeGuard
 
-from highwater.snapshots.errors import SnapshotError
+from highwater.snapshots import SnapshotError
 from highwater.text.printable import printable
 
 MAX_SEGMENTS: Final = 200_000
@@ -193,7 +193,7 @@ def parse(raw: object) -> Snapshot:
     if sum(len(trace) for trace in traces if isinstance(trace, list)) > MAX_ENTRIES:
         raise SnapshotError(f"its history has more than {MAX_ENTRIES:,} entries")
     history = {device: trace for device, trace in enumerate(traces) if isinstance(trace, list)}
-    largest = {device: found for device, trace in history.items() if (found := _largest(trace)) is not None}
+    largest = {device: request for device, trace in history.items() if (request := _largest(trace)) is not None}
     settings = raw.get("allocator_settings")
     return Snapshot(segments, largest, sum(map(len, history.values())), dict(_settings(settings)))
 
@@ -208,7 +208,7 @@ def _settings(raw: object) -> Iterator[tuple[str, str | int | float | bool]]:
 
 
 def _largest(trace: list[Any]) -> Request | None:
-    found: Request | None = None
+    request: Request | None = None
     for entry in trace:
         if not isinstance(entry, dict):
             continue
@@ -218,10 +218,10 @@ def _largest(trace: list[Any]) -> Request | None:
         stream = stream if isinstance(stream, int) and stream.bit_length() <= _WORD_BITS else 0
         if action == "oom":
             free = entry.get("device_free")
-            found = Request(size, stream, failed=True, device_free=free if _is_size(free) else None)
-        elif found is None or (not found.failed and size > found.size):
-            found = Request(size, stream, failed=False)
-    return found
+            request = Request(size, stream, failed=True, device_free=free if _is_size(free) else None)
+        elif request is None or (not request.failed and size > request.size):
+            request = Request(size, stream, failed=False)
+    return request
 
 
 def _frame(raw: dict[Any, Any]) -> Frame:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from highwater.snapshots.errors import UnsafePickle
+from highwater.snapshots import UnsafePickle
 from highwater.text.printable import printable
 
 

@@ -18,8 +18,8 @@ import signal
 import sys
 from typing import Any, Final, NoReturn
 
+from highwater.snapshots import SnapshotError, UnsafePickle
 from highwater.snapshots.difference import differ
-from highwater.snapshots.errors import SnapshotError, UnsafePickle
 from highwater.snapshots.explanation import explain
 from highwater.snapshots.model import Snapshot, parse
 from highwater.snapshots.pickle_scan import BOUNDS, scan

@@ -33,17 +33,17 @@ def stacks_text(answer: dict[str, Any]) -> str:
     )
 
 
-def explanation_text(found: dict[str, Any], name: str) -> str:
+def explanation_text(figures: dict[str, Any], name: str) -> str:
     """Return a file's explanation, as the reading process returned it, in sentences."""
     match = _FILE_NAME.fullmatch(name)
     lines = [name]
     if match is not None:
         lines = [f"{name}: data-parallel rank {match['dp_rank']}, rank {match['rank']}, process {match['pid']}"]
-    for device in found["devices"]:
-        lines += ["", *_device(device, has_stacks=found["has_stacks"])]
-    if not found["devices"]:
+    for device in figures["devices"]:
+        lines += ["", *_device(device, has_stacks=figures["has_stacks"])]
+    if not figures["devices"]:
         lines += ["", "The allocator has no memory from the driver."]
-    lines += ["", *_footer(found)]
+    lines += ["", *_footer(figures)]
     return "\n".join(lines)
 
 
@@ -165,29 +165,29 @@ def _stack(frames: Sequence[str]) -> str:
     return " ← ".join(frames[:3]) if frames else "an unknown place"
 
 
-def _footer(found: dict[str, Any]) -> Iterator[str]:
-    if not found["has_stacks"]:
+def _footer(figures: dict[str, Any]) -> Iterator[str]:
+    if not figures["has_stacks"]:
         yield TURN_ON
     else:
-        yield f"Stacks are recorded; the history has {found['trace_entries']:,} entries."
-    limit = found["settings"].get("max_split_size")
+        yield f"Stacks are recorded; the history has {figures['trace_entries']:,} entries."
+    limit = figures["settings"].get("max_split_size")
     if isinstance(limit, int) and 0 < limit < 1 << 60:
         yield f"max_split_size is {size_text(limit)}: smaller requests never use free blocks above it."
 
 
-def difference_text(found: dict[str, Any], before: str, after: str) -> str:
+def difference_text(figures: dict[str, Any], before: str, after: str) -> str:
     """Return the difference of two files, as the reading process returned it, in sentences."""
-    lines = [f"{before} → {after}", *(f"warning: {one}" for one in warnings_of(found, before, after))]
-    for device in found["devices"]:
-        lines += ["", *_changed(device, all(found["has_stacks"]))]
-    if not found["devices"]:
+    lines = [f"{before} → {after}", *(f"warning: {one}" for one in warnings_of(figures, before, after))]
+    for device in figures["devices"]:
+        lines += ["", *_changed(device, all(figures["has_stacks"]))]
+    if not figures["devices"]:
         lines += ["", "Neither has memory from the driver."]
-    if not all(found["has_stacks"]):
+    if not all(figures["has_stacks"]):
         lines += ["", TURN_ON, "Take both at moments without a running request, after that."]
     return "\n".join(lines)
 
 
-def warnings_of(found: dict[str, Any], before: str, after: str) -> Iterator[str]:
+def warnings_of(figures: dict[str, Any], before: str, after: str) -> Iterator[str]:
     """Yield the reasons why the two may not be comparable, by their names and devices."""
     first, second = _FILE_NAME.fullmatch(before), _FILE_NAME.fullmatch(after)
     if first is not None and second is not None:
@@ -196,10 +196,10 @@ def warnings_of(found: dict[str, Any], before: str, after: str) -> Iterator[str]
                 yield f"they are of different {what}, {first[key]} and {second[key]}: what differs need not have grown"
         if first["taken"] > second["taken"]:
             yield "the first is the younger one: growth is shown as shrinking"
-    for device in found["devices"]:
+    for device in figures["devices"]:
         if device["in"] != [True, True]:
             yield f"device {device['device']} is in the {'first' if device['in'][0] else 'second'} alone"
-    if any(found["has_stacks"]) and not all(found["has_stacks"]):
+    if any(figures["has_stacks"]) and not all(figures["has_stacks"]):
         yield "only one of them has stacks: they are compared by the size of blocks"
 
 

@@ -49,7 +49,7 @@ def rank_title(dp_rank: int | None, rank: int | None, unknown: str = "?") -> str
 
 
 def missing_text(ranks: Sequence[MissingRank]) -> str:
-    """Missing ranks by place, which those too have that were never heard of: ``dp 1 pp 0 tp 0 (dead)``."""
+    """Missing ranks by their place, which is known of those too that never reported: ``dp 1 pp 0 tp 0 (dead)``."""
     return ", ".join(f"dp {rank.dp_rank} pp {rank.pp_rank} tp {rank.tp_rank} ({rank.status})" for rank in ranks)
 
 
@@ -214,11 +214,11 @@ def requests_text(engine: EngineStatus) -> str:
     return ", ".join(parts)
 
 
-def _rule(rule: RuleStatus, said: str) -> str:
+def _rule(rule: RuleStatus, summary: str) -> str:
     """Return how a rule stands, and what could be given back on the ranks that are short."""
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
-    why = f"; {rule.reason}" if rule.reason and rule.reason not in said else ""
+    why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
     gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
     return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
 
@@ -233,6 +233,6 @@ def waters_text(rule: RuleStatus) -> str:
     if rule.high_water is None or rule.low_water is None:
         return ""
     # Of what is free, a rule acts on less, and stops at more.
-    word = "acts below" if rule.high_water < rule.low_water else "acts at"
+    acts = "acts below" if rule.high_water < rule.low_water else "acts at"
     high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
-    return f"{word} {high}, stops at {low}"
+    return f"{acts} {high}, stops at {low}"
