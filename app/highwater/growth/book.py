@@ -16,7 +16,7 @@ MAX_SERIES = 320
 
 
 class Moment(NamedTuple):
-    """One idle floor of every series: the fields of ``Floor``, with a value for each column.
+    """One idle floor of every series: as ``Floor``, with a value for each column.
 
     A value is NaN where the series was not measured, and missing where its column is newer.
     """

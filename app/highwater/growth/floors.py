@@ -28,12 +28,9 @@ KILO: Final = 1000.0
 
 
 class Floor(NamedTuple):
-    """One value of a series at rest, and the engine's work until then as in ``WorkCounts``; NaN where not known.
+    """One value of a series at rest, in bytes or a count, and the work until then as in ``WorkCounts``; NaN: not known.
 
-    Attributes:
-        at: Monotonic seconds since the machine's boot.
-        wall: Unix seconds.
-        value: Bytes, or a count.
+    ``at`` is in monotonic seconds since the machine's boot, ``wall`` in Unix seconds.
     """
 
     at: float
@@ -90,13 +87,7 @@ class Bound:
 
 
 class Happening(NamedTuple):
-    """An event that may have made a step.
-
-    Attributes:
-        at: Monotonic seconds, as in a floor.
-        what: Part of a sentence: ``reset_encoder_cache by the policy``.
-        is_reset: It may have lowered the series.
-    """
+    """An event that may have made a step, or lowered the series by a reset; ``at`` as in a floor."""
 
     at: float
     what: str
@@ -130,12 +121,7 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The present rest.
-
-    Attributes:
-        since: Its begin, in monotonic seconds; ``None`` while the engine works, or its state is not known.
-        work: The engine's work until then.
-    """
+    """The present rest since a monotonic time; ``None`` while the engine works, or its state is not known."""
 
     since: float | None = None
     work: WorkCounts = field(default_factory=WorkCounts)
@@ -159,14 +145,7 @@ def follow(rest: Rest, report: Report, now: float) -> Rest:
 
 
 def is_due(rest: Rest, last: float | None, now: float, *, rest_seconds: float) -> bool:
-    """Return whether a floor must be taken.
-
-    Args:
-        rest: The present rest.
-        last: The time of the last floor; ``None`` before the first.
-        now: Monotonic seconds.
-        rest_seconds: The least length of a rest.
-    """
+    """Return whether a floor must be taken now, given the time of the last one and the least length of a rest."""
     if rest.since is None or rest.seconds(now) < rest_seconds:
         return False
     return last is None or last < rest.since or now - last >= REPEAT_SECONDS

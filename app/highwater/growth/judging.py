@@ -45,16 +45,13 @@ CONFIRMING_FLOORS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, and its evidence.
+    """A verdict and its evidence.
 
     Attributes:
         why: Why it is not known; empty for other verdicts.
-        value: At the newest floor.
         grown: From the first floors that count to the last.
         since: When the verdict changed to this one, in Unix seconds.
-        leak: For ``leak``.
-        bound: For ``plateau``; ``None`` where it levelled off and no bound is known.
-        step: For ``step``.
+        bound: Of a ``plateau``; ``None`` where it levelled off and no bound is known.
     """
 
     kind: GrowthKind
@@ -78,15 +75,9 @@ def judge(
     before: Judgement | None = None,
     warm_up_floors: int = WARM_UP_FLOORS,
 ) -> Judgement:
-    """Judge a series.
+    """Return the verdict on the floors of one process's life, oldest first, given the one before.
 
-    Args:
-        floors: Those of one process's life, oldest first.
-        unit: Of their values.
-        bounds: The limits of growth by design.
-        happenings: Events that may have made a step, or lowered it.
-        before: The verdict until now.
-        warm_up_floors: How many of the floors belong to its start.
+    The first ``warm_up_floors`` belong to its start and do not count.
     """
     scale, counted = SCALES[unit], floors[warm_up_floors:]
     fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []

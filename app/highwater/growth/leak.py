@@ -62,10 +62,8 @@ class Rise:
     """A straight rise; a leak, once it is confirmed.
 
     Attributes:
-        driver: The driver that it follows.
-        also: Other drivers that explain it as well.
+        also: Other drivers that explain it as well as ``driver``.
         lines: Value over each driver that moved.
-        grown: In the window; likewise ``floors`` and ``window_seconds``.
         has_load_risen: The load rose in the window, and may explain the rise.
     """
 
@@ -86,10 +84,7 @@ class Rise:
 def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Rise | None:
     """Return the rise in the longest window that shows one; ``None`` where none does.
 
-    Args:
-        floors: Oldest first, without those of the start.
-        scale: What is too little to count.
-        happenings: Values before a reset are not compared with those after it.
+    The floors are oldest first, without those of the start. Values before a reset are not compared with those after it.
     """
     last_reset = max((one.at for one in happenings if one.is_reset), default=-math.inf)
     size, has_load_risen = len(floors), False

@@ -18,12 +18,9 @@ Place: TypeAlias = Literal["device", "host"]
 
 
 class SeriesKey(NamedTuple):
-    """One series, of one process's life.
+    """One series, of one process's life: ``rank 0``, ``other_tensors_bytes``.
 
-    Attributes:
-        owner: A rank or a process: ``rank 0``, ``API server``.
-        measure: ``other_tensors_bytes``, ``descriptors``.
-        life: The process: its machine, pid and start. A pid that is used again is another process.
+    The life is the process's machine, pid and start: a pid that is used again is another process.
     """
 
     owner: str
@@ -44,8 +41,7 @@ class Measured:
 
     Attributes:
         bounds: The limits of its growth by design.
-        room: The rest up to the limit that it grows towards; ``None`` where no limit is known.
-        limit_by: That limit, in words.
+        room: The rest up to the limit that it grows towards, ``limit_by``; ``None`` where no limit is known.
     """
 
     key: SeriesKey

@@ -31,11 +31,7 @@ EVENT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of that size between two floors.
-
-    Attributes:
-        what: The event nearest to it, in words; ``None`` where none is known.
-    """
+    """A step between two floors, and the event nearest to it; ``None`` where none is known."""
 
     size: float
     after: Floor

@@ -19,15 +19,7 @@ _HORIZON_SECONDS: Final = 366 * 86_400.0
 def series_growth(
     key: SeriesKey, judgement: Judgement, *, measured: Measured | None, now: float, is_over: bool = False
 ) -> SeriesGrowth:
-    """Return the verdict as it is reported.
-
-    Args:
-        key: The series.
-        judgement: The verdict.
-        measured: The series' newest value, for its limit; ``None`` where no value was taken since the start.
-        now: Unix seconds.
-        is_over: The process has ended.
-    """
+    """Return the verdict as it is reported at a wall time; ``measured`` has the limit of a series that was measured."""
     leak, bound, step = judgement.leak, judgement.bound, judgement.step
     room = None if measured is None else measured.room
     exhausted_at = None if leak is None or room is None or is_over else _exhausted_at(leak, room, now)

@@ -28,15 +28,7 @@ def container_of(
     age_seconds: float = 0.0,
     sees: Observer = "engine",
 ) -> ContainerMemory:
-    """Return a container's memory, from a group's counters.
-
-    Args:
-        raw: The counters.
-        boot_id: Of the kernel.
-        host: The container's name.
-        age_seconds: Of the counters.
-        sees: The side that has read them.
-    """
+    """Return a container's memory, from a group's counters and their age."""
     kinds, kept = _kinds(raw), raw.kept
     if kept is None and raw.used is not None:
         kept = max(0, raw.used - (kinds["droppable_bytes"] or 0) - (kinds["reclaimable_kernel_bytes"] or 0))
@@ -107,12 +99,7 @@ def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> Pressure | None:
 
 
 def read_group(pid: int | str = "self", root: Path = Path("/")) -> RawCgroup | None:
-    """Return the counters of a process's memory group; ``None`` where this mount of the file system does not show it.
-
-    Args:
-        pid: In this PID namespace.
-        root: The file system's root; tests replace it.
-    """
+    """Return the counters of a process's memory group; ``None`` where no mount of the file system shows it."""
     for line in _lines(root / f"proc/{pid}/cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         is_version_1 = "memory" in controllers.split(",")

@@ -20,15 +20,7 @@ def name_of(
     dp_rank: int | None = None,
     command: str | None = None,
 ) -> str:
-    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``.
-
-    Args:
-        role: Its role.
-        index: Which of several of its role.
-        rank: Of a worker.
-        dp_rank: Of a worker.
-        command: Its program's name.
-    """
+    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``."""
     title = _TITLES.get(role, role.replace("_", " "))
     if role == "worker" and rank is not None:
         return f"{title} rank {dp_rank}.{rank}" if dp_rank else f"{title} rank {rank}"

@@ -34,12 +34,7 @@ SHM_TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One row.
-
-    Attributes:
-        kind: A process's anonymous memory, files in ``/dev/shm``, cached files, or the kernel's own memory.
-        can_be_dropped: The kernel drops it before it kills anything.
-    """
+    """One row; the kernel drops some before it kills anything."""
 
     kind: PartKind
     name: str

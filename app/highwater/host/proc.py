@@ -41,12 +41,7 @@ _SERVES = re.compile(r"^(?:\S+ )?(?:-\S+ ){0,2}(?:\S*/)?vllm(?: serve\b|[./]entr
 
 
 def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcessMemory, ...]:
-    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below.
-
-    Args:
-        proc: The folder in which the kernel shows processes.
-        known: Processes of the engine, by their numbers here. Without any, nothing is found.
-    """
+    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below."""
     parents: dict[int, int] = {}
     with suppress(OSError):
         for pid in [int(name) for name in os.listdir(proc) if name.isdigit()][:MAX_PROCESSES]:

@@ -19,19 +19,14 @@ _Averages: TypeAlias = Annotated[tuple[_Seconds, ...], Field(min_length=4, max_l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawCgroup:
-    """A memory cgroup's counters as its kernel writes them, in bytes.
+    """A memory cgroup's counters as its kernel writes them, in bytes, at a time of the machine's monotonic clock.
 
     Attributes:
-        version: Of the cgroup file system.
         inode: Of the group's folder: distinguishes containers of one machine.
-        path: As the process sees it.
         used: ``memory.current`` or ``memory.usage_in_bytes``.
         limit: The one with the least room, from the group upwards; ``kept`` is what its group cannot drop.
-        stat: ``memory.stat``.
-        events: ``memory.events``, or the same from version 1's files.
         pressure: ``some`` and ``full``: averages of 10, 60 and 300 s in percent, and the sum in microseconds.
         kernel: Version 1's ``memory.kmem.usage_in_bytes``.
-        mono: When it was read, by the machine's monotonic clock.
     """
 
     version: Annotated[int, Field(ge=1, le=2, strict=True)]
@@ -87,7 +82,6 @@ class ProcessRecord(ProcessFigures):
     Attributes:
         at: Unix seconds; ``mono`` is the same moment on the machine's monotonic clock.
         pid_namespace: The inode of its PID namespace: in another one its ``pid`` means another process.
-        vllm: The version.
         index: Which of several processes of its role.
         others: Processes beside it that write no file.
         cpu_seconds: The CPU time of writing the records so far.

@@ -55,7 +55,6 @@ class ProcessorCaches(CacheCounts):
         limit_bytes: ``mm_processor_cache_gb`` in bytes: of each copy.
         max_bytes: The most that all copies can take in total, on this machine.
         used_bytes: The present size, where that is known: of ``shm``.
-        why: The reason for the kind, in words.
     """
 
     kind: CacheKind
@@ -75,12 +74,7 @@ NOT_COUNTED: Final = CacheCounts()
 
 
 def processor_caches(reading: HostReading, counts: CacheCounts = NOT_COUNTED) -> ProcessorCaches:
-    """Return the copies of the processor cache and the most that they can take.
-
-    Args:
-        reading: Has the engine's settings, and ``/dev/shm``.
-        counts: Counters of the engine and its workers.
-    """
+    """Return the copies of the processor cache and the most that they can take."""
     size_gb = None if reading.engine is None else reading.engine.mm_processor_cache_gb
     limit = None if size_gb is None else int(size_gb * GIB)
     kind, copies, why = _copies(reading.engine, limit)

@@ -69,13 +69,11 @@ class ProcessFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory(ProcessFigures):
-    """One process of the engine.
+    """One process of the engine, under its own PID namespace's ``pid``.
 
     Attributes:
-        pid: As its own PID namespace numbers it.
         name: Its display name, unique among those that run: ``API server 0``, ``worker rank 1``.
         container: The key of its container, as in ``ContainerMemory.key``.
-        age_seconds: The age of these figures.
     """
 
     role: Role

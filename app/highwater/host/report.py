@@ -25,14 +25,7 @@ _SHM_ADVICE = "docker run --shm-size, in Kubernetes a volume of medium Memory at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFinding:
-    """A conclusion.
-
-    Attributes:
-        name: An identifier for programs.
-        level: ``warning`` where somebody should act, else ``note``.
-        text: In plain words.
-        advice: What can be changed; empty where nothing need be.
-    """
+    """A conclusion: ``warning`` where somebody should act, else ``note``."""
 
     name: str
     level: Literal["warning", "note"] = "warning"
@@ -44,12 +37,8 @@ class HostFinding:
 class HostReport:
     """The response to ``GET /memory/host``.
 
-    Attributes:
-        parts: The engine's container by owner.
-        room_bytes: What can still be taken: until the container's limit, else of the machine.
-        shm_needs: The most that the command line can need of ``/dev/shm``.
-        processor_caches: vLLM's caches of prepared images, audio and video.
-        age_seconds: Of the reading.
+    ``room_bytes`` can still be taken: until the container's limit, else of the machine. ``shm_needs`` is the most that
+    the command line can need of ``/dev/shm``.
     """
 
     schema: int = 1
@@ -70,14 +59,7 @@ def report_of(
     counts: CacheCounts = NOT_COUNTED,
     age_seconds: float = 0.0,
 ) -> HostReport:
-    """Return the report on a reading.
-
-    Args:
-        reading: The reading.
-        outlook: The pace of its container.
-        counts: Counters of the engine and its workers.
-        age_seconds: Of the reading.
-    """
+    """Return the report on a reading of that age, given its container's pace and the engine's counters."""
     parts, needs, caches = parts_of(reading), shm_needs(reading), processor_caches(reading, counts)
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]

@@ -17,13 +17,11 @@ from highwater.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmNeed:
-    """One user of ``/dev/shm``.
+    """One user of ``/dev/shm``: the most that it can take, the arithmetic, and the place in vLLM's source.
 
     Attributes:
-        bytes: The most that it can take; ``None``: not known.
+        bytes: ``None``: not known, and ``why`` gives the reason.
         owner: The owner of its files, as in ``ShmOwner``.
-        why: The arithmetic, or why it is not known.
-        source: The place in vLLM's source.
     """
 
     name: str
@@ -35,12 +33,10 @@ class ShmNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmNeeds:
-    """All users.
+    """All users, and the sum of the needs that are known.
 
-    Attributes:
-        known_bytes: The sum of the needs that are known.
-        short_bytes: By how much ``/dev/shm`` is too small for them, with what others have in it; ``None`` where it
-            cannot be seen, or no worker reports the settings.
+    ``/dev/shm`` is too small by ``short_bytes`` for them and its other files; ``None`` where it cannot be seen, or no
+    worker reports the settings.
     """
 
     rows: tuple[ShmNeed, ...] = ()

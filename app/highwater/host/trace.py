@@ -26,8 +26,6 @@ from highwater.host.reading import ROLES, Role
 from highwater.text.printable import cleaned
 from highwater.units import size_text, span_text
 
-MAX_MINUTES: Final = 60
-MAX_FRAMES: Final = 8
 _MAX_RESULT: Final = 4096
 _Size = Annotated[int, Field(ge=-(2**62), le=2**62)]
 _Text = Annotated[str, Field(max_length=300)]
@@ -138,14 +136,9 @@ def _plain(name: str) -> str:
 
 
 def ask(folder: Path, record: ProcessRecord, *, action: str, minutes: float, frames: int) -> str:
-    """Put a request into the folder, and return its id.
+    """Put a request to ``start`` or ``stop`` into the recorders' folder, and return its id.
 
-    Args:
-        folder: The recorders' folder.
-        record: The process.
-        action: ``start`` or ``stop``.
-        minutes: At most ``MAX_MINUTES``.
-        frames: The callers that are kept of each stack, at most ``MAX_FRAMES``.
+    At most 60 minutes are traced, and at most 8 frames of each stack are kept.
 
     Raises:
         CannotTrace: The request cannot be written there.

@@ -24,10 +24,7 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """The last reading, taken at a monotonic time, with the figures derived from it.
-
-    ``summary`` is the part that ``GET /memory`` shows.
-    """
+    """The last reading, taken at a monotonic time, and figures derived from it; ``summary`` is for ``GET /memory``."""
 
     reading: HostReading
     outlook: Outlook

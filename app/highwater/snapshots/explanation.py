@@ -30,8 +30,6 @@ class Sums:
     """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`.
 
     Attributes:
-        reserved: That the allocator has from the driver.
-        allocated: In blocks that tensors use.
         pending: In blocks that were freed and wait for another stream.
         rounding: The part of `allocated` that was not requested.
         holed_segments: Segments in use that have free bytes, `held_free` together.
@@ -82,12 +80,7 @@ _PoolKey: TypeAlias = tuple[tuple[int, int], str, int]
 
 
 def explain(snapshot: Snapshot, want: int | None = None) -> dict[str, Any]:
-    """Return the explanation, as JSON.
-
-    Args:
-        snapshot: The snapshot.
-        want: Bytes of a request to judge it by; None: the largest of the history.
-    """
+    """Return the explanation, as JSON; judged by a request of ``want`` bytes, or else the largest of the history."""
     by_device: defaultdict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
         by_device[segment.device].append(segment)

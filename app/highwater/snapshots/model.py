@@ -31,13 +31,11 @@ Stack: TypeAlias = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment.
+    """A piece of a segment, in bytes, and the stack of its allocation.
 
     Attributes:
-        size: In bytes, as the allocator rounded it.
-        requested: In bytes, before rounding; the size where PyTorch does not say.
+        requested: Before rounding; the size where PyTorch does not say.
         state: ``live``: a tensor's; ``pending``: freed, and waiting for another stream; ``free``.
-        stack: The place of the allocation.
     """
 
     size: int
@@ -48,15 +46,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of memory that the allocator got from the driver.
+    """A piece of memory that the allocator got from the driver; its blocks are in order, without a gap.
 
     Attributes:
-        device: The index.
-        size: In bytes.
         kind: ``small`` or ``large``: requests up to 1 MiB, or above.
         pool: ``(0, 0)``: the default pool; any other is private to captured graphs or to sleep mode.
         is_expandable: It is one mapped range of an expandable segment.
-        blocks: In order, without a gap.
     """
 
     device: int
@@ -88,8 +83,7 @@ class Segment:
 class Request:
     """The last request of the history that failed for want of memory, else its largest; in bytes.
 
-    Attributes:
-        device_free: As the driver reported then; only of a request that failed.
+    ``device_free`` is as the driver reported then; only of a request that failed.
     """
 
     size: int
@@ -100,13 +94,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot of all devices.
-
-    Attributes:
-        largest: The largest request of each device's history.
-        trace_entries: The length of the history, of all devices.
-        settings: Those of the allocator that are numbers, booleans or texts.
-    """
+    """A snapshot of all devices: segments, the largest request of each device's history, and the history's length."""
 
     segments: tuple[Segment, ...]
     largest: Mapping[int, Request] = field(default_factory=dict)

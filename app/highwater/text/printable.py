@@ -16,13 +16,7 @@ _Value = TypeVar("_Value")
 
 
 def printable(text: str, *, instead: str = "", keep: str = "") -> str:
-    """Return the text without control characters and halves of characters.
-
-    Args:
-        text: Any text.
-        instead: The replacement of each.
-        keep: Unprintable characters that stay, such as a line break.
-    """
+    """Return the text with each control character and half of a character replaced, except those to ``keep``."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else instead for letter in text)

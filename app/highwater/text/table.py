@@ -107,11 +107,9 @@ def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str
 
 
 def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
-    """Return what was in use after each phase of the start, in MiB, and how long the slowest rank took for it.
+    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it.
 
-    Args:
-        names: The ranks' titles.
-        starts: Each rank's phases; the table is empty where no rank has any.
+    Empty where no rank has any phases.
     """
     by_rank = [{phase.name: phase for phase in start} for start in starts]
     order = list(dict.fromkeys(phase.name for start in starts for phase in start))
@@ -148,12 +146,7 @@ class SizeText(Protocol):
 
 
 def engine_facts(report: Report, size: SizeText) -> dict[str, str]:
-    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out.
-
-    Args:
-        report: The report.
-        size: Formats a size.
-    """
+    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out."""
     facts = {
         "encoder cache": _encoder_cache(report.encoder_cache, size),
         "growth": _growth(report, size),
