@@ -15,7 +15,7 @@ from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
 from highwater.readings import SCHEMA, SeriesGrowth
-from highwater.text.growth_table import growth_table
+from highwater.text.growth import growth_table
 
 
 class GrowthQuery(BaseModel):
