@@ -30,7 +30,6 @@ from fastapi import FastAPI
 from highwater.api.access import Access
 from highwater.api.counters import Counters
 from highwater.api.engine_page import EnginePage
-from highwater.api.host_families import HostNow
 from highwater.api.metrics import Exporter
 from highwater.api.services import Services
 from highwater.files.admin_token import AdminToken
@@ -165,13 +164,14 @@ def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
         dropped_lines=data.dropped_lines,
         incidents=lambda: areas.incidents.counts,
         growth=areas.growth.verdicts,
-        host=lambda: _host_now(areas.host),
+        host=lambda: areas.host.now,
     )
 
     def report() -> Report:
         now = poller.current()
         grown = replace(now.growth, series=areas.growth.verdicts())
-        return replace(now, policy=governor.status(), host=areas.host.summary, growth=grown)
+        host = None if areas.host.now is None else areas.host.now.summary
+        return replace(now, policy=governor.status(), host=host, growth=grown)
 
     return Services(
         poller=poller,
@@ -194,10 +194,6 @@ def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
         server_info=partial(core.engine.get, "/server_info"),
         control=areas.access,
     )
-
-
-def _host_now(host: HostWatch) -> HostNow | None:
-    return None if host.last is None else HostNow(host.last, host.outlook)
 
 
 def _lifespan(areas: _Areas) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

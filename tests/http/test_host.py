@@ -84,7 +84,7 @@ async def test_a_crowd_of_forged_files_does_not_hold_up_the_event_loop(tmp_path)
     for pid in range(1, 257):
         write(tmp_path, process(pid, role="other"))
     async with sidecar_before(FakeEngine(), recorder_dir=tmp_path) as running:
-        reading: HostReading = await running.app.services.host.read()
+        reading: HostReading = (await running.app.services.host.read()).reading
         assert len(reading.processes) == 256
         answer: httpx.Response = await running.client.get("/memory/host")
     assert answer.status_code == 200

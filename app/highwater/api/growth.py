@@ -15,7 +15,7 @@ from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
 from highwater.readings import SCHEMA, SeriesGrowth
-from highwater.text.growth_table import growth_table
+from highwater.text.growth import growth_table
 
 
 class GrowthQuery(BaseModel):
@@ -41,7 +41,7 @@ class GrowthFloor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthAnswer:
-    """The verdicts, the leaks first; of one series that was asked for its floors too, oldest first."""
+    """The verdicts, the leaks first; with the floors of a series that was requested by name, oldest first."""
 
     schema: int = SCHEMA
     series: tuple[SeriesGrowth, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from highwater.host.cgroup import EVENTS
 from highwater.host.outlook import Outlook
 from highwater.host.parts import Parts, parts_of
-from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, ShmMemory
+from highwater.host.reading import ContainerMemory, ProcessMemory, ShmMemory
+from highwater.host.watch import HostNow
 
 MAX_PROCESSES: Final = 64
 # Their names come and go, and so would series: they are shown together.
@@ -37,19 +37,6 @@ _CONTAINER_KINDS: Final[tuple[tuple[str, Callable[[ContainerMemory], int | None]
     ("page_cache", lambda one: one.page_cache_bytes),
     ("kernel", lambda one: one.kernel_bytes),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HostNow:
-    """The reading and its derived figures that metrics show.
-
-    Attributes:
-        reading: The last one.
-        outlook: As of it.
-    """
-
-    reading: HostReading
-    outlook: Outlook
 
 
 def host_families(now: HostNow | None) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.memory.history import MARKS_KEPT, Mark
 from highwater.readings import Caller, RankDelta, Report
-from highwater.text.table import report_text
+from highwater.text.report import report_text
 
 _REPORT = TypeAdapter(Report)
 _DELTAS = TypeAdapter(tuple[RankDelta, ...])

@@ -75,8 +75,8 @@ def snapshots_router(services: Services) -> APIRouter:
     )
     async def stacks(body: Annotated[StacksRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
         """Have PyTorch note who allocates, for so many minutes: a snapshot taken then names the places."""
-        asked = body or StacksRequest()
-        ranks = await snapshots.record_stacks(asked.minutes, asked.entries, caller=caller)
+        request = body or StacksRequest()
+        ranks = await snapshots.record_stacks(request.minutes, request.entries, caller=caller)
         return JSONResponse({"schema": 1, "ranks": [asdict(rank) for rank in ranks]})
 
     @router.get("/memory/snapshots")

@@ -31,8 +31,7 @@ def growth(url: str, series: str | None, *, as_json: bool) -> None:
 
     from highwater.client.answers import cleaned, understood
     from highwater.readings import SeriesGrowth
-    from highwater.text.growth import leaks
-    from highwater.text.growth_table import growth_table
+    from highwater.text.growth import growth_table, leaks
 
     with sidecar_at(url) as sidecar:
         answer = sidecar.get("/memory/growth", {} if series is None else {"series": series})

@@ -68,11 +68,11 @@ def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool
         old = read_result(folder, record)
         if stop:
             _check_running(old, f"{name} (pid {record.pid})")
-        asked = ask(folder, record, action="stop" if stop else "start", minutes=minutes, frames=frames)
+        request = ask(folder, record, action="stop" if stop else "start", minutes=minutes, frames=frames)
     except CannotTrace as exc:
         raise click.ClickException(printable(str(exc))) from exc
     # A refusal cannot always say of which request it is.
-    ids = {asked, None, *([old.id] if stop and old is not None else [])}
+    ids = {request, None, *([old.id] if stop and old is not None else [])}
     seconds = _GRACE_SECONDS + (0.0 if stop else minutes * 60)
     result = _waited_for(lambda: read_result(folder, record), lambda one: one.id in ids and one != old, seconds)
     if result is None:
@@ -96,12 +96,12 @@ def _waited_for(
     read: Callable[[], TraceResult | None], is_new: Callable[[TraceResult], bool], seconds: float
 ) -> TraceResult | None:
     """Return the result once the process is done, or what there is of it when the time is over."""
-    began, found = time.monotonic(), None
-    while time.monotonic() < began + (seconds if found is not None else _GRACE_SECONDS):
+    began, last = time.monotonic(), None
+    while time.monotonic() < began + (seconds if last is not None else _GRACE_SECONDS):
         time.sleep(_LOOK_SECONDS)
         result = read()
         if result is not None and is_new(result):
-            found = result
+            last = result
             if result.state != "running":
                 return result
-    return found
+    return last

@@ -1,4 +1,4 @@
-"""Judges whether ``/dev/shm`` is large enough, from ``GET /memory/host`` as the sidecar sent it. Pure."""
+"""The check that ``/dev/shm`` is large enough, from ``GET /memory/host`` as the sidecar sent it. Pure."""
 
 from __future__ import annotations
 

@@ -91,14 +91,14 @@ def explain(file: Path, want: int | None, picture: Path | None, *, as_json: bool
     from highwater.snapshots.picture import svg
     from highwater.snapshots.words import explanation_text
 
-    answer = _asked([file], want=want, picture=picture is not None)
-    found = answer["explanation"]
+    answer = _read([file], want=want, picture=picture is not None)
+    figures = answer["explanation"]
     if picture is not None:
         try:
             picture.write_text(_printable(svg(answer["picture"], file.name)), "utf-8")
         except OSError as exc:
             raise click.ClickException(_printable(f"{picture} cannot be written: {exc.strerror or exc}")) from exc
-    _echo(json.dumps({"schema": 1, "file": file.name, **found}) if as_json else explanation_text(found, file.name))
+    _echo(json.dumps({"schema": 1, "file": file.name, **figures}) if as_json else explanation_text(figures, file.name))
 
 
 @snapshot.command(epilog=examples("highwater snapshot diff BEFORE AFTER      both taken while no request runs"))
@@ -109,12 +109,12 @@ def diff(before: Path, after: Path, *, as_json: bool) -> None:
     """Say what grew from BEFORE to AFTER, by the stack that allocated it."""
     from highwater.snapshots.words import difference_text, warnings_of
 
-    found = _asked([before, after])["difference"]
+    figures = _read([before, after])["difference"]
     if not as_json:
-        _echo(difference_text(found, before.name, after.name))
+        _echo(difference_text(figures, before.name, after.name))
         return
-    warnings = list(warnings_of(found, before.name, after.name))
-    _echo(json.dumps({"schema": 1, "files": [before.name, after.name], "warnings": warnings, **found}))
+    warnings = list(warnings_of(figures, before.name, after.name))
+    _echo(json.dumps({"schema": 1, "files": [before.name, after.name], "warnings": warnings, **figures}))
 
 
 def taken_text(answer: Any) -> str:  # noqa: ANN401 - JSON
@@ -162,9 +162,9 @@ def list_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     return table(["size", "highwater get PATH > FILE"], rows, words=1) + problem
 
 
-def _asked(files: list[Path], *, want: int | None = None, picture: bool = False) -> dict[str, Any]:
+def _read(files: list[Path], *, want: int | None = None, picture: bool = False) -> dict[str, Any]:
+    from highwater.snapshots import SnapshotError
     from highwater.snapshots.child import ask
-    from highwater.snapshots.errors import SnapshotError
 
     # An ordinary kill ends the reading process in order, as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -8,7 +8,8 @@ from typing import Any, Final
 from highwater.accounting.attribution import COMPONENTS
 from highwater.readings import Event, Report, RuleStatus
 from highwater.text.growth import leak_line, leaks
-from highwater.text.table import component_title, report_text, table
+from highwater.text.report import report_text
+from highwater.text.table import component_title, table
 from highwater.units import UNKNOWN, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2

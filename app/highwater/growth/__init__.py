@@ -1,1 +1,1 @@
-"""Verdicts on growth: whether a series of memory is flat, levels off, made one step, or leaks, and what drives it."""
+"""Verdicts on growth: a series of memory is flat, levels off, makes one step, or leaks, and something drives it."""

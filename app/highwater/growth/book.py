@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
 from highwater.growth.series import SeriesKey
@@ -15,15 +15,10 @@ from highwater.readings import WorkCounts
 MAX_SERIES = 320
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One idle floor of every series.
+class Moment(NamedTuple):
+    """One idle floor of every series: as ``Floor``, with a value for each column.
 
-    Attributes:
-        at: Monotonic seconds since the machine's boot.
-        wall: Unix seconds.
-        work: What the engine had done until then.
-        values: By the series' columns; NaN, or too short, where one was not measured.
+    A value is NaN where the series was not measured, and missing where its column is newer.
     """
 
     at: float
@@ -31,30 +26,9 @@ class Moment:
     work: WorkCounts
     values: array[float]
 
-    def floor(self, column: int) -> Floor | None:
-        """Return the floor of the series in this column; ``None`` where it was not measured."""
-        value = self.values[column] if column < len(self.values) else math.nan
-        if math.isnan(value):
-            return None
-        work = self.work
-        return Floor(
-            self.at,
-            self.wall,
-            value,
-            _number(work.requests),
-            _number(work.images),
-            _number(work.new_images),
-            _number(work.tokens),
-        )
-
 
 class FloorBook:
-    """The moments, and the columns of the series in them.
-
-    Attributes:
-        moments: Oldest first.
-        columns: The series in the order of their columns. Of two lives of a series the later one is kept.
-    """
+    """The moments, oldest first, and the series in the order of their columns, each in its newest life."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
@@ -62,17 +36,13 @@ class FloorBook:
         self._column_of: dict[str, int] = {}
 
     def add(self, at: float, wall: float, work: WorkCounts, values: Mapping[SeriesKey, float]) -> bool:
-        """Keep a moment.
-
-        Returns:
-            Whether it was kept: not where it is no later than the last one.
-        """
+        """Keep a moment, and return whether it was kept: not if it is no later than the last one."""
         if self.moments and at <= self.moments[-1].at:
             return False
         if self.moments and _fell(self.moments[-1].work, work):
             self.moments.clear()  # counters that begin again are another engine's
         for key in values:
-            self._take(key)
+            self._assign_column(key)
         row = array("d", [math.nan] * len(self.columns))
         for key, value in values.items():
             column = self._column_of.get(key.name)
@@ -84,42 +54,42 @@ class FloorBook:
         return True
 
     def floors(self, name: str) -> list[Floor]:
-        """Return a series' floors, oldest first; empty for one that is not known."""
+        """Return a series' floors, oldest first; empty for an unknown series."""
         column = self._column_of.get(name)
         if column is None:
             return []
-        return [floor for moment in self.moments if (floor := moment.floor(column)) is not None]
+        return [
+            Floor(one.at, one.wall, one.values[column], *_counts(one.work))
+            for one in self.moments
+            if column < len(one.values) and not math.isnan(one.values[column])
+        ]
 
     def key(self, name: str) -> SeriesKey | None:
         """Return the series of that name."""
         column = self._column_of.get(name)
         return None if column is None else self.columns[column]
 
-    def lives(self) -> set[str]:
-        """Return the lives of all its series."""
-        return {key.life for key in self.columns}
-
-    def _take(self, key: SeriesKey) -> None:
-        """Give a series its column; one of another life begins anew in the column of its predecessor."""
+    def _assign_column(self, key: SeriesKey) -> None:
+        """Give a series a column; a series of another life begins anew in the column of its predecessor."""
         column = self._column_of.get(key.name)
         if column is None:
             if len(self.columns) < MAX_SERIES:
                 self._column_of[key.name] = len(self.columns)
                 self.columns.append(key)
-            return
-        if self.columns[column].life != key.life:
+        elif self.columns[column].life != key.life:
             self.columns[column] = key
             for moment in self.moments:
                 if column < len(moment.values):
                     moment.values[column] = math.nan
 
 
+def _counts(work: WorkCounts) -> Iterator[float]:
+    for count in (work.requests, work.images, work.new_images, work.tokens):
+        yield math.nan if count is None else count
+
+
 def _fell(before: WorkCounts, now: WorkCounts) -> bool:
     return any(
-        was is not None and is_now is not None and is_now < was
-        for was, is_now in ((before.requests, now.requests), (before.tokens, now.tokens))
+        old is not None and new is not None and new < old
+        for old, new in ((before.requests, now.requests), (before.tokens, now.tokens))
     )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""Idle floors: what a series holds while no request runs or waits. Pure; no I/O, no clock.
+"""Idle floors: the values of a series while no request runs or waits. Pure; no I/O, no clock.
 
 Only such values are compared: under load a series shows the load. Floors are thinned by age, so that a day fits into a
 bounded number of them: the older, the further apart.
@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from highwater.readings import GrowthDriver, GrowthUnit
+from highwater.readings import GrowthDriver, GrowthUnit, Report, WorkCounts
 from highwater.units import KIB, MIB
 
 MAX_FLOORS: Final = 240
 _NEWEST_KEPT, _OLDEST_KEPT = 48, 4
+# PyTorch's counts settle once a step has ended; heaps and the kernel free memory late.
+DEVICE_REST_SECONDS: Final = 3.0
+HOST_REST_SECONDS: Final = 12.0
+# In a long rest a floor is taken this often, because leaks without requests show there.
+REPEAT_SECONDS: Final = 60.0
 HOUR_SECONDS: Final = 3600.0
 KILO: Final = 1000.0
 
 
 class Floor(NamedTuple):
-    """One value of a series at rest, and what the engine had done until then; NaN where that is not known.
+    """One value of a series at rest, in bytes or a count, and the work until then as in ``WorkCounts``; NaN: not known.
 
-    Attributes:
-        at: Monotonic seconds since the machine's boot.
-        wall: Unix seconds.
-        value: Bytes, or a count.
-        requests: Requests that ended so far.
-        images: Images and other multimodal items so far.
-        new_images: Those of them that the processor cache did not hold.
-        tokens: Prompt and generated tokens so far.
+    ``at`` is in monotonic seconds since the machine's boot, ``wall`` in Unix seconds.
     """
 
     at: float
@@ -43,7 +42,7 @@ class Floor(NamedTuple):
     tokens: float = math.nan
 
     def progress(self, driver: GrowthDriver) -> float:
-        """Return how far the driver has come, in its own unit; NaN where it is not known."""
+        """Return the driver's count so far, in its own unit; NaN where it is not known."""
         if driver == "hour":
             return self.at / HOUR_SECONDS
         if driver == "1k_tokens":
@@ -54,14 +53,8 @@ class Floor(NamedTuple):
 _FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5}
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The thresholds of a unit below which nothing is judged.
-
-    Attributes:
-        min_growth: Less than that in all is no growth.
-        grain: Differences of this size are the allocator's, or the kernel's.
-    """
+class Scale(NamedTuple):
+    """A unit's smallest growth, and the grain: differences of this size are the allocator's, or the kernel's."""
 
     min_growth: float
     grain: float
@@ -78,9 +71,9 @@ class Bound:
     """An upper limit of growth by design.
 
     Attributes:
-        limit: The value up to which growth is by design; with ``is_above_start`` by how much the series may grow.
-        what: Whose limit it is, in words: ``encoder cache budget``.
-        drivers: What fills it; empty: whatever does. Growth that follows another driver is not this one's.
+        limit: The value up to which growth is by design; with ``is_above_start`` the most that the series may grow.
+        what: The limit in words: ``encoder cache budget``.
+        drivers: Growth that follows other drivers is not by this design; empty: any driver.
     """
 
     limit: float
@@ -94,13 +87,7 @@ class Bound:
 
 
 class Happening(NamedTuple):
-    """Something that may have made a step.
-
-    Attributes:
-        at: Monotonic seconds, as in a floor.
-        what: In words, as part of a sentence: ``reset_encoder_cache by the policy``.
-        is_reset: It may have lowered the series.
-    """
+    """An event that may have made a step, or lowered the series by a reset; ``at`` as in a floor."""
 
     at: float
     what: str
@@ -108,12 +95,12 @@ class Happening(NamedTuple):
 
 
 def superfluous(times: Sequence[float]) -> int:
-    """Return which of too many floors to drop: the one whose gap is the smallest for its age.
+    """Return the index of the floor to drop: the one whose gap is the smallest for its age.
 
-    The newest ones and the first few are kept, because verdicts need the latter for what the series was at its start.
+    The newest and the first few are kept, because verdicts compare with the start of a series.
 
     Args:
-        times: When each was taken, oldest first; more than ``_NEWEST_KEPT + _OLDEST_KEPT``.
+        times: The floors' times, oldest first; more than ``_NEWEST_KEPT + _OLDEST_KEPT``.
     """
     now = times[-1]
     middle = range(_OLDEST_KEPT, len(times) - _NEWEST_KEPT)
@@ -126,8 +113,39 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
         return list(floors)
     edges = [round(i * len(floors) / most) for i in range(most + 1)]
     parts = (floors[low:high] for low, high in pairwise(edges))
-    return [sorted(part, key=_value)[(len(part) - 1) // 2] for part in parts]
+    return [sorted(part, key=attrgetter("value"))[(len(part) - 1) // 2] for part in parts]
 
 
-def _value(floor: Floor) -> float:
-    return floor.value
+# --- the rests in which floors are taken ---
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The present rest since a monotonic time; ``None`` while the engine works, or its state is not known."""
+
+    since: float | None = None
+    work: WorkCounts = field(default_factory=WorkCounts)
+
+    def seconds(self, now: float) -> float:
+        """Return its length in seconds; 0 while the engine is busy."""
+        return 0.0 if self.since is None else now - self.since
+
+
+def follow(rest: Rest, report: Report, now: float) -> Rest:
+    """Return the rest as of a report: it goes on while no request runs or waits, and no work was counted."""
+    engine, progress = report.engine, report.progress
+    is_idle = engine.requests_running == 0 and not engine.requests_waiting
+    is_still = progress is None or progress.verdict in {"idle", "unknown"}
+    is_awake = engine.traits.serves and not engine.traits.is_late
+    if report.stale or not (is_idle and is_still and is_awake):
+        return Rest(work=engine.work)
+    if rest.since is None or engine.work != rest.work:
+        return Rest(since=now, work=engine.work)
+    return replace(rest, work=engine.work)
+
+
+def is_due(rest: Rest, last: float | None, now: float, *, rest_seconds: float) -> bool:
+    """Return whether a floor must be taken now, given the time of the last one and the least length of a rest."""
+    if rest.since is None or rest.seconds(now) < rest_seconds:
+        return False
+    return last is None or last < rest.since or now - last >= REPEAT_SECONDS

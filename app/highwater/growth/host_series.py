@@ -12,29 +12,23 @@ from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.readings import GrowthDriver, GrowthUnit, RankReading
 from highwater.units import GIB
 
-_MEASURES: Final[tuple[tuple[str, GrowthUnit], ...]] = (
-    ("anonymous_bytes", "bytes"),
-    ("descriptors", "count"),
-    ("threads", "count"),
-)
-# Other processes of the container come and go; whoever wants to know of them reads /memory/host.
+# Other processes of the container come and go; /memory/host shows them.
 _ROLES: Final[frozenset[Role]] = frozenset(
     {"api_server", "launcher", "engine_core", "worker", "coordinator", "sidecar"}
 )
-# An entry's size goes with its image's tokens: of images of very different sizes the tokens tell more than the number.
+# An entry's size follows its image's tokens: for images of very different sizes they explain more than the number.
 _FILLED_BY: Final[frozenset[GrowthDriver]] = frozenset({"new_image", "image", "1k_tokens"})
-_PROCESSOR_CACHE: Final = "the processor cache's limit"
 
 
 def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
-    """Yield each process's memory, descriptors and threads, and what ``/dev/shm`` holds.
+    """Yield each process's memory, descriptors and threads, and the used bytes of ``/dev/shm``.
 
     Args:
         reading: Taken in the present rest.
-        rest_seconds: For how long it has lasted: older figures are of a time with requests.
+        rest_seconds: The length of the rest so far: older figures are of a time with requests.
         ranks: The workers, whose encoder caches may lie on the host.
     """
-    cache = _cache_bytes(reading)
+    cache = _processor_cache(reading)
     rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}
     room, limit_by = _room(reading)
     for process in reading.processes:
@@ -43,20 +37,18 @@ def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[Ra
         life = life_of(process.host, process.pid, process.started)
         rank = rank_of.get(life)
         own_bytes = _own_bytes(process.anonymous_bytes, rank, rest_seconds)
-        for measure, unit in _MEASURES:
-            value = own_bytes if measure == "anonymous_bytes" else getattr(process, measure)
-            if value is None:
-                continue
-            left, what = (room, limit_by) if unit == "bytes" else (None, None)
-            if measure == "descriptors" and process.descriptors_limit is not None:
-                left, what = float(max(0, process.descriptors_limit - value)), "the process's limit of open files"
-            yield Measured(
-                key=SeriesKey(process.name, measure, "host", unit, life),
-                value=float(value),
-                bounds=_bounds(process, cache, rank) if measure == "anonymous_bytes" else (),
-                room=left,
-                limit_by=what,
-            )
+        files, most_files = process.descriptors, process.descriptors_limit
+        left_files = None if files is None or most_files is None else float(max(0, most_files - files))
+        files_by = None if left_files is None else "the process's limit of open files"
+        for measure, value, bounds, left, what in (
+            ("anonymous_bytes", own_bytes, tuple(_bounds(process, cache, rank)), room, limit_by),
+            ("descriptors", files, (), left_files, files_by),
+            ("threads", process.threads, (), None, None),
+        ):
+            if value is not None:
+                unit: GrowthUnit = "bytes" if measure.endswith("_bytes") else "count"
+                key = SeriesKey(process.name, measure, "host", unit, life)
+                yield Measured(key=key, value=float(value), bounds=bounds, room=left, limit_by=what)
     shm = reading.shm
     if shm is not None and shm.used_bytes is not None and shm.age_seconds < rest_seconds and reading.processes:
         first = reading.processes[0]
@@ -65,16 +57,16 @@ def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[Ra
         yield Measured(
             key=SeriesKey("/dev/shm", "used_bytes", "host", "bytes", life),  # noqa: S108 - its name
             value=float(shm.used_bytes),
-            bounds=(_bound(cache),) if is_cache and cache is not None else (),
+            bounds=(cache,) if cache is not None and is_cache else (),
             room=None if shm.free_bytes is None else float(shm.free_bytes),
             limit_by="the room in /dev/shm",
         )
 
 
 def _own_bytes(size: int | None, rank: RankReading | None, rest_seconds: float) -> int | None:
-    """Return what a process holds, a worker on a CPU beside its encoder cache; ``None`` where this rest shows neither.
+    """Return a process's memory, a CPU worker's without its encoder cache; ``None`` if that was read before this rest.
 
-    The cache is a series of its own, with a bound. Here it would pass for a leak, or add to the rate of a real one.
+    The cache is a series of its own, with a bound. Here it would look like a leak, or add to the rate of a real one.
     """
     if size is None or rank is None or rank.device.type != "cpu":
         return size
@@ -84,31 +76,26 @@ def _own_bytes(size: int | None, rank: RankReading | None, rest_seconds: float) 
     return size if cache is None else max(0, size - cache.device_bytes - cache.host_bytes)
 
 
-def _bounds(process: ProcessMemory, cache: int | None, rank: RankReading | None) -> tuple[Bound, ...]:
-    """Return up to where a process may grow by design: by a processor cache, and by spilled encoder outputs."""
-    bounds = []
+def _bounds(process: ProcessMemory, cache: Bound | None, rank: RankReading | None) -> Iterator[Bound]:
+    """Yield the limits of growth by design: a processor cache, and spilled encoder outputs."""
     if cache is not None and process.role in {"api_server", "engine_core"}:
-        bounds.append(_bound(cache))
+        yield cache
     if rank is not None and rank.encoder_cache is not None and rank.encoder_cache.host_bytes:
         budget = encoder_cache_bound(rank)
         if budget is not None and rank.device.type != "cpu":
-            bounds.append(replace(budget, drivers=_FILLED_BY, is_above_start=True))
-    return tuple(bounds)
+            yield replace(budget, drivers=_FILLED_BY, is_above_start=True)
 
 
-def _cache_bytes(reading: HostReading) -> int | None:
+def _processor_cache(reading: HostReading) -> Bound | None:
     engine = reading.engine
     if engine is None or not engine.is_multimodal or not engine.mm_processor_cache_gb:
         return None
-    return int(engine.mm_processor_cache_gb * GIB)
-
-
-def _bound(cache: int) -> Bound:
-    return Bound(limit=float(cache), what=_PROCESSOR_CACHE, drivers=_FILLED_BY, is_above_start=True)
+    limit = float(int(engine.mm_processor_cache_gb * GIB))
+    return Bound(limit=limit, what="the processor cache's limit", drivers=_FILLED_BY, is_above_start=True)
 
 
 def _room(reading: HostReading) -> tuple[float | None, str | None]:
-    """Return how much more host memory there is, and which limit that is."""
+    """Return how much more host memory can be had, and the limit in words."""
     container = reading.container
     if container is not None and container.room_bytes is not None:
         return float(container.room_bytes), "the container's memory limit"

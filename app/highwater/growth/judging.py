@@ -6,16 +6,17 @@
     a straight rise, within a bound of its own ────► plateau, with the bound
     a straight rise, or a leak that was found before
       ├─ the newest floors do not follow it ───────► as below
-      ├─ it was there two floors ago too ──────────► leak
+      ├─ it was found two floors ago too ──────────► leak
       └─ else ─────────────────────────────────────► not known: it rises
-    one step ► step; stands after a growth ► plateau; a trend ► not known; else ► flat
+    one step ► step; levelled off after a growth ► plateau; a trend ► not known; else ► flat
 
-A leak so needs more to begin than to go on, and to end it takes floors that contradict it: the verdict does not flap.
+A leak thus needs more evidence to begin than to stay, and only floors that contradict it end it: the verdict does not
+flap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,7 +27,6 @@ from highwater.growth.leak import (
     MIN_SECONDS,
     SHARE_TO_BEGIN,
     SHARE_TO_STAY,
-    Leak,
     Rise,
     end_of,
     find_rise,
@@ -36,28 +36,22 @@ from highwater.growth.leak import (
 from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
 from highwater.readings import GrowthKind, GrowthUnit
 
-# The floors of a start: weights are in, and caches, heaps and kernels find their sizes.
+# The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
 MIN_JUDGED: Final = 6
-# A rise that was there so many floors ago is no chance.
+# A rise that was found so many floors ago as well is confirmed.
 CONFIRMING_FLOORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, and what it rests on.
+    """A verdict and its evidence.
 
     Attributes:
-        kind: The verdict.
-        why: Why it is not known, in words; empty for other verdicts.
-        value: At the newest floor.
+        why: Why it is not known; empty for other verdicts.
         grown: From the first floors that count to the last.
-        floors: How many there were.
-        window_seconds: From the first to the last.
-        since: Since when the verdict is this one: the newest floor's Unix seconds when it changed.
-        leak: For ``leak``.
-        bound: For ``plateau``; ``None`` where it levelled off and no bound is known.
-        step: For ``step``.
+        since: When the verdict changed to this one, in Unix seconds.
+        bound: Of a ``plateau``; ``None`` where it levelled off and no bound is known.
     """
 
     kind: GrowthKind
@@ -67,7 +61,7 @@ class Judgement:
     floors: int = 0
     window_seconds: float = 0.0
     since: float | None = None
-    leak: Leak | None = None
+    leak: Rise | None = None
     bound: Bound | None = None
     step: Step | None = None
 
@@ -81,31 +75,28 @@ def judge(
     before: Judgement | None = None,
     warm_up_floors: int = WARM_UP_FLOORS,
 ) -> Judgement:
-    """Judge a series.
+    """Return the verdict on the floors of one process's life, oldest first, given the one before.
 
-    Args:
-        floors: All that are kept of it, oldest first, of one process's life.
-        unit: Of their values.
-        bounds: What it may grow to by design.
-        happenings: What may have made a step, or lowered it.
-        before: The verdict until now.
-        warm_up_floors: How many of the floors are those of its start.
+    The first ``warm_up_floors`` belong to its start and do not count.
     """
     scale, counted = SCALES[unit], floors[warm_up_floors:]
     fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []
-    found = _found(counted, scale, fixed, happenings, before)
+    verdict = _verdict(counted, scale, fixed, happenings, before)
     values = [floor.value for floor in counted]
+    since = floors[-1].wall if floors else None
+    if before is not None and before.kind == verdict.kind:
+        since = before.since
     return replace(
-        found,
+        verdict,
         value=floors[-1].value if floors else None,
         grown=end_of(values) - start_of(values) if values else None,
         floors=len(counted),
         window_seconds=counted[-1].at - counted[0].at if counted else 0.0,
-        since=before.since if before is not None and before.kind == found.kind else floors[-1].wall if floors else None,
+        since=since,
     )
 
 
-def _found(
+def _verdict(
     floors: Sequence[Floor],
     scale: Scale,
     bounds: Sequence[Bound],
@@ -120,12 +111,12 @@ def _found(
     bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)
     if bound is not None:
         return Judgement(kind="plateau", bound=bound)
-    leak = known if rise is None else _leak(rise, known)
+    leak = known if rise is None else _with_driver_of(known, rise)
     if leak is None or not follows(leak, floors, scale, share=SHARE_TO_BEGIN if known is None else SHARE_TO_STAY):
-        return _other(floors, scale, bounds, happenings, is_rising=False)
+        return _other(floors, scale, bounds, happenings)
     if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
         return Judgement(kind="leak", leak=leak)
-    return _other(floors, scale, bounds, happenings, is_rising=True)
+    return Judgement(kind="not_known", why="it rises straight, and a few more idle floors have to confirm that")
 
 
 def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
@@ -133,39 +124,27 @@ def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -
     drivers = {rise.driver, *rise.also}
     if "request" in drivers:  # a request without an image has tokens too
         drivers -= {"1k_tokens"}
-    fitting = [
+    return _lowest(
         bound for bound in bounds if is_within(bound, value, scale) and (not bound.drivers or bound.drivers & drivers)
-    ]
-    return min(fitting, key=lambda bound: bound.limit, default=None)
-
-
-def _leak(rise: Rise, known: Leak | None) -> Leak:
-    """Return the leak that a rise is. Its driver stays what it was as long as it explains the rise as well as any."""
-    drivers = (rise.driver, *rise.also)
-    driver = known.driver if known is not None and known.driver in drivers else rise.driver
-    window = rise.window
-    return Leak(
-        driver=driver,
-        line=rise.lines[driver],
-        also=tuple(name for name in drivers if name != driver),
-        hourly=rise.lines.get("hour"),
-        grown=rise.grown,
-        floors=len(window),
-        window_seconds=window[-1].at - window[0].at,
     )
 
 
+def _lowest(bounds: Iterable[Bound]) -> Bound | None:
+    return min(bounds, key=lambda bound: bound.limit, default=None)
+
+
+def _with_driver_of(known: Rise | None, rise: Rise) -> Rise:
+    """Return the rise with the driver of the known leak, as long as that explains the rise as well as any."""
+    if known is None or known.driver not in rise.also:
+        return rise
+    also = tuple(name for name in (rise.driver, *rise.also) if name != known.driver)
+    return replace(rise, driver=known.driver, also=also)
+
+
 def _other(
-    floors: Sequence[Floor],
-    scale: Scale,
-    bounds: Sequence[Bound],
-    happenings: Sequence[Happening],
-    *,
-    is_rising: bool,
+    floors: Sequence[Floor], scale: Scale, bounds: Sequence[Bound], happenings: Sequence[Happening]
 ) -> Judgement:
-    """Judge a series in which no leak was found."""
-    if is_rising:
-        return Judgement(kind="not_known", why="it rises straight, and a few more idle floors have to confirm that")
+    """Judge a series without a leak."""
     step = find_step(floors, scale, happenings)
     if step is not None:
         return Judgement(kind="step", step=step)
@@ -173,15 +152,12 @@ def _other(
         return Judgement(kind="flat")
     values = [floor.value for floor in binned(floors, MAX_BINS)]
     within = [bound for bound in bounds if is_within(bound, floors[-1].value, scale)]
-    if has_levelled_off(values, scale):
-        return Judgement(kind="plateau", bound=min(within, key=lambda bound: bound.limit, default=None))
-    if any(not bound.drivers for bound in within):
-        return Judgement(kind="plateau", bound=min(within, key=lambda bound: bound.limit))
+    if has_levelled_off(values, scale) or any(not bound.drivers for bound in within):
+        return Judgement(kind="plateau", bound=_lowest(within))
     return Judgement(kind="not_known", why=_why_open(floors))
 
 
 def _why_open(floors: Sequence[Floor]) -> str:
-    """Return why a series that rises is not judged, and what would settle it."""
     seconds = floors[-1].at - floors[0].at
     if len(floors) < MIN_FLOORS or seconds < MIN_SECONDS:
         return (

@@ -1,7 +1,7 @@
 """Robust lines through few points: Theil and Sen's slope, with the interval that Kendall's statistic gives it. Pure.
 
-A third of the points may be anything, and the slope stays what it is (Sen, *Estimates of the regression coefficient
-based on Kendall's tau*, 1968). No library: the sidecar has none, and 32 points make 496 pairs.
+Up to a third of the points may be outliers (Sen, *Estimates of the regression coefficient based on Kendall's tau*,
+1968). No library: the sidecar has none, and 32 points make 496 pairs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ _TRIMMED: Final = 0.85
 
 
 class Line(NamedTuple):
-    """A line.
+    """A line: its slope per unit of x, and the ends of the slope's 95 % interval.
 
-    Attributes:
-        slope: Per unit of x.
-        low: The lower end of the slope's 95 % interval.
-        high: Its upper end.
-        scatter: The mean distance of the points from it, in y; of the nearest 85 % of them.
+    ``scatter`` is the mean distance of the nearest 85 % of the points from it, in y.
     """
 
     slope: float
@@ -33,12 +29,7 @@ class Line(NamedTuple):
 
 
 def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
-    """Return the line; ``None`` where fewer than three points, or no two different ``xs``, leave none.
-
-    Args:
-        xs: Not falling.
-        ys: As many.
-    """
+    """Return the line for ``xs`` that do not fall; ``None`` for fewer than three points, or if all ``xs`` are equal."""
     count = len(xs)
     if count < 3:  # noqa: PLR2004 - a line through two points has no scatter
         return None
@@ -50,9 +41,9 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
     )
     if not slopes:
         return None
-    slope = _median(slopes)
+    slope = median(slopes)
     spread = _QUANTILE * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    # Pairs without a difference in x say nothing: the interval is that of the ranks which are left.
+    # Pairs without a difference in x are left out: the interval is that of the remaining ranks.
     spread *= len(slopes) / (count * (count - 1) / 2)
     low = slopes[max(int((len(slopes) - spread) / 2), 0)]
     high = slopes[min(math.ceil((len(slopes) + spread) / 2), len(slopes) - 1)]
@@ -63,17 +54,10 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
     return Line(slope, low, high, sum(nearest) / len(nearest))
 
 
-def _median(ordered: Sequence[float]) -> float:
-    half, is_odd = divmod(len(ordered), 2)
-    return ordered[half] if is_odd else (ordered[half - 1] + ordered[half]) / 2
-
-
 def kendall(ys: Sequence[float], grain: float = 0.0) -> float:
-    """Return how surely the values rise, from -1 (every pair falls) to 1 (every pair rises).
+    """Return Kendall's statistic of values in order of time, from -1 (every pair falls) to 1 (every pair rises).
 
-    Args:
-        ys: In order of time.
-        grain: A pair that differs by no more than this neither rises nor falls.
+    A pair that differs by no more than ``grain`` neither rises nor falls.
     """
     count = len(ys)
     if count < 2:  # noqa: PLR2004 - no pair

@@ -1,6 +1,6 @@
-"""Series of memory, and what each report says of those on devices. Pure; no I/O, no clock.
+"""Series of memory, and those on devices as of a report. Pure; no I/O, no clock.
 
-A value is what is left once releasable bytes are taken off: what an allocator keeps for later is no growth.
+Values are without releasable bytes: an allocator's reserve is no growth.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ Place: TypeAlias = Literal["device", "host"]
 
 
 class SeriesKey(NamedTuple):
-    """One series, of one process's life.
+    """One series, of one process's life: ``rank 0``, ``other_tensors_bytes``.
 
-    Attributes:
-        owner: Whose memory it is: ``rank 0``, ``API server``.
-        measure: What of it: ``other_tensors_bytes``, ``descriptors``.
-        place: Device or host.
-        unit: Bytes, or a count.
-        life: The process: its machine, number and start. A number that is used again is another process.
+    The life is the process's machine, pid and start: a pid that is used again is another process.
     """
 
     owner: str
@@ -36,7 +31,7 @@ class SeriesKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name for people and programs, the same over restarts."""
+        """The name for people and programs, the same over restarts."""
         return f"{self.owner} {self.measure}"
 
 
@@ -45,11 +40,8 @@ class Measured:
     """One series at one moment.
 
     Attributes:
-        key: The series.
-        value: In its unit.
-        bounds: What it may grow to by design.
-        room: What is left to the limit that it grows towards; ``None`` where no limit is known.
-        limit_by: That limit, in words.
+        bounds: The limits of its growth by design.
+        room: The rest up to the limit that it grows towards, ``limit_by``; ``None`` where no limit is known.
     """
 
     key: SeriesKey
@@ -60,12 +52,12 @@ class Measured:
 
 
 def life_of(host: str | None, pid: int | None, started: int | None) -> str:
-    """Return what tells a process from a later one of its number, and from those of other machines."""
+    """Return an identity that no later process of this pid has, and none on other machines."""
     return f"{host}/{pid}/{started}"
 
 
 def device_series(rank: RankReading) -> Iterator[Measured]:
-    """Yield a rank's components, each of those that are known."""
+    """Yield a rank's known components."""
     life = life_of(rank.host, rank.pid, rank.pid_started)
     bound = encoder_cache_bound(rank)
     for component in COMPONENTS:
@@ -84,7 +76,7 @@ def device_series(rank: RankReading) -> Iterator[Measured]:
 
 
 def encoder_cache_bound(rank: RankReading) -> Bound | None:
-    """Return what a rank's encoder cache may grow to, its budget; ``None`` where that is not known."""
+    """Return the budget of a rank's encoder cache in bytes; ``None`` where it is not known."""
     cache = rank.encoder_cache
     if cache is None or not cache.capacity_embeds or not cache.embeds:
         return None

@@ -1,4 +1,4 @@
-"""Shapes of growth that are no leak: one step, and a rise that levels off. Pure; no I/O, no clock."""
+"""Shapes of growth other than a leak: one step, and a rise that levels off. Pure; no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -14,31 +14,24 @@ from highwater.growth.regression import kendall
 
 # Floors on each side of a step.
 MIN_SIDE: Final = 5
-# Of all growth the step makes so much, and each side of it moves by no more than that of the step.
+# The step's least share of all growth, and the most that each side moves, as a share of the step.
 MIN_STEP_SHARE, MAX_SIDE_SHARE = 0.8, 0.2
-# Of all growth the last third of the floors makes no more than that where it has levelled off.
+# The most that the last third of the floors adds where a series has levelled off, as a share of all growth.
 MAX_LAST_SHARE: Final = 0.1
 MIN_LEVEL_FLOORS: Final = 12
 _MIN_LAST: Final = 6
-# Growth of so many times the usual distance from the middle is more than the series moves by itself.
+# Growth of so many times the median distance from the middle is more than the series' own noise.
 MIN_OVER_SPREAD: Final = 3.0
 MIN_TREND: Final = 0.5
-# A bound counts as passed beyond so much more: sizes are rounded up, and the last entry goes in before one goes out.
+# A bound is passed beyond this ratio: sizes are rounded up, and an entry is added before another is evicted.
 PASSED_RATIO: Final = 1.05
-# An event so long before the floors on both sides of a step may have made it: its effect shows at rest only.
+# How long before the floor in front of a step its cause may lie: an effect shows at rest only.
 EVENT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step.
-
-    Attributes:
-        size: How high it is.
-        after: The last floor before it.
-        until: The first one after it.
-        what: The event nearest to it, in words; ``None`` where none is known.
-    """
+    """A step between two floors, and the event nearest to it; ``None`` where none is known."""
 
     size: float
     after: Floor
@@ -47,7 +40,7 @@ class Step:
 
 
 def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Step | None:
-    """Return the one step that holds the whole growth; ``None`` where no single one does."""
+    """Return the step that makes up nearly all growth; ``None`` where no single step does."""
     values = [floor.value for floor in floors]
     if len(values) < 2 * MIN_SIDE:
         return None
@@ -58,7 +51,7 @@ def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happen
         (median(values[i : i + MIN_SIDE]) - median(values[i - MIN_SIDE : i]), i)
         for i in range(MIN_SIDE, len(values) - MIN_SIDE + 1)
     )
-    # Medians of neighbours make the same step from several places; where it is steepest it was made.
+    # Medians of neighbours show the same step at several places; it was made where the values rise most.
     at = max(range(max(at - 2, 1), min(at + 3, len(values))), key=lambda i: values[i] - values[i - 1])
     if min(at, len(values) - at) < MIN_SIDE:
         return None
@@ -68,20 +61,13 @@ def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happen
     if size < MIN_OVER_SPREAD * max(_spread(values[:at]), _spread(values[at:])):
         return None
     after, until = floors[at - 1], floors[at]
-    return Step(size=size, after=after, until=until, what=_nearest(happenings, floors, at))
-
-
-def _nearest(happenings: Sequence[Happening], floors: Sequence[Floor], at: int) -> str | None:
-    """Return what happened between the floors on both sides of a step, the latest of it."""
-    after, until = floors[at - 1], floors[at]
     between = [one for one in happenings if after.at - EVENT_SECONDS <= one.at <= until.at]
-    if between:
-        return max(between).what
-    return _largest(floors, at)
+    what = max(between).what if between else _larger_requests(floors, at)
+    return Step(size=size, after=after, until=until, what=what)
 
 
-def _largest(floors: Sequence[Floor], at: int) -> str | None:
-    """Return that the requests between two floors were larger than any before, by their tokens; ``None`` otherwise."""
+def _larger_requests(floors: Sequence[Floor], at: int) -> str | None:
+    """Return that the requests before a floor had more tokens than any earlier ones; ``None`` otherwise."""
     sizes = [_tokens_a_request(one, two) for one, two in pairwise(floors)]
     mine, earlier = sizes[at - 1], [size for size in sizes[: at - 1] if size is not None]
     if mine is None or not earlier or mine <= 1.5 * max(earlier):
@@ -95,7 +81,7 @@ def _tokens_a_request(one: Floor, two: Floor) -> float | None:
 
 
 def has_levelled_off(values: Sequence[float], scale: Scale) -> bool:
-    """Return whether a series has grown and stands now: the last third of its floors adds next to nothing."""
+    """Return whether a series has grown and no longer does: the last third of its floors adds next to nothing."""
     if len(values) < MIN_LEVEL_FLOORS:
         return False
     grown = end_of(values) - start_of(values)
@@ -104,18 +90,18 @@ def has_levelled_off(values: Sequence[float], scale: Scale) -> bool:
 
 
 def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
-    """Return whether a series has risen by more than it moves by itself."""
+    """Return whether a series has risen by more than its noise."""
     values = [floor.value for floor in binned(floors, MAX_BINS)]
     grown = end_of(values) - start_of(values)
     return grown >= scale.min_growth and kendall(values, scale.grain) >= MIN_TREND
 
 
 def is_within(bound: Bound, value: float, scale: Scale) -> bool:
-    """Return whether a value is what a series may have by design."""
+    """Return whether a value is within a bound."""
     return value <= max(PASSED_RATIO * bound.limit, bound.limit + scale.min_growth)
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the usual distance from the middle."""
+    """Return the median distance from the median."""
     middle = median(values)
     return median(abs(value - middle) for value in values)

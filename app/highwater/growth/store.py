@@ -1,7 +1,7 @@
-"""Keeps idle floors in a file, so that a sidecar that is restarted goes on where it was.
+"""The file of idle floors, from which a sidecar goes on after a restart.
 
-A line a moment is appended; when the file is too long it is written anew with what is kept. Moments are ordered by a
-clock that only one boot of the machine has, so that floors of another boot are refused, whatever the wall clocks say.
+A line a moment is appended; when the file is too long it is rewritten from the books. Moments are ordered by a clock
+that only one boot of the machine has, so that floors of another boot are refused, whatever the wall clocks say.
 
 ::
 
@@ -25,6 +25,7 @@ from highwater.files.private_file import replace_private
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.growth.book import FloorBook, Moment
 from highwater.growth.series import Place, SeriesKey
+from highwater.host.proc import boot_id
 from highwater.readings import GrowthUnit, WorkCounts
 from highwater.units import MIB
 
@@ -32,14 +33,11 @@ SCHEMA: Final = 1
 MAX_FILE_BYTES: Final = 8 * MIB
 # A start reads them all, and each takes about a millisecond.
 MAX_LINES: Final = 2000
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
-
 _Number: TypeAlias = Annotated[float, Field(ge=-(2**63), le=2**63)]
 
 
 class _Line(BaseModel):
-    """A moment as it is written: each series with its key and value: a line stands for itself."""
+    """A moment as it is written, complete in itself: each series with its key and value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -55,11 +53,11 @@ class FloorFile:
     """The file.
 
     Args:
-        path: Where it is; ``None``: nothing is kept.
-        boot: The machine's boot; by default the present one.
+        path: ``None``: nothing is kept.
+        boot: The identifier of the machine's boot; by default the present one. Without it nothing is kept.
 
     Attributes:
-        problem: What is wrong with it, in one sentence; ``None`` if nothing is.
+        problem: Why it cannot be read or written, in one sentence.
     """
 
     def __init__(self, path: Path | None, *, boot: str | None = None) -> None:
@@ -70,7 +68,7 @@ class FloorFile:
         self.problem: str | None = None
 
     def load(self, books: Mapping[Place, FloorBook], now: float) -> None:
-        """Read the floors of this boot, none of them later than ``now``. Blocks as long as the disk takes."""
+        """Read the floors of this boot up to ``now``. Blocks as long as the disk takes."""
         if self._path is None or self._boot is None:
             return
         try:
@@ -90,8 +88,8 @@ class FloorFile:
         self._bytes = len(content)
         lines = content.split(b"\n")
         if lines[0] != self._header().strip():
-            return  # of another boot, or of another schema: it is written anew
-        # After the last line's end nothing comes, or what a crash cut off: nothing may be appended to that.
+            return  # of another boot, or of another schema: it is rewritten
+        # Nothing may be appended to a last line that a crash cut off.
         self._is_ours = not lines[-1]
         self._lines = len(lines)
         for text in lines[1:-1][-MAX_LINES:]:
@@ -112,7 +110,7 @@ class FloorFile:
                 self._rewrite(self._path, books)
             self.problem = None
         except OSError as exc:
-            self._is_ours = False  # it may be gone, or half a line may be in it: it is written anew
+            self._is_ours = False  # it may be missing, or end in half a line: it is rewritten
             self.problem = f"growth: {self._path} cannot be written: {os_reason(exc)}; a restart forgets idle floors"
 
     def _append(self, path: Path, text: bytes) -> None:
@@ -123,8 +121,7 @@ class FloorFile:
         self._lines += 1
 
     def _rewrite(self, path: Path, books: Mapping[Place, FloorBook]) -> None:
-        parts = [self._header(), *(_text(place, book, book.moments) for place, book in books.items())]
-        content = b"".join(parts)
+        content = b"".join([self._header(), *(_text(place, book, book.moments) for place, book in books.items())])
         replace_private(path, content)
         self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
 
@@ -135,39 +132,23 @@ class FloorFile:
 def _text(place: Place, book: FloorBook, moments: Iterable[Moment]) -> bytes:
     lines = []
     for moment in moments:
-        work = moment.work
-        lives = sorted({key.life for key in book.columns})
+        work, lives = moment.work, sorted({key.life for key in book.columns})
         values = [
             (key.owner, key.measure, key.unit, lives.index(key.life), int(value))
             for key, value in zip(book.columns, moment.values, strict=False)
             if not math.isnan(value)
         ]
-        line = {
-            "place": place,
-            "at": moment.at,
-            "wall": moment.wall,
-            "work": (work.requests, work.images, work.new_images, work.tokens),
-            "lives": lives,
-            "values": values,
-        }
+        counts = (work.requests, work.images, work.new_images, work.tokens)
+        line = {"place": place, "at": moment.at, "wall": moment.wall, "work": counts, "lives": lives, "values": values}
         lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return b"".join(lines)
 
 
 def _add(book: FloorBook, line: _Line) -> None:
-    requests, images, new_images, tokens = line.work
     values = {
         SeriesKey(owner, measure, line.place, unit, line.lives[life]): value
         for owner, measure, unit, life, value in line.values
         if 0 <= life < len(line.lives)
     }
-    work = WorkCounts(requests=requests, images=images, new_images=new_images, tokens=tokens)
-    book.add(line.at, line.wall, work, values)
-
-
-def boot_id(path: Path = _BOOT_ID) -> str | None:
-    """Return the machine's boot; ``None`` where the kernel does not tell, and then nothing is kept."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip() or None
-    except OSError:
-        return None
+    counts = dict(zip(("requests", "images", "new_images", "tokens"), line.work, strict=True))
+    book.add(line.at, line.wall, WorkCounts(**counts), values)

@@ -1,7 +1,7 @@
-"""Takes floors while the engine is idle, and keeps a verdict on every series.
+"""The watch that takes floors while the engine is idle, and keeps a verdict on every series.
 
-A floor costs one look at the last report; judging is spread over the reports that follow, so that hundreds of series
-cost no more than a few milliseconds a second.
+Judging is spread over the reports that follow a floor, so that hundreds of series cost no more than a few milliseconds
+a second.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from highwater.growth.book import FloorBook
-from highwater.growth.floors import Floor, Happening
+from highwater.growth.floors import (
+    DEVICE_REST_SECONDS,
+    HOST_REST_SECONDS,
+    Floor,
+    Happening,
+    Rest,
+    follow,
+    is_due,
+)
 from highwater.growth.judging import Judgement, judge
-from highwater.growth.rest import DEVICE_REST_SECONDS, HOST_REST_SECONDS, Rest, follow, is_due
-from highwater.growth.series import Measured, Place, device_series
+from highwater.growth.series import Measured, Place, SeriesKey, device_series
 from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth
 from highwater.memory.history import History
-from highwater.readings import Event, GrowthKind, RankReading, Report, SeriesGrowth
+from highwater.readings import GrowthKind, RankReading, Report, SeriesGrowth
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
@@ -42,11 +49,11 @@ class GrowthWatch:
 
     Args:
         history: The events that may have made a step.
-        file: Where floors outlive the sidecar.
-        host_series: Reads the host's series as they are now, by how long the engine has rested.
+        file: Keeps floors over a restart of the sidecar.
+        host_series: Reads the host's series now, given the seconds for which the engine has rested.
         clock: Monotonic seconds since the machine's boot.
         wall_clock: Unix seconds.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an internal error.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class GrowthWatch:
         self._last: dict[str, Measured] = {}
         self._present: dict[Place, frozenset[str]] = {"device": frozenset(), "host": frozenset()}
         self._open: dict[str, None] = {}  # series with a new floor, in the order in which they are judged
-        self._told: dict[str, SeriesGrowth] = {}
+        self._reported: dict[str, SeriesGrowth] = {}
         self._shown: tuple[SeriesGrowth, ...] = ()
         self._is_over = False
         self._report: Report | None = None
@@ -80,16 +87,16 @@ class GrowthWatch:
         file.load(self._books, clock())
         for book in self._books.values():
             self._open |= dict.fromkeys(key.name for key in book.columns)
-        self._tell_problem()
+        self._log_problem()
 
     def notice(self, report: Report) -> None:
-        """A new report is there; ``run`` looks at it. Never blocks the poller."""
+        """Take a new report, which ``run`` examines. Never blocks the poller."""
         self._report = report
         self._rest = follow(self._rest, report, self._clock())
         self._report_ready.set()
 
     async def run(self) -> None:
-        """Look at every new report until cancelled."""
+        """Examine every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
@@ -97,7 +104,7 @@ class GrowthWatch:
                 if self._report is not None:
                     await self.look(self._report)
             except Exception:
-                # One odd report must not end the watch; it is logged and counted, and the next one is looked at afresh.
+                # One odd report must not end the watch: it is logged and counted, and the next report is examined.
                 self._internal_error()
                 log.exception("growth could not be judged")
 
@@ -129,26 +136,23 @@ class GrowthWatch:
         if place == "host":
             measured += await self._host_series(rest.seconds(now))
             if self._rest.since != rest.since:
-                return  # requests came meanwhile
+                return  # requests arrived meanwhile
         if not measured:
             return
         values = {one.key: one.value for one in measured}
         if not book.add(now, self._wall_clock(), rest.work, values):
             return
-        # The book takes so many names and no more: what has no place in it is neither kept nor judged.
+        # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
         self._last |= {one.key.name: one for one in measured}
         before, self._present[place] = self._present[place], frozenset(one.key.name for one in measured)
         self._open |= dict.fromkeys(self._present[place])
         self._show(before - self._present[place])
         await asyncio.to_thread(self._file.keep, place, self._books)
-        self._tell_problem()
+        self._log_problem()
 
     def _judge(self, name: str, happenings: Sequence[Happening]) -> None:
-        book = self._book_of(name)
-        key = None if book is None else book.key(name)
-        if book is None or key is None:
-            return
+        book, key = self._find(name)
         life, before = self._judged.get(name, (key.life, None))
         measured = self._last.get(name)
         judgement = judge(
@@ -159,61 +163,56 @@ class GrowthWatch:
             before=before if life == key.life else None,
         )
         self._judged[name] = key.life, judgement
-        self._record(name, None if life != key.life else before, judgement)
-
-    def _record(self, name: str, before: Judgement | None, now: Judgement) -> None:
-        """Record that a leak was found, or that it has ended."""
-        was, is_now = before is not None and before.kind == "leak", now.kind == "leak"
-        if was != is_now:
-            text = "leaks" if is_now else "no longer leaks"
+        leaked, leaks = before is not None and before.kind == "leak" and life == key.life, judgement.kind == "leak"
+        if leaked != leaks:
+            text = "leaks" if leaks else "no longer leaks"
             self._history.record("growth", f"{name} {text}")
             log.warning("%s %s", name, text)
 
     def _show(self, names: Iterable[str]) -> None:
-        """Make the verdicts of these series as reports show them, and put all in order, the leaks first."""
+        """Make the reported verdicts of these series, and sort all of them, the leaks first."""
         now = self._wall_clock()
         for name in names:
-            book = self._book_of(name)
-            key = None if book is None else book.key(name)
-            if key is None or name not in self._judged:
+            if name not in self._judged:
                 continue
-            measured, present = self._last.get(name), self._present[key.place]
-            self._told[name] = series_growth(
+            _, key = self._find(name)
+            present = self._present[key.place]
+            self._reported[name] = series_growth(
                 key,
                 self._judged[name][1],
-                room=None if measured is None else measured.room,
-                limit_by=None if measured is None else measured.limit_by,
+                measured=self._last.get(name),
                 now=now,
                 is_over=self._is_over or (bool(present) and name not in present),
             )
-        self._shown = tuple(sorted(self._told.values(), key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
+        rows = self._reported.values()
+        self._shown = tuple(sorted(rows, key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
 
-    def _book_of(self, name: str) -> FloorBook | None:
-        return next((book for book in self._books.values() if book.key(name) is not None), None)
+    def _find(self, name: str) -> tuple[FloorBook, SeriesKey]:
+        return next((book, key) for book in self._books.values() if (key := book.key(name)) is not None)
 
     def _happenings(self) -> list[Happening]:
-        """Return what happened, by the clock of the floors, oldest first."""
+        """Return the events by the clock of the floors, oldest first."""
         ahead = self._wall_clock() - self._clock()
         return [
-            Happening(event.at - ahead, event.summary, _has_freed(event))
+            Happening(
+                event.at - ahead,
+                event.summary,
+                is_reset=event.kind == "reset" and event.result is not None and event.result.outcome == "done",
+            )
             for event in reversed(self._history.events())
             if event.kind in _EVENTS
         ]
 
-    def _tell_problem(self) -> None:
+    def _log_problem(self) -> None:
         problem = self._file.problem
         if problem is not None and problem != self._problem:
             log.warning("%s", problem)
         self._problem = problem
 
     def verdicts(self) -> tuple[SeriesGrowth, ...]:
-        """The verdict on every series, the leaks first."""
+        """Return the verdict on every series, the leaks first."""
         return self._shown
 
     def data(self, name: str) -> list[Floor]:
-        """The floors behind a verdict, oldest first."""
+        """Return the floors behind a verdict, oldest first."""
         return [floor for book in self._books.values() for floor in book.floors(name)]
-
-
-def _has_freed(event: Event) -> bool:
-    return event.kind == "reset" and event.result is not None and event.result.outcome == "done"

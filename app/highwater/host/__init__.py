@@ -1,1 +1,1 @@
-"""Host memory by process: who has what of the container, and of ``/dev/shm``. Reads files; calls no worker."""
+"""Host memory by process: each one's part of the container and of ``/dev/shm``. Reads files; calls no worker."""

@@ -1,19 +1,23 @@
-"""A memory cgroup of either version: read, and made sense of, here or as the engine's own processes read it."""
+"""A memory cgroup of either version: read here, or interpreted as the engine's own processes read it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
 
 from highwater.host.process_record import RawCgroup
-from highwater.host.reading import ContainerMemory, Pressure
+from highwater.host.reading import ContainerMemory, Observer, Pressure
 
-_UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as the largest multiple of the page size, about 2^63. No machine has 2^60 bytes."""
 EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
+# Version 1 writes "no limit" as the largest multiple of the page size, about 2^63. No machine has 2^60 bytes.
+_UNLIMITED = 1 << 60
 _MICROSECONDS = 1e6
-_STAT_WORDS = 2
+# Of version 1 and 2: the files of what is charged, of its limit and of its peak. Files and counters that only one
+# version has are read in both: they are missing in the other.
+_FILES = {
+    1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+    2: ("memory.current", "memory.max", "memory.peak"),
+}
 
 
 def container_of(
@@ -22,21 +26,12 @@ def container_of(
     boot_id: str | None = None,
     host: str | None = None,
     age_seconds: float = 0.0,
-    sees: Literal["engine", "sidecar"] = "engine",
+    sees: Observer = "engine",
 ) -> ContainerMemory:
-    """Return what a group's counters mean.
-
-    Args:
-        raw: The counters.
-        boot_id: Of the kernel.
-        host: The container's name.
-        age_seconds: Of the counters.
-        sees: Who has read them.
-    """
-    parts = _parts_2(raw) if raw.version == 2 else _parts_1(raw)  # noqa: PLR2004 - the version
-    kept = raw.kept
+    """Return a container's memory, from a group's counters and their age."""
+    kinds, kept = _kinds(raw), raw.kept
     if kept is None and raw.used is not None:
-        kept = max(0, raw.used - (parts["droppable_bytes"] or 0) - (parts["reclaimable_kernel_bytes"] or 0))
+        kept = max(0, raw.used - (kinds["droppable_bytes"] or 0) - (kinds["reclaimable_kernel_bytes"] or 0))
     return ContainerMemory(
         key=container_key(raw, boot_id, host),
         host=host,
@@ -51,49 +46,35 @@ def container_of(
         pressure=pressure_of(raw.pressure),
         age_seconds=age_seconds,
         sees=sees,
-        **parts,
+        **kinds,
     )
 
 
 def container_key(raw: RawCgroup, boot_id: str | None, host: str | None) -> str:
-    """Return what distinguishes a container from others: its group's folder, on its machine."""
+    """Return a key that distinguishes a container from others: its group's folder, on its machine."""
     return f"{(boot_id or host or '')[:8]}-{raw.inode if raw.inode is not None else raw.path}"
 
 
-def _parts_2(raw: RawCgroup) -> dict[str, int | None]:
-    # Documentation/admin-guide/cgroup-v2.rst: `file` has shared memory in it, `kernel` all but socket buffers.
+def _kinds(raw: RawCgroup) -> dict[str, int | None]:
+    # cgroup-v2.rst: `file` includes shared memory, and `kernel` all but socket buffers. cgroup-v1/memory.rst: `cache`
+    # includes shared memory; slab and page tables are not counted, and `kmem` has its own files.
     stat = raw.stat
-    shmem, file, sock = stat.get("shmem"), stat.get("file"), stat.get("sock")
-    kernel = stat.get("kernel")
-    if kernel is None:  # before Linux 5.18
-        kernel = _sum(stat, "slab", "kernel_stack", "pagetables", "percpu", "vmalloc")
-    if kernel is not None and sock is not None:
-        kernel += sock
+    prefix, anonymous, cached = ("", "anon", "file") if raw.version == 2 else ("total_", "total_rss", "total_cache")  # noqa: PLR2004
+    shmem, cache, sock = stat.get(f"{prefix}shmem"), stat.get(cached), stat.get("sock", raw.sock)
+    kernel = raw.kernel
+    if kernel is None:
+        # The sum is for kernels before Linux 5.18.
+        kernel = stat.get("kernel", _sum(stat, "slab", "kernel_stack", "pagetables", "percpu", "vmalloc"))
+        kernel = kernel if kernel is None or sock is None else kernel + sock
     return {
-        "anonymous_bytes": stat.get("anon"),
+        "anonymous_bytes": stat.get(anonymous),
         "shmem_bytes": shmem,
-        "page_cache_bytes": None if file is None else max(0, file - (shmem or 0)),
-        "droppable_bytes": _sum(stat, "active_file", "inactive_file"),
+        "page_cache_bytes": None if cache is None else max(0, cache - (shmem or 0)),
+        "droppable_bytes": _sum(stat, f"{prefix}active_file", f"{prefix}inactive_file"),
         "kernel_bytes": kernel,
         "reclaimable_kernel_bytes": stat.get("slab_reclaimable"),
         "page_tables_bytes": stat.get("pagetables"),
         "sock_bytes": sock,
-    }
-
-
-def _parts_1(raw: RawCgroup) -> dict[str, int | None]:
-    # Documentation/admin-guide/cgroup-v1/memory.rst: `cache` has shared memory in it.
-    stat = raw.stat
-    shmem, cache = stat.get("total_shmem"), stat.get("total_cache")
-    return {
-        "anonymous_bytes": stat.get("total_rss"),
-        "shmem_bytes": shmem,
-        "page_cache_bytes": None if cache is None else max(0, cache - (shmem or 0)),
-        "droppable_bytes": _sum(stat, "total_active_file", "total_inactive_file"),
-        "kernel_bytes": raw.kernel,
-        "reclaimable_kernel_bytes": None,
-        "page_tables_bytes": None,
-        "sock_bytes": raw.sock,
     }
 
 
@@ -106,121 +87,91 @@ def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> Pressure | None:
     """Return the pressure of raw averages and sums."""
     if not raw:
         return None
-    some, full = raw.get("some"), raw.get("full")
-    return Pressure(
-        some_avg10=some[0] if some else None,
-        some_avg60=some[1] if some else None,
-        some_avg300=some[2] if some else None,
-        some_seconds=some[3] / _MICROSECONDS if some else None,
-        full_avg10=full[0] if full else None,
-        full_avg60=full[1] if full else None,
-        full_avg300=full[2] if full else None,
-        full_seconds=full[3] / _MICROSECONDS if full else None,
-    )
+    figures: dict[str, float] = {}
+    for kind in {"some", "full"} & raw.keys():
+        *averages, total = raw[kind]
+        figures |= {f"{kind}_avg{span}": value for span, value in zip((10, 60, 300), averages, strict=True)}
+        figures[f"{kind}_seconds"] = total / _MICROSECONDS
+    return Pressure(**figures)
 
 
-# --- read here: of a process that this PID namespace shows, or of ourselves ---
+# --- reading a process's group: one that this PID namespace shows, or the sidecar's own ---
 
 
 def read_group(pid: int | str = "self", root: Path = Path("/")) -> RawCgroup | None:
-    """Return the counters of a process's memory group; ``None`` where this mount of the file system does not show it.
-
-    Args:
-        pid: Of the process, in this PID namespace.
-        root: The file system's root; a test brings its own.
-    """
+    """Return the counters of a process's memory group; ``None`` where no mount of the file system shows it."""
     for line in _lines(root / f"proc/{pid}/cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         is_version_1 = "memory" in controllers.split(",")
         if not is_version_1 and controllers:
             continue
-        levels = _levels(root, path, is_version_1=is_version_1)
+        version = 1 if is_version_1 else 2
+        levels = _levels(root, path, version)
         if levels:
-            return _read_1(levels, path) if is_version_1 else _read_2(levels, path)
+            return _read(levels, path, version)
     return None
 
 
-def _levels(root: Path, path: str, *, is_version_1: bool) -> list[Path]:
+def _levels(root: Path, path: str, version: int) -> list[Path]:
     """Return the group's folder and those above it, as far as a mount shows them."""
-    usage = "memory.usage_in_bytes" if is_version_1 else "memory.current"
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         place, rest = before.split(), after.split()
         if len(place) < 5 or len(rest) < 3:  # noqa: PLR2004 - id parent device group point ... - kind source options
             continue
-        is_it = rest[0] == "cgroup" and "memory" in rest[2].split(",") if is_version_1 else rest[0] == "cgroup2"
-        if not is_it:
+        if version == 1 and (rest[0] != "cgroup" or "memory" not in rest[2].split(",")):
+            continue
+        if version != 1 and rest[0] != "cgroup2":
             continue
         top, mounted, own = root / place[4].lstrip("/"), place[3].strip("/"), path.strip("/")
         if mounted and (own + "/").startswith(mounted + "/"):
             own = own[len(mounted) :].strip("/")
         elif mounted or ".." in own.split("/"):
             own = ""
-        folder = top / own
-        levels = [one for one in (folder, *folder.parents) if one.is_relative_to(top) and (one / usage).is_file()]
+        folders = (top / own, *(top / own).parents)
+        levels = [one for one in folders if one.is_relative_to(top) and (one / _FILES[version][0]).is_file()]
         if levels:
             return levels
     return []
 
 
-def _read_2(levels: list[Path], path: str) -> RawCgroup:
+def _read(levels: list[Path], path: str, version: int) -> RawCgroup:
     own = levels[0]
-    limit = _tightest(levels, "memory.max", "memory.current", ("active_file", "inactive_file", "slab_reclaimable"))
+    stat, refused = _counters(own / "memory.stat"), _number(own / "memory.failcnt")
+    used_file, limit_file, peak_file = _FILES[version]
+    counted = _counters(own / "memory.events") | _counters(own / "memory.oom_control")
+    events = {key: value for key, value in counted.items() if key in EVENTS}
+    prefix = "total_" if version == 1 else ""
+    droppable = (f"{prefix}active_file", f"{prefix}inactive_file", "slab_reclaimable")
+    limits: list[tuple[int, int, int]] = []
+    for level in levels:
+        limit = _number(level / limit_file)
+        if limit is not None and limit < _UNLIMITED:
+            counters = _counters(level / "memory.stat")
+            kept = max(0, (_number(level / used_file) or 0) - sum(counters.get(name, 0) for name in droppable))
+            limits.append((limit - kept, limit, kept))
+    _, tightest, kept_there = min(limits) if limits else (None, None, None)
     return RawCgroup(
-        version=2,
+        version=version,
         inode=_inode(own),
-        path=_short(path),
-        used=_number(own / "memory.current"),
-        limit=limit[0],
-        kept=limit[1],
-        peak=_number(own / "memory.peak"),
-        swap=_number(own / "memory.swap.current"),
+        path=path.encode("ascii", "replace").decode()[:200],
+        used=_number(own / used_file),
+        limit=tightest,
+        kept=kept_there,
+        peak=_number(own / peak_file),
+        kernel=_number(own / "memory.kmem.usage_in_bytes"),
+        sock=_number(own / "memory.kmem.tcp.usage_in_bytes"),
+        swap=stat.get("total_swap", _number(own / "memory.swap.current")),
         swap_limit=_number(own / "memory.swap.max"),
-        stat=_counters(own / "memory.stat"),
-        events={key: value for key, value in _counters(own / "memory.events").items() if key in EVENTS},
+        stat=stat,
+        events=events if refused is None else {**events, "max": refused},
         pressure=read_pressure(own / "memory.pressure"),
     )
 
 
-def _read_1(levels: list[Path], path: str) -> RawCgroup:
-    own = levels[0]
-    names = ("total_active_file", "total_inactive_file")
-    limit = _tightest(levels, "memory.limit_in_bytes", "memory.usage_in_bytes", names)
-    events = {key: value for key, value in _counters(own / "memory.oom_control").items() if key == "oom_kill"}
-    refused = _number(own / "memory.failcnt")
-    stat = _counters(own / "memory.stat")
-    return RawCgroup(
-        version=1,
-        inode=_inode(own),
-        path=_short(path),
-        used=_number(own / "memory.usage_in_bytes"),
-        limit=limit[0],
-        kept=limit[1],
-        peak=_number(own / "memory.max_usage_in_bytes"),
-        kernel=_number(own / "memory.kmem.usage_in_bytes"),
-        sock=_number(own / "memory.kmem.tcp.usage_in_bytes"),
-        swap=stat.get("total_swap"),
-        stat=stat,
-        events=events if refused is None else {**events, "max": refused},
-    )
-
-
-def _tightest(
-    levels: list[Path], limit_file: str, usage_file: str, droppable: tuple[str, ...]
-) -> tuple[int | None, int | None]:
-    found: list[tuple[int, int, int]] = []
-    for level in levels:
-        limit = _number(level / limit_file)
-        if limit is not None and limit < _UNLIMITED:
-            stat = _counters(level / "memory.stat")
-            kept = max(0, (_number(level / usage_file) or 0) - sum(stat.get(name, 0) for name in droppable))
-            found.append((limit - kept, limit, kept))
-    return min(found)[1:] if found else (None, None)
-
-
 def read_pressure(path: Path) -> dict[str, tuple[float, ...]] | None:
     """Return the raw averages and sums of a pressure file (PSI); ``None`` where the kernel writes none."""
-    found: dict[str, tuple[float, ...]] = {}
+    averages: dict[str, tuple[float, ...]] = {}
     for line in _lines(path):
         kind, *pairs = line.split()
         try:
@@ -228,13 +179,13 @@ def read_pressure(path: Path) -> dict[str, tuple[float, ...]] | None:
         except ValueError:
             continue
         if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
-            found[kind] = values
-    return found or None
+            averages[kind] = values
+    return averages or None
 
 
 def _counters(path: Path) -> dict[str, int]:
-    words = (line.split() for line in _lines(path))
-    return {pair[0]: int(pair[1]) for pair in words if len(pair) == _STAT_WORDS and pair[1].isdigit()}
+    pairs = (line.split() for line in _lines(path))
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
 
 
 def _number(path: Path) -> int | None:
@@ -249,12 +200,8 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _short(path: str) -> str:
-    return path.encode("ascii", "replace").decode()[:200]
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:  # not Linux, not mounted, not ours to read: the same as not there
+    except OSError:  # not Linux, not mounted, not readable: the same as missing
         return []

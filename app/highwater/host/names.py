@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from highwater.host.reading import ROLES, ProcessMemory, Role
 
-_TITLES: dict[Role, str] = {
-    "api_server": "API server",
-    "launcher": "launcher",
-    "engine_core": "EngineCore",
-    "worker": "worker",
-    "coordinator": "DP coordinator",
-    "resource_tracker": "resource tracker",
-    "sidecar": "sidecar",
-    "other": "other",
-}
+# Other roles' titles are their names.
+_TITLES: dict[Role, str] = {"api_server": "API server", "engine_core": "EngineCore", "coordinator": "DP coordinator"}
 
 
-def name_of(role: Role, index: int | None, rank: int | None, dp_rank: int | None, command: str | None) -> str:
-    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``.
-
-    Args:
-        role: What it is.
-        index: Which of several of its role.
-        rank: Of a worker.
-        dp_rank: Of a worker.
-        command: Its program's name.
-    """
-    title = _TITLES[role]
+def name_of(
+    role: Role,
+    *,
+    index: int | None = None,
+    rank: int | None = None,
+    dp_rank: int | None = None,
+    command: str | None = None,
+) -> str:
+    """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``."""
+    title = _TITLES.get(role, role.replace("_", " "))
     if role == "worker" and rank is not None:
         return f"{title} rank {dp_rank}.{rank}" if dp_rank else f"{title} rank {rank}"
     if role == "engine_core" and index is None and dp_rank:
@@ -42,9 +34,7 @@ def name_of(role: Role, index: int | None, rank: int | None, dp_rank: int | None
 def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]:
     """Return them in the order of their roles; where several have one name, their numbers distinguish them."""
     ordered = sorted(processes, key=lambda one: (ROLES.index(one.role), _natural(one.name), one.host or "", one.pid))
-    counts: dict[str, int] = {}
-    for one in ordered:
-        counts[one.name] = counts.get(one.name, 0) + 1
+    counts = Counter(one.name for one in ordered)
     return tuple(one if counts[one.name] == 1 else replace(one, name=f"{one.name} (pid {one.pid})") for one in ordered)
 
 

@@ -9,19 +9,17 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from highwater.host.reading import Role
+from highwater.host.reading import ProcessMemory, Role
 from highwater.text.printable import plain
 
 MAX_PROCESSES = 8192
-"""Of the machine: looked at while searching for the engine's."""
+"""Processes of the machine that a search goes through."""
 MAX_FOUND = 128
 _PARENT, _STARTED = 1, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
-_KIB = 1024
 _SIZES = {
     "RssAnon": "anonymous_bytes",
     "RssFile": "file_bytes",
@@ -42,141 +40,97 @@ _TITLES: tuple[tuple[str, Role], ...] = (
 _SERVES = re.compile(r"^(?:\S+ )?(?:-\S+ ){0,2}(?:\S*/)?vllm(?: serve\b|[./]entrypoints)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcFigures:
-    """One process as ``/proc`` shows it; sizes in bytes.
-
-    Attributes:
-        pid: Its number here.
-        started: In ticks since boot.
-        title: Its command line, cut.
-        role: By its title.
-        sizes: ``anonymous_bytes`` and so on, and ``threads``, as far as they are shown.
-        descriptors: How many files it has open; ``None`` where only its owner may see them.
-        descriptors_limit: How many it may have open at once; ``None`` without a limit, or where it is not shown.
-    """
-
-    pid: int
-    started: int
-    parent_pid: int
-    title: str
-    role: Role
-    sizes: Mapping[str, int]
-    descriptors: int | None
-    descriptors_limit: int | None
-
-
-def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcFigures, ...]:
-    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below.
-
-    Args:
-        proc: The folder in which the kernel shows processes.
-        known: Processes of the engine, by their numbers here. Without any, nothing is found.
-    """
-    parents = _parents(proc)
+def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcessMemory, ...]:
+    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below."""
+    parents: dict[int, int] = {}
+    with suppress(OSError):
+        for pid in [int(name) for name in os.listdir(proc) if name.isdigit()][:MAX_PROCESSES]:
+            with suppress(OSError, ValueError, IndexError):
+                parents[pid] = parent_and_start(proc, pid)[0]
     roots: set[int] = set()
     for pid in known:
         top = pid
-        while (above := parents.get(top, 0)) > 1 and _is_vllm(_title(proc, above)):
+        while (above := parents.get(top, 0)) > 1 and "vllm" in _title(proc, above).lower():
             top = above
         if top in parents:
             roots.add(top)
-    found = _below(roots, parents)
-    figures = (read_figures(proc, pid) for pid in islice(sorted(found), MAX_FOUND))
-    return tuple(one for one in figures if one is not None)
-
-
-def read_figures(proc: Path, pid: int) -> ProcFigures | None:
-    """Return a process's figures; ``None`` if it does not exist, or has ended."""
-    sizes: dict[str, int] = {}
-    try:
-        status = (proc / str(pid) / "status").read_text(encoding="ascii", errors="replace")
-        stat = parent_and_start(proc, pid)
-    except (OSError, ValueError, IndexError):
-        return None
-    for line in status.splitlines():
-        key, _, value = line.partition(":")
-        words = value.split()
-        if key in _SIZES and words[1:] == ["kB"] and words[0].isdigit():
-            sizes[_SIZES[key]] = int(words[0]) * _KIB
-        elif key == "Threads" and value.strip().isdigit():
-            sizes["threads"] = int(value)
-    if "anonymous_bytes" not in sizes:  # the kernel's own thread, or one that has ended
-        return None
-    title = _title(proc, pid)
-    descriptors: int | None = None
-    with suppress(OSError):
-        descriptors = len(os.listdir(proc / str(pid) / "fd"))
-    return ProcFigures(
-        pid=pid,
-        started=stat[1],
-        parent_pid=stat[0],
-        title=plain(title, 120),
-        role=role_of(title),
-        sizes=sizes,
-        descriptors=descriptors,
-        descriptors_limit=_descriptors_limit(proc, pid),
-    )
-
-
-def _descriptors_limit(proc: Path, pid: int) -> int | None:
-    try:
-        text = (proc / str(pid) / "limits").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^Max open files +([0-9]{1,15}) ", text, re.MULTILINE)
-    return None if found is None else int(found[1])
-
-
-def role_of(title: str) -> Role:
-    """Return what a process is, by its command line."""
-    for mark, role in _TITLES:
-        if mark in title:
-            return role
-    return "api_server" if _SERVES.search(title) else "other"
-
-
-def read_machine(proc: Path) -> dict[str, int]:
-    """Return ``MemTotal`` and ``MemAvailable`` in bytes, as far as they are shown."""
-    found: dict[str, int] = {}
-    with suppress(OSError):
-        for line in (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            words = value.split()
-            if key in ("MemTotal", "MemAvailable") and words[1:] == ["kB"] and words[0].isdigit():
-                found[key] = int(words[0]) * _KIB
-    return found
-
-
-def _parents(proc: Path) -> dict[int, int]:
-    found: dict[int, int] = {}
-    with suppress(OSError):
-        pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
-        for pid in pids[:MAX_PROCESSES]:
-            with suppress(OSError, ValueError, IndexError):
-                found[pid] = parent_and_start(proc, pid)[0]
-    return found
+    rows = (read_process(proc, pid) for pid in islice(sorted(_below(roots, parents)), MAX_FOUND))
+    return tuple(one for one in rows if one is not None)
 
 
 def _below(roots: set[int], parents: Mapping[int, int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     waiting = list(roots)
     while waiting:
         pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             waiting += children.get(pid, [])
-    return found
+    return pids
+
+
+def read_process(proc: Path, pid: int) -> ProcessMemory | None:
+    """Return a process under its program's name; ``None`` if it has ended, or is one of the kernel's own threads."""
+    folder, figures = proc / str(pid), dict[str, Any]()
+    try:
+        status = (folder / "status").read_text(encoding="ascii", errors="replace")
+        parent_pid, started = parent_and_start(proc, pid)
+    except (OSError, ValueError, IndexError):
+        return None
+    for key, size in _kib_lines(status):
+        if key in _SIZES:
+            figures[_SIZES[key]] = size
+    if "anonymous_bytes" not in figures:
+        return None
+    if threads := re.search(r"^Threads:\s*([0-9]+)\s*$", status, re.MULTILINE):
+        figures["threads"] = int(threads[1])
+    with suppress(OSError):  # only its owner may see them
+        figures["descriptors"] = len(os.listdir(folder / "fd"))
+    with suppress(OSError):
+        limits = (folder / "limits").read_text(encoding="ascii", errors="replace")
+        if most := re.search(r"^Max open files +([0-9]{1,15}) ", limits, re.MULTILINE):
+            figures["descriptors_limit"] = int(most[1])
+    title = _title(proc, pid)
+    return ProcessMemory(
+        role=role_of(title),
+        name=plain(title, 120).split(" ")[0].rpartition("/")[2][:40],
+        pid=pid,
+        started=started,
+        parent_pid=parent_pid,
+        source="proc",
+        **figures,
+    )
+
+
+def role_of(title: str) -> Role:
+    """Return a process's role, by its command line."""
+    for mark, role in _TITLES:
+        if mark in title:
+            return role
+    return "api_server" if _SERVES.search(title) else "other"
+
+
+def read_machine(proc: Path) -> tuple[int | None, int | None]:
+    """Return ``MemTotal`` and ``MemAvailable`` in bytes, as far as they are shown."""
+    sizes: dict[str, int] = {}
+    with suppress(OSError):
+        sizes = dict(_kib_lines((proc / "meminfo").read_text(encoding="ascii", errors="replace")))
+    return sizes.get("MemTotal"), sizes.get("MemAvailable")
+
+
+def _kib_lines(text: str) -> Iterable[tuple[str, int]]:
+    for key, size in re.findall(r"^(\w+):\s*([0-9]+) kB$", text, re.MULTILINE):
+        yield key, int(size) * 1024
 
 
 def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
     """Return a process's parent, and its start in ticks since boot; see proc(5).
 
     Raises:
-        OSError: There is no such process, or it is hidden.
+        OSError: The process does not exist, or is hidden.
         ValueError: The kernel's line is not understood.
         IndexError: It is cut.
     """
@@ -185,14 +139,27 @@ def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
     return int(fields[_PARENT]), int(fields[_STARTED])
 
 
+def started_of(proc: Path, pid: int) -> int | None:
+    """Return a process's start in ticks since boot; 0 if it does not exist, ``None`` if it is hidden."""
+    try:
+        return parent_and_start(proc, pid)[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def boot_id(proc: Path = Path("/proc")) -> str | None:
+    """Return the identifier of the machine's present boot; ``None`` where the kernel does not tell."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
 def _title(proc: Path, pid: int) -> str:
     try:
         with (proc / str(pid) / "cmdline").open("rb") as file:
-            raw: Any = file.read(512)
+            return file.read(512).replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
         return ""
-    return str(raw.replace(b"\0", b" ").decode("utf-8", "replace")).strip()
-
-
-def _is_vllm(title: str) -> bool:
-    return "vllm" in title.lower()

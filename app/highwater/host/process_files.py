@@ -1,7 +1,7 @@
 """The files that vLLM's processes write of themselves, read as foreign bytes. docs/recorder.md is the contract.
 
-What a file says is shown and never acted upon. One that is no good costs only itself and is named; a bounded number of
-bounded files is looked at. It blocks for as long as that takes: call it in a thread.
+What a file says is shown and never acted upon. An invalid file costs only itself and is named; a bounded number of
+bounded files is read. Reading blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
-from highwater.host.proc import parent_and_start
+from highwater.host.proc import boot_id, started_of
 from highwater.host.process_record import ProcessRecord
 from highwater.text.printable import plain
 
@@ -32,9 +32,9 @@ MAGIC = b"HWPROC01"
 FILE_BYTES = 4096
 MAX_FILES = 256
 MAX_ENTRIES = 4096
-"""Of the folder, whatever their names: it may hold what is not ours."""
+"""Of the folder, whatever their names: it may hold files that are not Highwater's."""
 CURRENT_SECONDS = 15.0
-"""A process writes once a second; one that has been silent for longer is not shown as running."""
+"""A process writes once a second; one that has not written for longer is not shown as running."""
 STALE_SECONDS = 600.0
 _NAME = re.compile(r"highwater-([0-9]{1,10})-([0-9]{1,20})\.process", re.ASCII)
 _TMP_NAME = re.compile(r"\.highwater-[0-9]{1,10}-[0-9]{1,20}\.process\.tmp", re.ASCII)
@@ -48,22 +48,18 @@ _RECORD = TypeAdapter(ProcessRecord)
 
 
 class BadProcessFile(Exception):
-    """The file is left alone; says why."""
+    """The file is not used; the text says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundProcess:
-    """A record, and its age in seconds by the best clock that is shared with its writer."""
-
-    record: ProcessRecord
-    age_seconds: float
+_Known: TypeAlias = tuple[tuple[int, ...], ProcessRecord | str]
+"""A file's identity and state, and its record or its problem."""
 
 
 class ProcessFiles:
     """The process files of a recorders' folder.
 
     Attributes:
-        problems: What is wrong with the folder and its files as of the last read, one sentence each.
+        problems: The problems of the folder and its files as of the last read, one sentence each.
 
     Args:
         folder: Where the processes write.
@@ -85,34 +81,35 @@ class ProcessFiles:
         self._clock = clock
         self._monotonic = monotonic
         self._proc = proc
-        self._boot_id = _boot_id(proc)
-        self._namespace = _namespace(proc)
-        # Of files that have not changed since: those of processes that are gone need no second look.
-        self._known: dict[str, tuple[tuple[int, ...], ProcessRecord | str]] = {}
+        self._boot_id = boot_id(proc)
+        self._namespace: int | None = None
+        with suppress(OSError):
+            self._namespace = os.stat(proc / "self/ns/pid").st_ino
+        # Files that have not changed since are not read again, those of processes that have ended included.
+        self._known: dict[str, _Known] = {}
 
-    def read(self) -> tuple[FoundProcess, ...]:
-        """Return the processes that run, by pid; what is wrong with a file is in ``problems``."""
+    def read(self) -> tuple[ProcessRecord, ...]:
+        """Return the processes that run, by pid; a file that cannot be used is named in ``problems``."""
         problems: list[str] = []
-        found: list[FoundProcess] = []
-        seen: dict[str, tuple[tuple[int, ...], ProcessRecord | str]] = {}
+        records: list[ProcessRecord] = []
+        seen: dict[str, _Known] = {}
         owners = self._owners()
         names = list(self._names(problems))
         if len(names) > MAX_FILES:
             problems.append(f"{self._folder}: more than {MAX_FILES} process files; the rest is not read")
             # Files that anybody can put there must not hide those that vLLM's user has written.
-            names.sort(key=lambda name: self._owner(name) not in owners)
+            names.sort(key=lambda name: (status := self._status(name)) is None or status.st_uid not in owners)
         for name in names[:MAX_FILES]:
-            known = self._record(name, owners)
-            if known is None:
+            if (known := self._record(name, owners)) is None:
                 continue
             seen[name] = known
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
             elif self._is_running(record := known[1]):
-                found.append(FoundProcess(record=record, age_seconds=self._age(record)))
+                records.append(replace(record, age_seconds=self._age(record)))
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
-        return tuple(sorted(found, key=lambda one: one.record.pid))
+        return tuple(sorted(records, key=lambda record: record.pid))
 
     def sweep(self) -> int:
         """Remove the files of processes that have long ended, and return how many; what cannot be removed stays."""
@@ -128,12 +125,8 @@ class ProcessFiles:
 
     def shares_processes_with(self, record: ProcessRecord) -> bool:
         """Return whether a process's number means the same process here: the PID namespace is shared."""
-        return (
-            self._boot_id is not None
-            and record.boot_id == self._boot_id
-            and self._namespace is not None
-            and record.pid_namespace == self._namespace
-        )
+        is_namespace_shared = self._namespace is not None and record.pid_namespace == self._namespace
+        return is_namespace_shared and self.is_of_this_machine(record)
 
     def is_of_this_machine(self, record: ProcessRecord) -> bool:
         """Return whether a record was written under this kernel."""
@@ -149,7 +142,7 @@ class ProcessFiles:
                     is_unfinished = with_unfinished and _TMP_NAME.fullmatch(entry.name)
                     if _NAME.fullmatch(entry.name) or is_unfinished:
                         yield entry.name
-        except FileNotFoundError:  # nobody has written yet
+        except FileNotFoundError:  # no process has written yet
             return
         except OSError as exc:
             problems.append(f"{self._folder}: {os_reason(exc)}")
@@ -166,17 +159,8 @@ class ProcessFiles:
                             owners.add(entry.stat(follow_symlinks=False).st_uid)
         return frozenset(owners)
 
-    def _owner(self, name: str) -> int | None:
-        try:
-            return os.lstat(self._folder / name).st_uid
-        except OSError:  # removed meanwhile
-            return None
-
-    def _record(self, name: str, owners: frozenset[int]) -> tuple[tuple[int, ...], ProcessRecord | str] | None:
-        path = self._folder / name
-        try:
-            status = os.lstat(path)
-        except OSError:  # removed meanwhile
+    def _record(self, name: str, owners: frozenset[int]) -> _Known | None:
+        if (status := self._status(name)) is None:
             return None
         stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         known = self._known.get(name)
@@ -185,9 +169,15 @@ class ProcessFiles:
         if status.st_uid not in owners:
             return stamp, f"it belongs to user {status.st_uid}, who owns neither the folder nor a recorder"
         try:
-            return stamp, read_record(path, name)
+            return stamp, read_record(self._folder / name, name)
         except BadProcessFile as exc:
             return stamp, str(exc)
+
+    def _status(self, name: str) -> os.stat_result | None:
+        try:
+            return os.lstat(self._folder / name)
+        except OSError:  # removed meanwhile
+            return None
 
     def _is_running(self, record: ProcessRecord) -> bool:
         if self._age(record) > CURRENT_SECONDS:
@@ -204,27 +194,18 @@ class ProcessFiles:
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:
-    """Return what a process file holds.
-
-    Args:
-        path: The file.
-        name: Its name, which must be that of its content.
+    """Return the record in a process file, whose name must be that of its content.
 
     Raises:
-        BadProcessFile: It is damaged, or says what cannot be.
+        BadProcessFile: It is damaged, or its content is invalid.
     """
     try:
-        descriptor = open_regular(path)
+        with os.fdopen(open_regular(path), "rb") as file:
+            body = _body(file.fileno())
     except NotARegularFileError as exc:
         raise BadProcessFile("it is not a regular file") from exc
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
-    try:
-        body = _body(descriptor)
-    except OSError as exc:
-        raise BadProcessFile(os_reason(exc)) from exc
-    finally:
-        os.close(descriptor)
     try:
         record: ProcessRecord = _RECORD.validate_python(json.loads(body, parse_constant=_refuse))
     except ValidationError as exc:
@@ -238,11 +219,7 @@ def read_record(path: Path, name: str) -> ProcessRecord:
 
 
 def _body(descriptor: int) -> bytes:
-    """Return the text, read again where it was being written.
-
-    Raises:
-        BadProcessFile: It is damaged.
-    """
+    """Return the text; it is read again where it was being written."""
     for _ in range(_TORN_TRIES):
         content = os.pread(descriptor, FILE_BYTES, 0)
         if len(content) < _BODY_AT or not content.startswith(MAGIC):
@@ -257,27 +234,3 @@ def _body(descriptor: int) -> bytes:
 
 def _refuse(word: str) -> Any:  # noqa: ANN401 - what `json` asks for
     raise ValueError(word)
-
-
-def started_of(proc: Path, pid: int) -> int | None:
-    """Return a process's start in ticks since boot; 0 if there is no such process, ``None`` if it is hidden."""
-    try:
-        return parent_and_start(proc, pid)[1]
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _boot_id(proc: Path) -> str | None:
-    try:
-        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
-
-
-def _namespace(proc: Path) -> int | None:
-    try:
-        return os.stat(proc / "self/ns/pid").st_ino
-    except OSError:
-        return None

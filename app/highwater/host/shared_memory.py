@@ -1,4 +1,4 @@
-"""``/dev/shm`` by owner: read here where it is the engine's too, else taken from what the engine's side reports."""
+"""``/dev/shm`` by owner: read here where it is the engine's too, else as the engine's processes report it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from highwater.host.process_record import RawShm
-from highwater.host.reading import ShmMemory, ShmOwner
+from highwater.host.reading import Observer, ShmMemory, ShmOwner
 
-SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at, never written to
+SHM: Final = Path("/dev/shm")  # noqa: S108 - read, never written to
 MAX_FILES = 4096
 MAX_DEPTH = 2
 _BLOCK = 512
@@ -37,28 +38,24 @@ OWNERS: Final = (
     ("sem.", "semaphores"),
     ("__KMP_REGISTERED_LIB_", "openmp"),
 )
-"""How a file's name begins, and whose it is: the same table as the worker package's, which has the sources."""
+"""The beginnings of files' names, and their owners: the same table as the worker package's, which has the sources."""
 
 
 def owner_of(name: str) -> str:
-    """Return whose file it is, by its name."""
+    """Return the owner of a file, by its name."""
     if "-cpushm" in name:
         return "cpu_collectives"
     return next((owner for start, owner in OWNERS if name.startswith(start)), "other")
 
 
 def read_shm(folder: Path = SHM) -> RawShm | None:
-    """Return size and owners of the shared memory here; ``None`` where there is none."""
+    """Return size and owners of the shared memory here; ``None`` where it does not exist."""
     try:
         space, device = os.statvfs(folder), os.stat(folder).st_dev
     except OSError:
         return None
     owners: dict[str, tuple[int, int, int]] = {}
-    looked_at = 0
-    for owner, status in _files(folder):
-        looked_at += 1
-        if looked_at > MAX_FILES:
-            break
+    for owner, status in islice(_files(folder), MAX_FILES):
         allocated = status.st_blocks * _BLOCK
         files, used, promised = owners.get(owner, (0, 0, 0))
         owners[owner] = files + 1, used + allocated, promised + max(0, status.st_size - allocated)
@@ -68,7 +65,6 @@ def read_shm(folder: Path = SHM) -> RawShm | None:
         used=(space.f_blocks - space.f_bfree) * space.f_frsize,
         free=space.f_bavail * space.f_frsize,
         owners=owners,
-        is_cut=looked_at > MAX_FILES,
     )
 
 
@@ -86,8 +82,8 @@ def _files(folder: Path | str, owner: str | None = None, depth: int = 0) -> Iter
                 yield whose, status
 
 
-def shm_of(raw: RawShm, *, age_seconds: float = 0.0, sees: Literal["engine", "sidecar"] = "engine") -> ShmMemory:
-    """Return what raw figures mean."""
+def shm_of(raw: RawShm, *, age_seconds: float = 0.0, sees: Observer = "engine") -> ShmMemory:
+    """Return raw figures by owner, the largest first."""
     owners = tuple(
         ShmOwner(owner=owner, files=files, used_bytes=used, promised_bytes=promised)
         for owner, (files, used, promised) in sorted(raw.owners.items(), key=lambda item: (-item[1][1], item[0]))

@@ -1,12 +1,12 @@
-"""What a command line can need of ``/dev/shm`` at most, by vLLM's own rules. Pure.
+"""The most that a command line can need of ``/dev/shm``, by vLLM's own rules. Pure.
 
-The rules are data, each with the place in vLLM's source that it is from; what no rule covers is named as not known, and
-never taken for nothing.
+The rules are data, each with the place in vLLM's source that it is from. Users whose need is not known are named, and
+never counted as zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,27 +14,18 @@ from highwater.host.processor_cache import processor_caches
 from highwater.host.reading import EngineMemorySettings, HostReading, ShmMemory
 from highwater.units import MIB
 
-CHUNKS: Final = 10
-BROADCAST_CHUNK_MB: Final = 16
-RESPONSE_CHUNK_BYTES: Final = 24 * MIB
-GROUP_CHUNK_BYTES: Final = 4 * MIB
-GROUP_CHUNKS: Final = 6
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmNeed:
-    """One user of ``/dev/shm``.
+    """One user of ``/dev/shm``: the most that it can take, the arithmetic, and the place in vLLM's source.
 
     Attributes:
-        name: What an operator calls it.
-        bytes: The most that it can take; ``None``: not known.
+        bytes: ``None``: not known, and ``why`` gives the reason.
         owner: The owner of its files, as in ``ShmOwner``.
-        why: The arithmetic, or why it is not known.
-        source: Where vLLM has it.
     """
 
     name: str
-    bytes: int | None
+    bytes: int | None = None
     owner: str
     why: str
     source: str = ""
@@ -42,13 +33,10 @@ class ShmNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmNeeds:
-    """All users.
+    """All users, and the sum of the needs that are known.
 
-    Attributes:
-        rows: One each.
-        known_bytes: The sum of those that are known.
-        short_bytes: By how much ``/dev/shm`` is too small for them, with what others have in it; ``None`` where it
-            cannot be seen, or no worker reports the settings.
+    ``/dev/shm`` is too small by ``short_bytes`` for them and its other files; ``None`` where it cannot be seen, or no
+    worker reports the settings.
     """
 
     rows: tuple[ShmNeed, ...] = ()
@@ -61,125 +49,94 @@ class ShmNeeds:
         return tuple(row for row in self.rows if row.bytes is None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """The settings with their defaults, and what follows from them on this machine."""
-
-    given: EngineMemorySettings
-    engines: int
-    tensor: int
-    workers: int
-    groups: int
-
-    @classmethod
-    def of(cls, given: EngineMemorySettings) -> _Engine:
-        tensor, pipeline = max(1, given.tensor_parallel or 1), max(1, given.pipeline_parallel or 1)
-        engines = max(1, given.data_parallel_local or given.data_parallel or 1)
-        return cls(given, engines, tensor, tensor * pipeline, pipeline)
-
-    @property
-    def is_mp(self) -> bool:
-        return self.given.executor == "mp"
-
-
-def _broadcast(engine: _Engine) -> ShmNeed | None:
-    if not engine.is_mp:
-        return None
-    chunk = (engine.given.max_chunk_mb or BROADCAST_CHUNK_MB) * MIB
-    return ShmNeed(
-        name="RPC rings from EngineCore to its workers",
-        bytes=engine.engines * chunk * CHUNKS,
-        owner="rpc_rings",
-        why=f"{engine.engines} x {CHUNKS} chunks of {chunk // MIB} MiB (VLLM_MQ_MAX_CHUNK_BYTES_MB)",
-        source="vllm 0.12.0 v1/executor/multiproc_executor.py:140, vllm 0.32.0 v1/executor/multiproc_executor.py:151",
-    )
-
-
-def _responses(engine: _Engine) -> ShmNeed | None:
-    if not engine.is_mp:
-        return None
-    count = engine.engines * engine.workers
-    return ShmNeed(
-        name="RPC rings from workers to EngineCore",
-        bytes=count * RESPONSE_CHUNK_BYTES * CHUNKS,
-        owner="rpc_rings",
-        why=f"{count} x {CHUNKS} chunks of {RESPONSE_CHUNK_BYTES // MIB} MiB",
-        source="vllm 0.12.0 v1/executor/multiproc_executor.py:490, vllm 0.32.0 v1/executor/multiproc_executor.py:624",
-    )
+def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
+    tensor, pipeline = max(1, engine.tensor_parallel or 1), max(1, engine.pipeline_parallel or 1)
+    engines = max(1, engine.data_parallel_local or engine.data_parallel or 1)
+    is_mp, has_groups = engine.executor == "mp", tensor > 1 and engine.executor != "uni"
+    # Whether they are used, their name and number, the chunks of each and the MiB of a chunk, a note and the source.
+    for is_used, name, count, chunks, mib, note, source in (
+        (
+            is_mp,
+            "RPC rings from EngineCore to its workers",
+            engines,
+            10,
+            engine.max_chunk_mb or 16,
+            " (VLLM_MQ_MAX_CHUNK_BYTES_MB)",
+            "vllm 0.12.0 v1/executor/multiproc_executor.py:140, vllm 0.32.0 v1/executor/multiproc_executor.py:151",
+        ),
+        (
+            is_mp,
+            "RPC rings from workers to EngineCore",
+            engines * tensor * pipeline,
+            10,
+            24,
+            "",
+            "vllm 0.12.0 v1/executor/multiproc_executor.py:490, vllm 0.32.0 v1/executor/multiproc_executor.py:624",
+        ),
+        (
+            has_groups,
+            "broadcast rings of tensor-parallel groups",
+            engines * pipeline,
+            6,
+            4,
+            "",
+            "vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563",
+        ),
+    ):
+        if is_used:
+            why = f"{count} x {chunks} chunks of {mib} MiB{note}"
+            yield ShmNeed(name=name, bytes=count * chunks * mib * MIB, owner="rpc_rings", why=why, source=source)
 
 
-def _tensor_groups(engine: _Engine) -> ShmNeed | None:
-    if engine.tensor < 2 or engine.given.executor == "uni":  # noqa: PLR2004 - one rank is no group
-        return None
-    count = engine.engines * engine.groups
-    return ShmNeed(
-        name="broadcast rings of tensor-parallel groups",
-        bytes=count * GROUP_CHUNK_BYTES * GROUP_CHUNKS,
-        owner="rpc_rings",
-        why=f"{count} x {GROUP_CHUNKS} chunks of {GROUP_CHUNK_BYTES // MIB} MiB",
-        source="vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563",
-    )
+def _spreads_over(device: str) -> Callable[[EngineMemorySettings], bool]:
+    """Return the condition that an engine has several workers on such devices."""
+    return lambda one: one.device == device and max(one.tensor_parallel or 1, one.pipeline_parallel or 1) > 1
 
 
-def _nccl(engine: _Engine) -> ShmNeed | None:
-    if engine.given.device != "cuda" or engine.workers == 1:
-        return None
-    why = "NCCL chooses by topology: tens of MiB for each pair of GPUs without peer access"
-    return ShmNeed(name="NCCL", bytes=None, owner="nccl", why=why)
-
-
-def _hccl(engine: _Engine) -> ShmNeed | None:
-    if engine.given.device != "npu" or engine.workers == 1:
-        return None
-    return ShmNeed(name="HCCL", bytes=None, owner="hccl", why="CANN does not document it")
-
-
-def _cpu_collectives(engine: _Engine) -> ShmNeed | None:
-    if engine.given.device != "cpu" or engine.workers == 1:
-        return None
-    why = "on processors with AVX-512 alone, by the number of threads"
-    source = "vllm 0.32.0 distributed/device_communicators/cpu_communicator.py:41"
-    return ShmNeed(name="collectives of the CPU backend", bytes=None, owner="cpu_collectives", why=why, source=source)
-
-
-def _ray(engine: _Engine) -> ShmNeed | None:
-    if engine.given.executor != "ray":
-        return None
-    return ShmNeed(name="Ray", bytes=None, owner="ray", why="its object store takes 30 % of the machine by default")
-
-
-def _nodes(engine: _Engine) -> ShmNeed | None:
-    if (engine.given.nodes or 1) < 2:  # noqa: PLR2004 - one machine is the rule above
-        return None
-    return ShmNeed(name="several machines", bytes=None, owner="rpc_rings", why="the rings between machines differ")
-
-
-def _kv_offload(engine: _Engine) -> ShmNeed | None:
-    if not engine.given.kv_offload:
-        return None
-    why = "by the connector's own configuration"
-    return ShmNeed(name="offloaded KV cache or a KV connector", bytes=None, owner="kv_offload", why=why)
-
-
-_RULES: tuple[Callable[[_Engine], ShmNeed | None], ...] = (
-    _broadcast,
-    _responses,
-    _tensor_groups,
-    _nccl,
-    _hccl,
-    _cpu_collectives,
-    _ray,
-    _nodes,
-    _kv_offload,
+_UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], ShmNeed], ...]] = (
+    (
+        _spreads_over("cuda"),
+        ShmNeed(
+            name="NCCL",
+            owner="nccl",
+            why="NCCL chooses by topology: tens of MiB for each pair of GPUs without peer access",
+        ),
+    ),
+    (_spreads_over("npu"), ShmNeed(name="HCCL", owner="hccl", why="CANN does not document it")),
+    (
+        _spreads_over("cpu"),
+        ShmNeed(
+            name="collectives of the CPU backend",
+            owner="cpu_collectives",
+            why="on processors with AVX-512 alone, by the number of threads",
+            source="vllm 0.32.0 distributed/device_communicators/cpu_communicator.py:41",
+        ),
+    ),
+    (
+        lambda one: one.executor == "ray",
+        ShmNeed(name="Ray", owner="ray", why="its object store takes 30 % of the machine by default"),
+    ),
+    (
+        lambda one: (one.nodes or 1) > 1,
+        ShmNeed(name="several machines", owner="rpc_rings", why="the rings between machines differ"),
+    ),
+    (
+        lambda one: bool(one.kv_offload),
+        ShmNeed(
+            name="offloaded KV cache or a KV connector",
+            owner="kv_offload",
+            why="by the connector's own configuration",
+        ),
+    ),
 )
 
 
 def shm_needs(reading: HostReading) -> ShmNeeds:
-    """Return what this command line can need of ``/dev/shm`` at most, and whether it has it."""
-    if reading.engine is None:
+    """Return the most that this command line can need of ``/dev/shm``, and by how much that is too small."""
+    engine = reading.engine
+    if engine is None:
         return ShmNeeds()
-    engine = _Engine.of(reading.engine)
-    rows = [row for rule in _RULES if (row := rule(engine)) is not None]
+    rows = [*_rings(engine), *(need for applies, need in _UNSIZED if applies(engine))]
     caches = processor_caches(reading)
     if caches.kind == "shm":
         source = "vllm 0.12.0 multimodal/cache.py:459, vllm 0.32.0 multimodal/cache/shm.py:82"

@@ -1,7 +1,7 @@
-"""Asks one of vLLM's processes to trace its own Python memory, by a file in the recorders' folder, and reads what came.
+"""Requests of one of vLLM's processes to trace its own Python memory: files in the recorders' folder, and the results.
 
-The process itself decides whether it does (worker_ext: ``highwater_worker.processes.host_trace``). What it writes back
-is foreign text of at most 4 KiB: it is validated, shown, and never acted upon.
+The process itself decides whether it traces (worker_ext: ``highwater_worker.processes.host_trace``). Its result is
+foreign text of at most 4 KiB: it is validated, shown, and never acted upon.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.files.regular import open_regular
 from highwater.host.names import name_of
@@ -26,20 +26,17 @@ from highwater.host.reading import ROLES, Role
 from highwater.text.printable import cleaned
 from highwater.units import size_text, span_text
 
-MAX_MINUTES: Final = 60
-MAX_FRAMES: Final = 8
 _MAX_RESULT: Final = 4096
-_CONFIG = ConfigDict(extra="ignore")
 _Size = Annotated[int, Field(ge=-(2**62), le=2**62)]
 _Text = Annotated[str, Field(max_length=300)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class CannotTrace(Exception):
-    """The process cannot be asked; says why."""
+    """The process cannot be traced; the text says why."""
 
 
-@dataclass(config=_CONFIG, frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Malloc:
     """glibc's own figures."""
 
@@ -50,7 +47,7 @@ class Malloc:
     top_bytes: _Size = 0
 
 
-@dataclass(config=_CONFIG, frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The process at one moment, as its kernel and its allocator count."""
 
@@ -58,9 +55,9 @@ class Figures:
     malloc: Malloc | None = None
 
 
-@dataclass(config=_CONFIG, frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What grew at one line: bytes, pieces, and the lines that called it."""
+    """The growth at one line of Python: bytes, number of allocations, and the lines that called it."""
 
     file: _Text
     line: _Size
@@ -69,18 +66,17 @@ class Line:
     callers: Annotated[tuple[_Text, ...], Field(max_length=8)] = ()
 
 
-@dataclass(config=_CONFIG, frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceResult:
-    """What a process says of a trace.
+    """A process's report on a trace.
 
     Attributes:
-        state: ``running``, ``ended``, ``refused`` or ``failed``.
-        why: The reason of that; empty while it runs.
+        why: The reason for the state; empty while it runs.
         id: Of the request; ``None`` where that could not be read.
-        seconds: As asked.
+        seconds: As requested.
         since_seconds: Before the end; growth is counted from then on.
-        stopped_ms: How long the process stood still for each reading.
-        tracer_bytes: What tracemalloc itself had at the end.
+        stopped_ms: How long each reading stopped the process.
+        tracer_bytes: Memory of tracemalloc itself at the end.
         grown_bytes: Of all lines that grew, those that are not listed included.
     """
 
@@ -103,31 +99,31 @@ _RESULT = TypeAdapter(TraceResult)
 
 
 def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
-    """Return the process that a word means, and its name: a pid, ``api-server``, ``engine-core``, ``worker-1``.
+    """Return a process by its pid or name (``api-server``, ``engine-core``, ``worker-1``), and its display name.
 
     Raises:
-        CannotTrace: None is meant, or several; it says which there are.
+        CannotTrace: No process matches, or several do; the text lists them.
     """
     files = ProcessFiles(folder)
-    named = {record.pid: (record, _name(record)) for record in (one.record for one in files.read())}
-    word = _plain(wanted)
-    meant = [one for pid, one in named.items() if word in (str(pid), *_words(one[0], one[1]))]
-    if len(meant) == 1:
-        return meant[0]
+    named = {record.pid: (record, _name(record)) for record in files.read()}
+    identifier = _plain(wanted)
+    matching = [one for pid, one in named.items() if identifier in (str(pid), *_identifiers(*one))]
+    if len(matching) == 1:
+        return matching[0]
     there = ", ".join(f"{name} ({pid})" for pid, (_, name) in sorted(named.items())) or "none"
-    if not meant:
+    if not matching:
         hint = "" if named else "; vLLM writes process files where HIGHWATER_RECORDER_DIR names this folder"
         raise CannotTrace(f"{wanted!r} is no process of {folder}: there are {there}{hint}")
-    several = ", ".join(str(record.pid) for record, _ in meant)
+    several = ", ".join(str(record.pid) for record, _ in matching)
     raise CannotTrace(f"{wanted!r} means several processes; name one by its pid: {several}")
 
 
 def _name(record: ProcessRecord) -> str:
     role: Role = next((one for one in ROLES if one == record.role), "other")
-    return name_of(role, record.index, record.rank, record.dp_rank, record.command)
+    return name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command)
 
 
-def _words(record: ProcessRecord, name: str) -> Iterator[str]:
+def _identifiers(record: ProcessRecord, name: str) -> Iterator[str]:
     yield _plain(name)
     yield _plain(record.role)
     number = record.rank if record.role == "worker" and record.rank is not None else record.index
@@ -135,28 +131,23 @@ def _words(record: ProcessRecord, name: str) -> Iterator[str]:
         yield f"{_plain(record.role)}-{number}"
 
 
-def _plain(word: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", word.lower().replace("enginecore", "engine core")).strip("-")
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower().replace("enginecore", "engine core")).strip("-")
 
 
 def ask(folder: Path, record: ProcessRecord, *, action: str, minutes: float, frames: int) -> str:
-    """Put a request into the folder, and return its id.
+    """Put a request to ``start`` or ``stop`` into the recorders' folder, and return its id.
 
-    Args:
-        folder: The recorders'.
-        record: The process.
-        action: ``start`` or ``stop``.
-        minutes: At most ``MAX_MINUTES``.
-        frames: That are kept of each stack, at most ``MAX_FRAMES``.
+    At most 60 minutes are traced, and at most 8 frames of each stack are kept.
 
     Raises:
-        CannotTrace: It cannot be written there.
+        CannotTrace: The request cannot be written there.
     """
-    name = secrets.token_hex(8)
+    request_id = secrets.token_hex(8)
     path = _request_path(folder, record)
     request = {
         "schema": 1,
-        "id": name,
+        "id": request_id,
         "action": action,
         "minutes": minutes,
         "frames": frames,
@@ -164,9 +155,9 @@ def ask(folder: Path, record: ProcessRecord, *, action: str, minutes: float, fra
         "pid": record.pid,
         "started": record.started,
     }
-    hidden = folder / f".{path.name}.{name}.tmp"
+    hidden = folder / f".{path.name}.{request_id}.tmp"
     try:
-        # Readable by all: the engine may run as another user than root, who asks. It holds no secret.
+        # Readable by all: the engine may run as another user than this process. It holds no secret.
         descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             os.fchmod(file.fileno(), 0o644)
@@ -176,11 +167,11 @@ def ask(folder: Path, record: ProcessRecord, *, action: str, minutes: float, fra
         with suppress(OSError):
             hidden.unlink()
         raise CannotTrace(f"{folder}: the request cannot be written: {exc.strerror or exc}") from exc
-    return name
+    return request_id
 
 
 def withdraw(folder: Path, record: ProcessRecord) -> None:
-    """Remove a request that nobody took."""
+    """Remove a request that the process did not take."""
     with suppress(OSError):
         _request_path(folder, record).unlink()
 
@@ -190,42 +181,30 @@ def _request_path(folder: Path, record: ProcessRecord) -> Path:
 
 
 def read_result(folder: Path, record: ProcessRecord) -> TraceResult | None:
-    """Return what a process last said of a trace.
+    """Return a process's last result.
 
-    None where it reported nothing, or nothing that can be read; and, as long as the process's own file is there, where
-    the result is of another user than that.
+    ``None`` where it reported nothing, or nothing that can be read; and, as long as the process's own file exists,
+    where the result belongs to another user than that file.
     """
     name = f"highwater-{record.pid}-{record.started}"
     try:
         with os.fdopen(open_regular(folder / f"{name}.trace.json"), "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
-            found = _RESULT.validate_python(json.loads(file.read(_MAX_RESULT + 1)))
+            result = _RESULT.validate_python(json.loads(file.read(_MAX_RESULT + 1)))
     except (OSError, ValueError, RecursionError, ValidationError):
         return None
-    with suppress(FileNotFoundError):  # a process that has ended takes its own file along
+    with suppress(FileNotFoundError):  # a process removes its own file when it ends
         if os.lstat(folder / f"{name}.process").st_uid != owner:
             return None
-    return cleaned(found) if (found.pid, found.started) == (record.pid, record.started) else None
+    return cleaned(result) if (result.pid, result.started) == (record.pid, record.started) else None
 
 
 def trace_text(result: TraceResult, name: str) -> str:
-    """Return a result in sentences.
-
-    Args:
-        result: As it was read.
-        name: Of the process.
-    """
+    """Return the result of the process of that name in sentences."""
     head = f"{name} (pid {result.pid}): {result.state}{f', {result.why}' if result.why else ''}"
     if result.after is None:
         return f"{head}; {span_text(result.seconds)} in all" if result.state == "running" else head
-    lines = [head, *_growth(result)]
-    if result.stopped_ms:
-        longest = max(result.stopped_ms)
-        lines.append(
-            f"tracemalloc itself had {size_text(result.tracer_bytes)}; a reading took up to {longest:,.0f} ms, in "
-            "which Python stood still."
-        )
-    return "\n".join(lines)
+    return "\n".join([head, *_growth(result)])
 
 
 def _growth(result: TraceResult) -> Iterator[str]:
@@ -237,9 +216,7 @@ def _growth(result: TraceResult) -> Iterator[str]:
     for line in result.lines:
         callers = "".join(f" ← {one}" for one in line.callers)
         yield f"  {size_text(line.bytes, signed=True)} in {line.count:+,} pieces: {line.file}:{line.line}{callers}"
-    before, after = result.before, result.after
-    if before is None or after is None:
-        return
+    before, after = result.before or Figures(), result.after or Figures()
     if before.malloc is not None and after.malloc is not None:
         yield (
             f"malloc: in use {size_text(before.malloc.used_bytes)} → {size_text(after.malloc.used_bytes)}, "
@@ -251,4 +228,9 @@ def _growth(result: TraceResult) -> Iterator[str]:
             f"Anonymous memory: {size_text(before.anonymous_bytes)} → {size_text(after.anonymous_bytes)} "
             f"({size_text(change, signed=True)}), tracemalloc's own included. What neither Python nor malloc counts "
             "is a library's own mappings."
+        )
+    if result.stopped_ms:
+        yield (
+            f"tracemalloc itself had {size_text(result.tracer_bytes)}; a reading took up to "
+            f"{max(result.stopped_ms):,.0f} ms, in which Python stood still."
         )

@@ -1,4 +1,4 @@
-"""Host memory as the sidecar keeps it: read in a thread now and then, and once more for who asks for it now."""
+"""Host memory as the sidecar keeps it: read in a thread every few seconds, and when a report is requested."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from highwater.host.outlook import NO_OUTLOOK, Outlook, OutlookWindow
+from highwater.host.outlook import Outlook, OutlookWindow
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading
@@ -16,23 +17,29 @@ from highwater.readings import HostSummary
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
-"""A reading that is younger answers whoever asks."""
+"""A reading that is younger is reused."""
 
 log = logging.getLogger("highwater")
 
 
-class HostWatch:
-    """Keeps the last reading, and the pace of what the container must keep.
+@dataclass(frozen=True, slots=True)
+class HostNow:
+    """The last reading, taken at a monotonic time, and figures derived from it; ``summary`` is for ``GET /memory``."""
 
-    Attributes:
-        summary: The few figures that stand in ``GET /memory``, as of the last reading.
-        listeners: Each is called with every reading, on the event loop.
+    reading: HostReading
+    outlook: Outlook
+    read_at: float = 0.0
+    summary: HostSummary | None = None
+
+
+class HostWatch:
+    """Keeps the last reading, and the pace of the container's memory.
 
     Args:
-        reader: Reads.
-        counts: Returns what is counted elsewhere; it may ask the engine.
+        reader: Reads host memory.
+        counts: Returns the counters of the engine and its workers.
         monotonic: Monotonic seconds.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an internal error.
         sleep: Waits for so many seconds.
     """
 
@@ -45,29 +52,17 @@ class HostWatch:
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.listeners: list[Callable[[HostReading], None]] = []
         self._reader = reader
         self._counts = counts
         self._monotonic = monotonic
         self._internal_error = internal_error
         self._sleep = sleep
         self._window = OutlookWindow()
-        self._last: tuple[float, HostReading, Outlook] | None = None
-        self.summary: HostSummary | None = None
-        self._turn = asyncio.Lock()
-
-    @property
-    def last(self) -> HostReading | None:
-        """The last reading; ``None`` before the first."""
-        return None if self._last is None else self._last[1]
-
-    @property
-    def outlook(self) -> Outlook:
-        """The pace as of the last reading."""
-        return NO_OUTLOOK if self._last is None else self._last[2]
+        self._lock = asyncio.Lock()
+        self.now: HostNow | None = None
 
     async def run(self) -> None:
-        """Read now and then, until cancelled."""
+        """Read every few seconds, until cancelled."""
         while True:
             try:
                 await self.read()
@@ -76,28 +71,23 @@ class HostWatch:
                 log.exception("host memory could not be read")
             await self._sleep(SECONDS)
 
-    async def read(self) -> HostReading:
+    async def read(self) -> HostNow:
         """Return a reading that is at most a second old."""
-        async with self._turn:
-            now = self._monotonic()
-            if self._last is not None and now - self._last[0] < FRESH_SECONDS:
-                return self._last[1]
-            reading, outlook, summary = await asyncio.to_thread(self._look, now)
-            self._last = now, reading, outlook
-            self.summary = summary
-        for listener in self.listeners:
-            listener(reading)
-        return reading
+        async with self._lock:
+            if self.now is None or self._monotonic() - self.now.read_at >= FRESH_SECONDS:
+                self.now = await asyncio.to_thread(self._read_now, self._monotonic())
+            return self.now
 
     async def report(self) -> HostReport:
         """Return the report on a reading that is at most a second old."""
-        reading = await self.read()
-        read_at = self._last[0] if self._last is not None else self._monotonic()
-        age = round(max(0.0, self._monotonic() - read_at), 3)
-        # Of hundreds of processes it takes milliseconds, and streams pass on this loop.
-        return await asyncio.to_thread(report_of, reading, outlook=self.outlook, counts=self._counts(), age_seconds=age)
+        now = await self.read()
+        age = round(max(0.0, self._monotonic() - now.read_at), 3)
+        # For hundreds of processes it takes milliseconds, and streams pass on this loop.
+        return await asyncio.to_thread(
+            report_of, now.reading, outlook=now.outlook, counts=self._counts(), age_seconds=age
+        )
 
-    def _look(self, now: float) -> tuple[HostReading, Outlook, HostSummary | None]:
+    def _read_now(self, read_at: float) -> HostNow:
         reading = self._reader.read()
-        outlook = self._window.add(now, reading.container)
-        return reading, outlook, summary_of(reading, outlook)
+        outlook = self._window.add(read_at, reading.container)
+        return HostNow(reading, outlook, read_at, summary_of(reading, outlook))

@@ -14,7 +14,7 @@ from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvi
 from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
 from highwater.text.printable import plain
-from highwater.text.table import memory_rows, requests_text
+from highwater.text.report import memory_rows, requests_text
 from highwater.units import MIB, mib
 
 WIDTH = 100

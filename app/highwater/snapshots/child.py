@@ -1,4 +1,4 @@
-"""Has files read by a process of its own, and takes its answer for what it is: text of a foreign file's making."""
+"""Files read by a separate process, whose answer is as foreign as the files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.files.regular import open_regular
-from highwater.snapshots.errors import SnapshotError
+from highwater.snapshots import SnapshotError
 
 WALL_SECONDS: Final = 300.0
 MAX_ANSWER: Final = 8 << 20
@@ -23,35 +23,35 @@ _END_SECONDS: Final = 2.0
 def ask(
     paths: Sequence[Path], *, want: int | None = None, picture: bool = False, seconds: float = WALL_SECONDS
 ) -> dict[str, Any]:
-    """Return the answer about one file, or about two compared: ``explanation`` or ``difference``.
+    """Return one file's ``explanation``, or the ``difference`` of two.
 
     Args:
         paths: One or two files.
         want: Bytes of a request to judge by.
-        picture: Whether the answer has what a picture shows.
-        seconds: How long it may take.
+        picture: Whether to return a picture's data as well.
+        seconds: The time limit.
 
     Raises:
-        SnapshotError: A file is not there, is no snapshot, is refused, or takes too long.
+        SnapshotError: A file does not exist, is no snapshot, is refused, or takes too long.
     """
     with ExitStack() as stack:
         opened = [_opened(path, stack) for path in paths]
-        output = stack.enter_context(tempfile.TemporaryFile())  # a file: no pipe to be filled without end
+        output = stack.enter_context(tempfile.TemporaryFile())  # a pipe could be filled without end
         options = {"files": opened, "want": want, "picture": picture, "parent": os.getpid()}
         command = [sys.executable, "-P", "-m", "highwater.snapshots.reading", json.dumps(options)]
-        # -P: nothing is imported from the folder in which somebody calls us.
+        # -P: nothing is imported from the working directory.
         with subprocess.Popen(  # noqa: S603 - our own module, and numbers
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, pass_fds=opened
         ) as process:
             try:
-                _, said = process.communicate(timeout=seconds)
+                _, errors = process.communicate(timeout=seconds)
             except BaseException as exc:
                 _end(process)
                 if isinstance(exc, subprocess.TimeoutExpired):
                     raise SnapshotError(f"it was not read within {seconds:.0f} s") from exc
                 raise
         output.seek(0)
-        return _understood(process.returncode, output.read(MAX_ANSWER + 1), said)
+        return _understood(process.returncode, output.read(MAX_ANSWER + 1), errors)
 
 
 def _opened(path: Path, stack: ExitStack) -> int:
@@ -71,13 +71,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _understood(status: int, answer: bytes, said: bytes) -> dict[str, Any]:
+def _understood(status: int, answer: bytes, errors: bytes) -> dict[str, Any]:
     if status != 0 or len(answer) > MAX_ANSWER:
-        last = said.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+        last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
         why = f"signal {-status}: it took too much time or memory" if status < 0 else last or f"status {status}"
         raise SnapshotError(f"the process that read it ended with {why}")
-    found = json.loads(answer)
-    if not found["ok"]:
-        raise SnapshotError(found["error"])
-    result: dict[str, Any] = found
+    result: dict[str, Any] = json.loads(answer)
+    if not result["ok"]:
+        raise SnapshotError(result["error"])
     return result

@@ -1,6 +1,6 @@
-"""What a snapshot says, as figures: pools, holes, what pins segments, what could be given back. Pure.
+"""A snapshot in figures: pools, holes, what pins segments, and what could be given back. Pure.
 
-Whose memory a request can use follows PyTorch's allocator: blocks of its own pool, kind and stream only. A request of
+Which memory a request can use follows PyTorch's allocator: blocks of its own pool, kind and stream only. A request of
 up to 1 MiB goes to the small kind, whose segments have 2 MiB; any other to the large kind, whose segments have 20 MiB
 for requests below 10 MiB, and the request's own size, in steps of 2 MiB, above.
 """
@@ -8,11 +8,11 @@ for requests below 10 MiB, and the request's own size, in steps of 2 MiB, above.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from highwater.snapshots.model import Block, Segment, Snapshot, Stack
+from highwater.snapshots.model import DEFAULT_POOL, Segment, Snapshot, Stack
 from highwater.units import MIB
 
 SMALL_REQUEST: Final = 1 * MIB
@@ -27,20 +27,13 @@ _SHOWN_FRAMES: Final = 6
 
 @dataclass(slots=True)
 class Sums:
-    """Bytes of some segments; `reserved` is the sum of the next three.
+    """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`.
 
     Attributes:
-        segments: How many.
-        reserved: That the allocator has from the driver.
-        allocated: In blocks that tensors use.
         pending: In blocks that were freed and wait for another stream.
-        free: In blocks that can be used again.
-        rounding: Of `allocated`, what was not asked for.
-        largest_free: The largest of the free blocks.
-        holed_segments: Segments that hold something and have free bytes too.
-        held_free: The free bytes in these.
-        whole_segments: Segments in which nothing is held.
-        whole_free: The bytes of these.
+        rounding: The part of `allocated` that was not requested.
+        holed_segments: Segments in use that have free bytes, `held_free` together.
+        whole_segments: Segments that are all free, of `whole_free` bytes.
     """
 
     segments: int = 0
@@ -57,7 +50,7 @@ class Sums:
 
     def add(self, segment: Segment) -> None:
         """Count one more segment."""
-        free = sum(block.size for block in segment.blocks if block.state == "free")
+        free = segment.free_bytes
         self.segments += 1
         self.reserved += segment.size
         self.free += free
@@ -82,13 +75,12 @@ class Sums:
         return {name if name in counts else f"{name}_bytes": getattr(self, name) for name in Sums.__slots__}
 
 
-def explain(snapshot: Snapshot, want: int | None = None) -> dict[str, Any]:
-    """Return the explanation, as JSON.
+_PoolKey: TypeAlias = tuple[tuple[int, int], str, int]
+"""Pool, kind and stream: a request uses free blocks of one of these alone."""
 
-    Args:
-        snapshot: The snapshot.
-        want: Bytes of a request to judge it by; None: the largest of the history.
-    """
+
+def explain(snapshot: Snapshot, want: int | None = None) -> dict[str, Any]:
+    """Return the explanation, as JSON; judged by a request of ``want`` bytes, or else the largest of the history."""
     by_device: defaultdict[int, list[Segment]] = defaultdict(list)
     for segment in snapshot.segments:
         by_device[segment.device].append(segment)
@@ -101,18 +93,24 @@ def explain(snapshot: Snapshot, want: int | None = None) -> dict[str, Any]:
 
 
 def _device(device: int, segments: list[Segment], snapshot: Snapshot, want: int | None) -> dict[str, Any]:
-    pools = pools_of(segments)
+    pools: defaultdict[_PoolKey, Sums] = defaultdict(Sums)
+    for segment in segments:
+        pools[segment.pool, segment.kind, segment.stream].add(segment)
     shown = sorted(pools.items(), key=lambda one: -one[1].reserved)
+    private = [segment for segment in segments if segment.is_private]
     return {
         "device": device,
         **sums_of(segments).as_json(),
-        "private_bytes": sum(segment.size for segment in segments if segment.is_private),
-        "pools": [_pool(key, sums) for key, sums in shown[:_SHOWN_POOLS]],
+        "private_bytes": sum(segment.size for segment in private),
+        "pools": [
+            {"pool": list(pool), "kind": kind, "stream": stream, **sums.as_json()}
+            for (pool, kind, stream), sums in shown[:_SHOWN_POOLS]
+        ],
         "pools_left_out": max(0, len(shown) - _SHOWN_POOLS),
         "wanted": _wanted(device, pools, snapshot, want),
-        "release_bytes": sum(map(released, segments)),
-        "release_segments": sum(released(segment) == segment.size for segment in segments),
-        "kept_whole_bytes": sum(whole_free(segment) for segment in segments if segment.is_private),
+        "release_bytes": sum(map(_released, segments)),
+        "release_segments": sum(_released(segment) == segment.size for segment in segments),
+        "kept_whole_bytes": sum(map(_whole_free, private)),
         "expandable": _expandable(segments),
         **_pins(segments),
     }
@@ -126,46 +124,32 @@ def sums_of(segments: Iterable[Segment]) -> Sums:
     return sums
 
 
-PoolKey: TypeAlias = tuple[tuple[int, int], str, int]
-"""Pool, kind and stream: a request uses free blocks of one of these alone."""
-
-
-def pools_of(segments: Iterable[Segment]) -> dict[PoolKey, Sums]:
-    """Return the sums of each pool, kind and stream."""
-    pools: defaultdict[PoolKey, Sums] = defaultdict(Sums)
-    for segment in segments:
-        pools[segment.pool, segment.kind, segment.stream].add(segment)
-    return dict(pools)
-
-
-def _pool(key: PoolKey, sums: Sums) -> dict[str, Any]:
-    pool, kind, stream = key
-    return {"pool": list(pool), "kind": kind, "stream": stream, **sums.as_json()}
-
-
 # --- a request against what is free ---
 
 
-def _wanted(device: int, pools: dict[PoolKey, Sums], snapshot: Snapshot, want: int | None) -> dict[str, Any] | None:
+def _wanted(device: int, pools: Mapping[_PoolKey, Sums], snapshot: Snapshot, want: int | None) -> dict[str, Any] | None:
     seen = snapshot.largest.get(device)
-    if want is None and seen is None:
+    if want is not None:
+        size, origin, free = want, "asked", None
+    elif seen is not None:
+        size, origin, free = seen.size, "failed" if seen.failed else "history", seen.device_free
+    else:
         return None
-    size = want if want is not None else seen.size if seen is not None else 0
     kind = kind_for(size)
-    streams = {key[2]: sums.reserved for key, sums in pools.items() if key[0] == (0, 0) and key[1] == kind}
-    # Who asks by hand means the stream that has most: the one that the engine computes on.
-    busiest = max(streams, key=lambda stream: (streams[stream], -stream), default=0)
+    # A wanted size is judged on the stream that has most memory: the one that the engine computes on.
+    streams = {key[2]: sums.reserved for key, sums in pools.items() if key[:2] == (DEFAULT_POOL, kind)}
+    busiest = max(streams, key=lambda one: (streams[one], -one), default=0)
     stream = seen.stream if seen is not None and want is None else busiest
-    sums = pools.get(((0, 0), kind, stream), Sums())
+    largest = pools.get((DEFAULT_POOL, kind, stream), Sums()).largest_free
     return {
         "bytes": size,
-        "from": "asked" if want is not None else "failed" if seen is not None and seen.failed else "history",
+        "from": origin,
         "kind": kind,
         "stream": stream,
-        "largest_free_bytes": sums.largest_free,
-        "fits": sums.largest_free >= rounded(size),
+        "largest_free_bytes": largest,
+        "fits": largest >= rounded(size),
         "new_segment_bytes": new_segment(size),
-        "device_free_bytes": seen.device_free if seen is not None and want is None else None,
+        "device_free_bytes": free,
     }
 
 
@@ -180,7 +164,7 @@ def kind_for(size: int) -> str:
 
 
 def new_segment(size: int) -> int:
-    """Return the bytes that PyTorch asks the driver for where no free block serves a request."""
+    """Return the bytes that PyTorch requests from the driver where no free block serves a request."""
     size = rounded(size)
     if size <= SMALL_REQUEST:
         return PAGES["small"]
@@ -190,42 +174,41 @@ def new_segment(size: int) -> int:
 # --- what could be given back ---
 
 
-def whole_free(segment: Segment) -> int:
-    """Return a segment's bytes if nothing is held in it, else 0."""
-    return segment.size if all(block.state == "free" for block in segment.blocks) else 0
+def _whole_free(segment: Segment) -> int:
+    return segment.size if segment.free_bytes == segment.size else 0
 
 
-def released(segment: Segment) -> int:
+def _released(segment: Segment) -> int:
     """Return the bytes of a segment that `empty_cache` gives back: all or nothing, or whole pages where expandable.
 
     The private pools of captured graphs and of sleep mode keep theirs as long as their owner lives.
     """
     if segment.is_private:
         return 0
-    return pages_free(segment) if segment.is_expandable else whole_free(segment)
+    return _pages_free(segment) if segment.is_expandable else _whole_free(segment)
 
 
-def pages_free(segment: Segment) -> int:
+def _pages_free(segment: Segment) -> int:
     """Return the bytes of whole pages within a segment's free blocks."""
     page = PAGES[segment.kind]
-    start = found = 0
+    start = pages = 0
     for block in segment.blocks:
         end = start + block.size
         if block.state == "free":
-            found += max(0, end // page - -(-start // page)) * page
+            pages += max(0, end // page - -(-start // page))
         start = end
-    return found
+    return pages * page
 
 
-def _expandable(segments: list[Segment]) -> dict[str, Any]:
+def _expandable(segments: list[Segment]) -> dict[str, int]:
     """Return what `release` would give back besides if each partly used segment were expandable, by this layout."""
     mapped = [segment for segment in segments if segment.is_expandable]
-    holed = [one for one in segments if not one.is_expandable and not one.is_private and not whole_free(one)]
+    holed = [one for one in segments if not one.is_expandable and not one.is_private and not _whole_free(one)]
     return {
         "segments": len(mapped),
         "bytes": sum(segment.size for segment in mapped),
-        "pages_bytes": sum(pages_free(segment) for segment in holed),
-        "at_most_bytes": sum(block.size for one in holed for block in one.blocks if block.state == "free"),
+        "pages_bytes": sum(map(_pages_free, holed)),
+        "at_most_bytes": sum(segment.free_bytes for segment in holed),
     }
 
 
@@ -234,15 +217,15 @@ def _expandable(segments: list[Segment]) -> dict[str, Any]:
 
 def _pins(segments: list[Segment]) -> dict[str, Any]:
     """Return the partly used segments with most free bytes, and for each stack how much free memory it pins."""
-    holed = [(free, segment) for segment in segments if 0 < (free := _free(segment)) < segment.size]
+    holed = [(free, segment) for segment in segments if 0 < (free := segment.free_bytes) < segment.size]
     holed.sort(key=lambda one: (-one[0], one[1].address))
     by_stack: defaultdict[Stack, list[int]] = defaultdict(lambda: [0, 0, 0])
     for free, segment in holed:
-        for stack, size in _held_by(segment).items():
-            figures = by_stack[stack]
-            figures[0] += 1
-            figures[1] += size
-            figures[2] += free
+        held: defaultdict[Stack, int] = defaultdict(int)
+        for block in segment.held:
+            held[block.stack] += block.size
+        for stack, size in held.items():
+            by_stack[stack] = [old + new for old, new in zip(by_stack[stack], (1, size, free), strict=True)]
     # A segment that several stacks hold is pinned by each: all must go before it is free.
     ranked = sorted(by_stack.items(), key=lambda one: (-one[1][2], one[1][1]))
     return {
@@ -256,21 +239,9 @@ def _pins(segments: list[Segment]) -> dict[str, Any]:
     }
 
 
-def _free(segment: Segment) -> int:
-    return sum(block.size for block in segment.blocks if block.state == "free")
-
-
-def _held_by(segment: Segment) -> dict[Stack, int]:
-    held: defaultdict[Stack, int] = defaultdict(int)
-    for block in segment.blocks:
-        if block.state != "free":
-            held[block.stack] += block.size
-    return held
-
-
 def _pin(free: int, segment: Segment) -> dict[str, Any]:
-    held = [block for block in segment.blocks if block.state != "free"]
-    largest = max(held, key=_size)
+    held = list(segment.held)
+    largest = max(held, key=lambda block: block.size)
     return {
         "address": segment.address,
         "bytes": segment.size,
@@ -286,20 +257,11 @@ def _pin(free: int, segment: Segment) -> dict[str, Any]:
     }
 
 
-def _size(block: Block) -> int:
-    return block.size
-
-
 def frames_of(stack: Stack) -> list[str]:
     """Return a stack's innermost frames outside PyTorch, each ``file:line function``; PyTorch's own where all are."""
     own = [frame for frame in stack if not _is_torchs(frame[0])] or list(stack)
-    return list(_shown(own[:_SHOWN_FRAMES]))
-
-
-def _shown(frames: Iterable[tuple[str, int, str]]) -> Iterator[str]:
-    for file, line, name in frames:
-        # Enough of the path to know the package by.
-        yield f"{'/'.join(file.split('/')[-3:])}:{line} {name}"
+    # The last parts of a path identify the package.
+    return [f"{'/'.join(file.split('/')[-3:])}:{line} {name}" for file, line, name in own[:_SHOWN_FRAMES]]
 
 
 def _is_torchs(file: str) -> bool:

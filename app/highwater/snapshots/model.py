@@ -1,7 +1,7 @@
 """One snapshot of PyTorch's allocator, checked where it enters: segments, their blocks, and the stacks behind them.
 
-The shape is that of `torch.cuda.memory._snapshot` and of torch_npu's, which has the same keys. Everything is looked at
-by name and type, within counts, so that a file in which one list stands a million times costs no more than others.
+The shape is that of `torch.cuda.memory._snapshot` and of torch_npu's, which has the same keys. Names, types and counts
+are checked by hand, so that a file that refers to one list a million times costs no more than others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeGuard
 
-from highwater.snapshots.errors import SnapshotError
+from highwater.snapshots import SnapshotError
+from highwater.text.printable import printable
 
 MAX_SEGMENTS: Final = 200_000
 MAX_BLOCKS: Final = 3_000_000
@@ -30,13 +31,11 @@ Stack: TypeAlias = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment.
+    """A piece of a segment, in bytes, and the stack of its allocation.
 
     Attributes:
-        size: In bytes, as the allocator rounded it.
-        requested: In bytes, as the caller asked; the size where PyTorch does not say.
+        requested: Before rounding; the size where PyTorch does not say.
         state: ``live``: a tensor's; ``pending``: freed, and waiting for another stream; ``free``.
-        stack: Where it was allocated.
     """
 
     size: int
@@ -47,17 +46,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of memory that the allocator got from the driver.
+    """A piece of memory that the allocator got from the driver; its blocks are in order, without a gap.
 
     Attributes:
-        device: The index.
-        address: On the device.
-        size: In bytes.
-        stream: That its blocks are for.
         kind: ``small`` or ``large``: requests up to 1 MiB, or above.
-        pool: ``(0, 0)``: everybody's; any other is private to captured graphs or to sleep mode.
-        is_expandable: Whether it is one mapped range of an expandable segment.
-        blocks: In order, without a gap.
+        pool: ``(0, 0)``: the default pool; any other is private to captured graphs or to sleep mode.
+        is_expandable: It is one mapped range of an expandable segment.
     """
 
     device: int
@@ -74,16 +68,22 @@ class Segment:
         """Whether requests from outside its pool cannot use it."""
         return self.pool != DEFAULT_POOL
 
+    @property
+    def free_bytes(self) -> int:
+        """The bytes of its free blocks."""
+        return sum(block.size for block in self.blocks if block.state == "free")
+
+    @property
+    def held(self) -> Iterator[Block]:
+        """Its blocks that are not free."""
+        return (block for block in self.blocks if block.state != "free")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The largest request that the history holds.
+    """The last request of the history that failed for want of memory, else its largest; in bytes.
 
-    Attributes:
-        size: In bytes.
-        stream: That asked.
-        failed: Whether it is one that ended in an error for want of memory.
-        device_free: In bytes, as the driver said then; only of one that failed.
+    ``device_free`` is as the driver reported then; only of a request that failed.
     """
 
     size: int
@@ -94,14 +94,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole.
-
-    Attributes:
-        segments: Of all devices.
-        largest: The largest request of each device's history.
-        trace_entries: Of the history, on all devices.
-        settings: Of the allocator, those that are numbers, truths or words.
-    """
+    """A snapshot of all devices: segments, the largest request of each device's history, and the history's length."""
 
     segments: tuple[Segment, ...]
     largest: Mapping[int, Request] = field(default_factory=dict)
@@ -110,12 +103,12 @@ class Snapshot:
 
     @property
     def has_stacks(self) -> bool:
-        """Whether any block in use says where it was allocated."""
+        """Whether any block in use has the stack of its allocation."""
         return any(block.stack for segment in self.segments for block in segment.blocks)
 
 
 class _Reader:
-    """Reads one snapshot; the stacks that several blocks share are made once."""
+    """Reads one snapshot; the stacks that several blocks share are built once."""
 
     def __init__(self) -> None:
         self._stacks: dict[int, Stack] = {}
@@ -151,12 +144,12 @@ class _Reader:
             frames = history[0].get("frames") if frames is None else frames
             requested = history[0].get("real_size") if requested is None else requested
         # `active_pending_free`, as it is called, and `active_awaiting_free`, as it is documented.
-        named = "live" if state == "active_allocated" else "free" if state == "inactive" else "pending"
+        kind = "live" if state == "active_allocated" else "free" if state == "inactive" else "pending"
         return Block(
             size=size,
             requested=min(size, _size(requested, f"{where}.requested_size")) if requested is not None else size,
-            state=named,
-            stack=self._stack(frames) if named != "free" else (),
+            state=kind,
+            stack=self._stack(frames) if kind != "free" else (),
         )
 
     def _stack(self, frames: Any) -> Stack:  # noqa: ANN401 - from a pickle
@@ -170,10 +163,10 @@ class _Reader:
 
 
 def parse(raw: object) -> Snapshot:
-    """Return what a pickle held.
+    """Return the snapshot in a pickle's content.
 
     Raises:
-        SnapshotError: It is no snapshot; says which key is wrong.
+        SnapshotError: It is no snapshot; the text names the wrong key.
     """
     if isinstance(raw, list):  # `torch.cuda.memory_snapshot()` returns the segments alone
         raw = {"segments": raw}
@@ -182,13 +175,13 @@ def parse(raw: object) -> Snapshot:
         raise SnapshotError(f"it has more than {MAX_SEGMENTS:,} segments")
     reader = _Reader()
     segments = tuple(reader.segment(segment, f"segments[{index}]") for index, segment in enumerate(listed))
-    assert isinstance(raw, dict)  # noqa: S101 - `_get` has seen to it
+    assert isinstance(raw, dict)  # noqa: S101 - `_get` has checked it
     traces = raw.get("device_traces")
     traces = traces if isinstance(traces, list) else []
     if sum(len(trace) for trace in traces if isinstance(trace, list)) > MAX_ENTRIES:
         raise SnapshotError(f"its history has more than {MAX_ENTRIES:,} entries")
     history = {device: trace for device, trace in enumerate(traces) if isinstance(trace, list)}
-    largest = {device: found for device, trace in history.items() if (found := _largest(trace)) is not None}
+    largest = {device: request for device, trace in history.items() if (request := _largest(trace)) is not None}
     settings = raw.get("allocator_settings")
     return Snapshot(segments, largest, sum(map(len, history.values())), dict(_settings(settings)))
 
@@ -196,15 +189,14 @@ def parse(raw: object) -> Snapshot:
 def _settings(raw: object) -> Iterator[tuple[str, str | int | float | bool]]:
     if isinstance(raw, dict):
         for key, value in list(raw.items())[:100]:
-            # What JSON cannot say is left out.
+            # Values that JSON cannot express are left out.
             is_number = isinstance(value, int | float) and abs(value) <= _MAX_NUMBER
             if isinstance(value, str) or is_number:
                 yield _word(key), value[:MAX_WORD] if isinstance(value, str) else value
 
 
 def _largest(trace: list[Any]) -> Request | None:
-    """Return the last request that failed, else the largest that was made."""
-    found: Request | None = None
+    request: Request | None = None
     for entry in trace:
         if not isinstance(entry, dict):
             continue
@@ -214,21 +206,20 @@ def _largest(trace: list[Any]) -> Request | None:
         stream = stream if isinstance(stream, int) and stream.bit_length() <= _WORD_BITS else 0
         if action == "oom":
             free = entry.get("device_free")
-            found = Request(size, stream, failed=True, device_free=free if _is_size(free) else None)
-        elif found is None or (not found.failed and size > found.size):
-            found = Request(size, stream, failed=False)
-    return found
+            request = Request(size, stream, failed=True, device_free=free if _is_size(free) else None)
+        elif request is None or (not request.failed and size > request.size):
+            request = Request(size, stream, failed=False)
+    return request
 
 
 def _frame(raw: dict[Any, Any]) -> Frame:
     line = raw.get("line", 0)
-    words = (_word(raw.get(key, "?")) for key in ("filename", "name"))
-    file, name = ("".join(letter if letter.isprintable() else "?" for letter in word) for word in words)
+    file, name = (printable(_word(raw.get(key, "?")), instead="?") for key in ("filename", "name"))
     return file, line if isinstance(line, int) and line.bit_length() <= _WORD_BITS else 0, name
 
 
 def _word(raw: object) -> str:
-    """Return a text cut short. What is none is not written out: a few bytes of lists can be gigabytes as text."""
+    """Return a text cut short. Other values are not formatted: a few bytes of lists can be gigabytes as text."""
     return raw[:MAX_WORD] if isinstance(raw, str) else "?"
 
 

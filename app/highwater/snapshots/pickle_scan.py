@@ -1,9 +1,9 @@
-"""Judges a pickle before anything of it is made: plain data within bounds passes, everything else is refused by name.
+"""The check of a pickle before anything of it is built: only plain data within bounds passes.
 
 Only the instructions are allowed by which Python writes None, booleans, numbers, text, bytes, lists, tuples and dicts
-in protocols 2 to 5. What names a class or a function, calls one, or sets an object's state is refused, and so are
-counts and depths that no snapshot has: a few bytes of pickle can ask for gigabytes. Nothing is built here; the memory
-that it needs is a small integer for each value on the pickle's stack.
+in protocols 2 to 5. Instructions that name or call a class or a function, or set an object's state, are refused, and so
+are counts and depths that no snapshot has: a few bytes of pickle can require gigabytes. Nothing is built here; the
+check needs a small integer for each value on the pickle's stack.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from highwater.snapshots.errors import UnsafePickle
+from highwater.snapshots import UnsafePickle
+from highwater.text.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much of each a snapshot may have; PyTorch's are far below.
+    """The limits of a pickle; PyTorch's snapshots are far below them.
 
     Attributes:
         nbytes: The file's size.
-        instructions: Of the pickle.
         depth: Of containers within each other: a snapshot's are 6 deep.
         stack: Values that wait for their container. Python writes lists and dicts in batches of 1,000.
         memo: Values that the pickle refers back to.
@@ -53,7 +54,7 @@ _MAX_NAME: Final = 100
 
 
 class _Scan:
-    """One pickle's depths: of each value on its stack, and of each in its memo, how many containers it holds."""
+    """One pickle's depths: for each value on its stack and in its memo, the levels of containers within it."""
 
     def __init__(self, data: bytes, bounds: Bounds) -> None:
         self.data = data
@@ -66,40 +67,35 @@ class _Scan:
         self.has_ended = False
 
     def number(self, size: int) -> int:
-        """Read an argument: an unsigned number, its first byte the lowest."""
-        end = self.at + size
-        if end > len(self.data):
-            raise UnsafePickle("the file ends in the middle of an instruction")
-        value = int.from_bytes(self.data[self.at : end], "little")
-        self.at = end
-        return value
+        """Read an argument: an unsigned little-endian number."""
+        start = self.at
+        self.skip(size)
+        return int.from_bytes(self.data[start : self.at], "little")
 
     def skip(self, size: int) -> None:
-        """Pass over an argument's bytes."""
         if self.at + size > len(self.data):
             raise UnsafePickle("the file ends in the middle of an instruction")
         self.at += size
 
     def pop(self) -> int:
-        """Take the uppermost value off the stack, down to the last mark at most."""
+        """Take the uppermost value above the last mark off the stack."""
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             raise UnsafePickle("an instruction finds too few values")
         return self.stack.pop()
 
     def hold(self, depth: int) -> None:
-        """Let the uppermost container hold something of this depth."""
+        """Put something of this depth into the uppermost container."""
         if not self.stack:
             raise UnsafePickle("an instruction finds no container")
         self.stack[-1] = self.checked(max(self.stack[-1], depth + 1))
 
     def checked(self, depth: int) -> int:
-        """Return a depth that is within the bound."""
         if depth > self.bounds.depth:
             raise UnsafePickle(f"it is nested more than {self.bounds.depth} deep")
         return depth
 
     def to_mark(self) -> int:
-        """Take everything off the stack that lies above the last mark; returns the depth of the deepest."""
+        """Take everything above the last mark off the stack, and return the depth of the deepest."""
         if not self.marks:
             raise UnsafePickle("an instruction finds no mark")
         start = self.marks.pop()
@@ -108,7 +104,6 @@ class _Scan:
         return deepest
 
     def remember(self, index: int) -> None:
-        """Put the uppermost value into the memo."""
         if index >= self.bounds.memo:
             raise UnsafePickle(f"it refers back to more than {self.bounds.memo:,} values")
         if not self.stack:
@@ -116,7 +111,6 @@ class _Scan:
         self.memo[index] = self.stack[-1]
 
     def recall(self, index: int) -> None:
-        """Put a value of the memo on the stack."""
         if index not in self.memo:
             raise UnsafePickle("it refers to a value that it does not hold")
         self.stack.append(self.memo[index])
@@ -124,7 +118,7 @@ class _Scan:
     # --- instructions ---
 
     def value(self, size: int, *, is_text: bool) -> None:
-        """Pass over a number, a text or bytes."""
+        """Skip a number, a text or bytes."""
         length = size if size >= 0 else self.number(-size)
         if is_text:
             self.texts = [*self.texts[-1:], (self.at, length)]
@@ -132,25 +126,20 @@ class _Scan:
         self.stack.append(0)
 
     def tuple_of(self, count: int) -> None:
-        """Make a tuple of the uppermost values."""
         self.stack.append(self.checked(max(self.pop() for _ in range(count)) + 1))
 
     def append(self) -> None:
-        """Put one value into the list beneath it."""
         self.hold(self.pop())
 
     def append_all(self) -> None:
-        """Put everything above the last mark into the container beneath it."""
         self.hold(self.to_mark())
 
     def set_item(self) -> None:
-        """Put a key and its value into the dict beneath them."""
         value, key = self.pop(), self.pop()
         self.check_key(key)
         self.hold(max(value, key))
 
     def set_items(self) -> None:
-        """Put the keys and values above the last mark into the dict beneath it."""
         if self.marks:
             self.check_key(max(self.stack[self.marks[-1] :: 2], default=0))
         self.hold(self.to_mark())
@@ -161,18 +150,16 @@ class _Scan:
             raise UnsafePickle("a dict's key holds containers; a snapshot's keys are words")
 
     def marked_tuple(self) -> None:
-        """Make a tuple of everything above the last mark."""
         self.stack.append(self.checked(self.to_mark() + 1))
 
     def end(self) -> None:
-        """End: one value must be left."""
         if len(self.stack) != 1 or self.marks:
             raise UnsafePickle("it ends with other than one value")
         self.has_ended = True
 
 
 def _instructions() -> dict[int, Callable[[_Scan], object]]:
-    made: dict[int, Callable[[_Scan], object]] = {
+    instructions: dict[int, Callable[[_Scan], object]] = {
         ord(b"\x80"): _protocol,
         ord(b"\x95"): lambda scan: scan.skip(8),  # a frame's length: a hint for reading
         ord(b"("): lambda scan: scan.marks.append(len(scan.stack)),
@@ -193,18 +180,14 @@ def _instructions() -> dict[int, Callable[[_Scan], object]]:
         ord(b"j"): lambda scan: scan.recall(scan.number(4)),
     }
     for code, size in _VALUES.items():
-        made[ord(code)] = _value(size, is_text=code in (b"\x8c", b"X", b"\x8d"))
-    return made
+        instructions[ord(code)] = partial(_Scan.value, size=size, is_text=code in (b"\x8c", b"X", b"\x8d"))
+    return instructions
 
 
 def _protocol(scan: _Scan) -> None:
     version = scan.number(1)
     if not 2 <= version <= 5:  # noqa: PLR2004 - the binary protocols
         raise UnsafePickle(f"its protocol is {version}; PyTorch writes 2 to 5")
-
-
-def _value(size: int, *, is_text: bool) -> Callable[[_Scan], None]:
-    return lambda scan: scan.value(size, is_text=is_text)
 
 
 _INSTRUCTIONS: Final = _instructions()
@@ -214,7 +197,7 @@ def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:
     """Return if the bytes are one pickle of plain data within the bounds.
 
     Raises:
-        UnsafePickle: They are not; says what was refused.
+        UnsafePickle: They are not; the text says what was refused.
     """
     if len(data) > bounds.nbytes:
         raise UnsafePickle(f"it has {len(data):,} bytes; at most {bounds.nbytes:,} are read")
@@ -228,7 +211,11 @@ def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:
             raise UnsafePickle("the file ends before the pickle does")
         instruction = _INSTRUCTIONS.get(data[at])
         if instruction is None:
-            raise UnsafePickle(_refusal(under_way, data[at]))
+            name = _NAMES.get(data[at], f"0x{data[at]:02x}")
+            raise UnsafePickle(
+                f"instruction {name}{_named(under_way, name)} at byte {at:,}: a snapshot is plain data and needs no "
+                "such thing"
+            )
         under_way.at = at + 1
         instruction(under_way)
         count += 1
@@ -240,12 +227,6 @@ def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:
         raise UnsafePickle(f"{size - under_way.at:,} bytes follow the pickle's end")
 
 
-def _refusal(under_way: _Scan, code: int) -> str:
-    name = _NAMES.get(code, f"0x{code:02x}")
-    what = _named(under_way, name)
-    return f"instruction {name}{what} at byte {under_way.at:,}: a snapshot is plain data and needs no such thing"
-
-
 def _named(under_way: _Scan, name: str) -> str:
     """Return the class or function that an instruction names, where it does."""
     data = under_way.data
@@ -255,5 +236,5 @@ def _named(under_way: _Scan, name: str) -> str:
         words = [data[start : start + min(length, _MAX_NAME)] for start, length in under_way.texts]
     else:
         return ""
-    said = ".".join(word.decode("utf-8", "replace")[:_MAX_NAME] for word in words)
-    return f" ({''.join(letter if letter.isprintable() else '?' for letter in said)})"
+    full_name = ".".join(word.decode("utf-8", "replace")[:_MAX_NAME] for word in words)
+    return f" ({printable(full_name, instead='?')})"

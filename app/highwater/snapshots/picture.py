@@ -1,12 +1,12 @@
-"""A snapshot's segments as an SVG: a bar each, as long as the segment, with what is held and what is free in it. Pure.
+"""A snapshot's segments as an SVG: a bar each, as long as the segment, with its used and free parts. Pure.
 
-Bounded: the largest segments, each in a fixed number of cells at most; what is left out is written beneath.
+Bounded: the largest segments, each in a fixed number of cells at most; a line below counts what is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
@@ -21,36 +21,32 @@ _NAMES: Final = {"live": "held by tensors", "pending": "freed, waits for a strea
 
 
 def bars_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what the picture shows, as JSON: the largest segments, and the number and bytes of the others."""
+    """Return the picture's data, as JSON: the largest segments, and the number and bytes of the others."""
     ranked = sorted(snapshot.segments, key=lambda one: (-one.size, one.device, one.address))
     shown = sorted(ranked[:MAX_BARS], key=lambda one: (one.device, one.pool, one.kind, -one.size, one.address))
     rest = ranked[MAX_BARS:]
+    bars = [
+        {
+            "device": segment.device,
+            "bytes": segment.size,
+            "kind": segment.kind,
+            "pool": list(segment.pool),
+            "stream": segment.stream,
+            "free_bytes": segment.free_bytes,
+            "runs": [[state, size] for state, size in _runs(segment)],
+        }
+        for segment in shown
+    ]
     return {
-        "bars": [_bar(segment) for segment in shown],
+        "bars": bars,
         "left_out": {"segments": len(rest), "bytes": sum(segment.size for segment in rest)},
     }
 
 
-def _bar(segment: Segment) -> dict[str, Any]:
-    return {
-        "device": segment.device,
-        "bytes": segment.size,
-        "kind": segment.kind,
-        "pool": list(segment.pool),
-        "stream": segment.stream,
-        "free_bytes": sum(block.size for block in segment.blocks if block.state == "free"),
-        "runs": [[state, size] for state, size in _runs(segment)],
-    }
-
-
 def _runs(segment: Segment) -> list[tuple[str, int]]:
-    """Return neighbours of one state as one; where these are too many, cells in the state that most of each is in."""
-    runs: list[tuple[str, int]] = []
-    for block in segment.blocks:
-        if runs and runs[-1][0] == block.state:
-            runs[-1] = (block.state, runs[-1][1] + block.size)
-        else:
-            runs.append((block.state, block.size))
+    """Return neighbours of one state as one run; if there are too many, cells in the state of most of their bytes."""
+    neighbours = groupby(segment.blocks, key=lambda block: block.state)
+    runs = [(state, sum(block.size for block in blocks)) for state, blocks in neighbours]
     return runs if len(runs) <= MAX_CELLS else list(_cells(runs, segment.size))
 
 
@@ -70,12 +66,7 @@ def _cells(runs: list[tuple[str, int]], size: int) -> Iterator[tuple[str, int]]:
 
 
 def svg(picture: dict[str, Any], title: str) -> str:
-    """Return the picture.
-
-    Args:
-        picture: As ``bars_of`` returned it.
-        title: Its first line.
-    """
+    """Return the picture of what ``bars_of`` returned, with a title."""
     bars = picture["bars"]
     height = _TOP + _STEP * len(bars) + 34
     longest = max((bar["bytes"] for bar in bars), default=1) or 1

@@ -1,8 +1,8 @@
-"""The process that reads a foreign pickle: ``python -P -m highwater.snapshots.reading``, with little to lose.
+"""The process that reads a foreign pickle: ``python -P -m highwater.snapshots.reading``.
 
 It gets open files as descriptors and options as JSON, and prints one JSON object, bounded in size. Its address space
 and its processor time are limited before the first byte is read, it ends with its parent, and its unpickler knows no
-class and no function. What was refused is data in its answer; anything else that goes wrong ends it.
+class and no function. A refusal is data in its output; any other fault ends it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import signal
 import sys
 from typing import Any, Final, NoReturn
 
+from highwater.snapshots import SnapshotError, UnsafePickle
 from highwater.snapshots.difference import differ
-from highwater.snapshots.errors import SnapshotError, UnsafePickle
 from highwater.snapshots.explanation import explain
 from highwater.snapshots.model import Snapshot, parse
 from highwater.snapshots.pickle_scan import BOUNDS, scan
@@ -31,7 +31,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class _NoNames(pickle.Unpickler):
-    """Makes plain data alone, whatever the scan may have missed."""
+    """Builds plain data only, even if the scan missed something."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise UnsafePickle(f"it names {module}.{name}: a snapshot is plain data")
@@ -41,10 +41,10 @@ class _NoNames(pickle.Unpickler):
 
 
 def load(data: bytes) -> object:
-    """Return what a pickle of plain data holds.
+    """Return the content of a pickle of plain data.
 
     Raises:
-        UnsafePickle: It is none, or beyond the bounds.
+        UnsafePickle: It is no such pickle, or beyond the bounds.
     """
     scan(data)
     try:
@@ -61,7 +61,7 @@ def read(descriptor: int) -> Snapshot:
     """Return the snapshot in an open file.
 
     Raises:
-        SnapshotError: It cannot be read; says why.
+        SnapshotError: It cannot be read; the text says why.
     """
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(BOUNDS.nbytes + 1)
@@ -76,12 +76,12 @@ def limit_this_process(parent: int) -> None:
         resource.setrlimit(kind, (wanted, wanted))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before that was said
+    if os.getppid() != parent:  # it ended before the kernel was told
         raise SystemExit(1)
 
 
 def answer(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to one question: one file explained, or two compared.
+    """Return one file explained, or two compared.
 
     Args:
         options: ``files`` (open descriptors, one or two), ``want`` (bytes or null), ``picture`` (whether to draw it).
@@ -99,10 +99,10 @@ def answer(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read what the command line asks for, and print the answer."""
+    """Read the files of the command line, and print the answer."""
     options = json.loads(sys.argv[1])
     limit_this_process(options["parent"])
-    gc.disable()  # all of it is kept until the end: looking for garbage would cost more than reading
+    gc.disable()  # everything is kept until the end: collecting garbage would cost more than reading
     json.dump(answer(options), sys.stdout)
 
 

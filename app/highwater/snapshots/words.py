@@ -1,6 +1,6 @@
 """An explanation and a difference as text for a terminal. Pure.
 
-Every word of a snapshot is foreign; the command that prints this makes it printable.
+All text of a snapshot is foreign; the command that prints it makes it printable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TURN_ON: Final = (
 
 
 def stacks_text(answer: dict[str, Any]) -> str:
-    """Return what ``POST /memory/snapshot/stacks`` returned: a line a rank."""
+    """Return the response to ``POST /memory/snapshot/stacks``: a line a rank."""
     return "\n".join(
         f"rank {rank['rank']}: who allocates is noted for {span_text(rank['seconds_left'])}"
         if rank["recording"]
@@ -33,27 +33,18 @@ def stacks_text(answer: dict[str, Any]) -> str:
     )
 
 
-def explanation_text(found: dict[str, Any], name: str) -> str:
-    """Return an explanation in sentences.
-
-    Args:
-        found: As the reading process returned it.
-        name: Of the file.
-    """
-    lines = [f"{name}{_who(name)}"]
-    for device in found["devices"]:
-        lines += ["", *_device(device, has_stacks=found["has_stacks"])]
-    if not found["devices"]:
-        lines += ["", "The allocator has no memory from the driver."]
-    lines += ["", *_footer(found)]
-    return "\n".join(lines)
-
-
-def _who(name: str) -> str:
+def explanation_text(figures: dict[str, Any], name: str) -> str:
+    """Return a file's explanation, as the reading process returned it, in sentences."""
     match = _FILE_NAME.fullmatch(name)
-    if match is None:
-        return ""
-    return f": data-parallel rank {match['dp_rank']}, rank {match['rank']}, process {match['pid']}"
+    lines = [name]
+    if match is not None:
+        lines = [f"{name}: data-parallel rank {match['dp_rank']}, rank {match['rank']}, process {match['pid']}"]
+    for device in figures["devices"]:
+        lines += ["", *_device(device, has_stacks=figures["has_stacks"])]
+    if not figures["devices"]:
+        lines += ["", "The allocator has no memory from the driver."]
+    lines += ["", *_footer(figures)]
+    return "\n".join(lines)
 
 
 def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
@@ -63,7 +54,17 @@ def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
         f"Device {device['device']}: {size['reserved_bytes']} reserved in {_count(device['segments'], 'segment')}, "
         f"{size['allocated_bytes']} allocated{pending}, {size['free_bytes']} free."
     )
-    yield from _holes(device)
+    if device["free_bytes"]:
+        parts = [
+            f"{size[key]} in {_count(count, 'segment')} that {holding}"
+            for count, key, holding in (
+                (device["holed_segments"], "held_free_bytes", "also hold tensors"),
+                (device["whole_segments"], "whole_free_bytes", "hold nothing"),
+            )
+            if count
+        ]
+        yield f"Free: {' and '.join(parts)}. The largest free block has {size['largest_free_bytes']}."
+        yield from _wanted(device)
     yield from _gains(device)
     yield ""
     yield _pools(device)
@@ -72,44 +73,30 @@ def _device(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
         yield from _pinned(device, has_stacks=has_stacks)
 
 
-def _holes(device: dict[str, Any]) -> Iterator[str]:
-    if not device["free_bytes"]:
-        return
-    holed, whole = device["holed_segments"], device["whole_segments"]
-    parts = []
-    if holed:
-        parts.append(f"{size_text(device['held_free_bytes'])} in {_count(holed, 'segment')} that also hold tensors")
-    if whole:
-        parts.append(f"{size_text(device['whole_free_bytes'])} in {_count(whole, 'segment')} that hold nothing")
-    largest = size_text(device["largest_free_bytes"])
-    yield f"Free: {' and '.join(parts)}. The largest free block has {largest}."
-    yield from _wanted(device)
-
-
 def _wanted(device: dict[str, Any]) -> Iterator[str]:
     wanted = device["wanted"]
     if wanted is None:
         yield "How large a request must be served is not known: the snapshot has no history. Ask with --want 180MiB."
         return
-    asked = size_text(wanted["bytes"])
+    size = size_text(wanted["bytes"])
     origin = {
-        "asked": f"{asked} is wanted",
-        "history": f"The largest request in the history has {asked}",
-        "failed": f"The last request that failed has {asked}",
+        "asked": f"{size} is wanted",
+        "history": f"The largest request in the history has {size}",
+        "failed": f"The last request that failed has {size}",
     }[wanted["from"]]
     where = f"the {wanted['kind']} blocks of stream {wanted['stream']:x}"
     largest = wanted["largest_free_bytes"]
     if wanted["fits"]:
         yield f"{origin}: a free block serves it, {size_text(largest)} among {where}."
         return
-    hole = f"the largest hole among {where} is {size_text(largest)} < {asked}" if largest else f"{where} have no hole"
+    hole = f"the largest hole among {where} is {size_text(largest)} < {size}" if largest else f"{where} have no hole"
     yield (
         f"{origin}: {size_text(device['free_bytes'])} is free in "
         f"{_count(device['holed_segments'] + device['whole_segments'], 'segment')}, and {hole} wanted."
     )
     free = wanted["device_free_bytes"]
-    said = "" if free is None else f" The driver had {size_text(free)} free when it failed."
-    yield f"PyTorch asks the driver for {size_text(wanted['new_segment_bytes'])} more.{said}"
+    then = "" if free is None else f" The driver had {size_text(free)} free when it failed."
+    yield f"PyTorch asks the driver for {size_text(wanted['new_segment_bytes'])} more.{then}"
 
 
 def _gains(device: dict[str, Any]) -> Iterator[str]:
@@ -178,48 +165,41 @@ def _stack(frames: Sequence[str]) -> str:
     return " ← ".join(frames[:3]) if frames else "an unknown place"
 
 
-def _footer(found: dict[str, Any]) -> Iterator[str]:
-    if not found["has_stacks"]:
+def _footer(figures: dict[str, Any]) -> Iterator[str]:
+    if not figures["has_stacks"]:
         yield TURN_ON
     else:
-        yield f"Stacks are recorded; the history has {found['trace_entries']:,} entries."
-    limit = found["settings"].get("max_split_size")
+        yield f"Stacks are recorded; the history has {figures['trace_entries']:,} entries."
+    limit = figures["settings"].get("max_split_size")
     if isinstance(limit, int) and 0 < limit < 1 << 60:
         yield f"max_split_size is {size_text(limit)}: smaller requests never use free blocks above it."
 
 
-def difference_text(found: dict[str, Any], before: str, after: str) -> str:
-    """Return a difference in sentences.
-
-    Args:
-        found: As the reading process returned it.
-        before: The first file's name.
-        after: The second's.
-    """
-    lines = [f"{before} → {after}", *(f"warning: {one}" for one in warnings_of(found, before, after))]
-    for device in found["devices"]:
-        lines += ["", *_changed(device, all(found["has_stacks"]))]
-    if not found["devices"]:
+def difference_text(figures: dict[str, Any], before: str, after: str) -> str:
+    """Return the difference of two files, as the reading process returned it, in sentences."""
+    lines = [f"{before} → {after}", *(f"warning: {one}" for one in warnings_of(figures, before, after))]
+    for device in figures["devices"]:
+        lines += ["", *_changed(device, all(figures["has_stacks"]))]
+    if not figures["devices"]:
         lines += ["", "Neither has memory from the driver."]
-    if not all(found["has_stacks"]):
+    if not all(figures["has_stacks"]):
         lines += ["", TURN_ON, "Take both at moments without a running request, after that."]
     return "\n".join(lines)
 
 
-def warnings_of(found: dict[str, Any], before: str, after: str) -> Iterator[str]:
-    """Return why the two may not be comparable, by their names and devices."""
-    names = [_FILE_NAME.fullmatch(name) for name in (before, after)]
-    first, second = names
+def warnings_of(figures: dict[str, Any], before: str, after: str) -> Iterator[str]:
+    """Yield the reasons why the two may not be comparable, by their names and devices."""
+    first, second = _FILE_NAME.fullmatch(before), _FILE_NAME.fullmatch(after)
     if first is not None and second is not None:
         for key, what in (("dp_rank", "data-parallel ranks"), ("rank", "ranks"), ("pid", "processes")):
             if first[key] != second[key]:
                 yield f"they are of different {what}, {first[key]} and {second[key]}: what differs need not have grown"
         if first["taken"] > second["taken"]:
             yield "the first is the younger one: growth is shown as shrinking"
-    for device in found["devices"]:
+    for device in figures["devices"]:
         if device["in"] != [True, True]:
             yield f"device {device['device']} is in the {'first' if device['in'][0] else 'second'} alone"
-    if any(found["has_stacks"]) and not all(found["has_stacks"]):
+    if any(figures["has_stacks"]) and not all(figures["has_stacks"]):
         yield "only one of them has stacks: they are compared by the size of blocks"
 
 

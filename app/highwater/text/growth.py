@@ -1,4 +1,4 @@
-"""Verdicts on growth as text: one line of the report, and one of each series."""
+"""Verdicts on growth as text: a line of the report, a clause of each series, and the table of all."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.accounting.components import COMPONENTS
 from highwater.readings import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
-from highwater.units import size_text
+from highwater.text.table import component_title, table
+from highwater.units import UNKNOWN, size_text, span_text
 
 DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
     "request": "request",
@@ -25,18 +25,12 @@ VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
     "not_known": "not known",
     "flat": "flat",
 }
-_COMPONENT_TITLES: Final = {component.name: component.title for component in COMPONENTS}
 _WHOLE: Final = 100
-
-
-def measure_title(measure: str) -> str:
-    """Return a series' measure as people read it."""
-    return _COMPONENT_TITLES.get(measure) or measure.removesuffix("_bytes").replace("_", " ")
 
 
 def series_title(one: SeriesGrowth) -> str:
     """Return a series' name as people read it."""
-    return f"{one.owner}: {measure_title(one.measure)}"
+    return f"{one.owner}: {component_title(one.measure)}"
 
 
 def amount_text(value: float | None, unit: GrowthUnit, *, signed: bool = False) -> str:
@@ -80,3 +74,24 @@ def exhaustion_text(one: SeriesGrowth) -> str:
         return ""
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.exhausted_at))
     return f", and at this pace {one.limit_by} is used up on {date}"
+
+
+def growth_table(series: Sequence[SeriesGrowth]) -> str:
+    """Return every verdict with its figures, a series a row, and below it the sentences of those that are not flat."""
+    if not series:
+        return "no verdict yet: a series is judged from its idle floors, and the engine has not rested so far\n"
+    rows = [
+        [
+            series_title(one),
+            VERDICT_TITLES[one.verdict],
+            amount_text(one.value, one.unit),
+            amount_text(one.grown, one.unit, signed=True),
+            UNKNOWN if one.rate is None else rate_text(one.rate, one.unit),
+            str(one.floors),
+            span_text(one.window_seconds),
+        ]
+        for one in series
+    ]
+    shown = table(["series", "verdict", "value", "grown", "rate (95 % interval)", "floors", "window"], rows)
+    told = [f"{series_title(one)}: {one.text}{exhaustion_text(one)}" for one in series if one.verdict != "flat"]
+    return "\n".join([shown, *told]) + "\n"

@@ -1,4 +1,4 @@
-"""Foreign text made harmless: nothing that a terminal would obey; on one line and cut, where that is wanted."""
+"""Foreign text without anything that a terminal would obey; on one line and cut, where that is wanted."""
 
 from __future__ import annotations
 
@@ -16,42 +16,31 @@ _Value = TypeVar("_Value")
 
 
 def printable(text: str, *, instead: str = "", keep: str = "") -> str:
-    """Return the text without control characters and halves of characters.
-
-    Args:
-        text: Anything.
-        instead: Takes the place of each.
-        keep: Characters that stay though they are not printable, such as a line break.
-    """
+    """Return the text with each control character and half of a character replaced, except those to ``keep``."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else instead for letter in text)
 
 
 def plain(text: str, most: int = MAX_LENGTH) -> str:
-    """Return the text as one line of printable characters, cut to ``most``.
-
-    Args:
-        text: From a log, a model's name, a worker's answer: anything.
-        most: So many characters are kept.
-    """
-    # Four times as much is looked at: enough to fill the line, and a bound to the work.
+    """Return the text as one line of printable characters, cut to ``most`` characters."""
+    # Four times as much is read: enough to fill the line, and a bound to the work.
     shown = printable(_TERMINAL.sub("", text[: most * 4]), instead=" ").strip()
     return shown if len(shown) <= most and len(text) <= most * 4 else shown[: most - 1] + "…"
 
 
 def cleaned(value: _Value, depth: int = MAX_DEPTH) -> _Value:
     """Return the value with every text in it plain: dataclasses, mappings, sequences and what they hold."""
-    made: Any = value
+    result: Any = value
     if isinstance(value, str):
-        made = plain(value)
+        result = plain(value)
     elif depth == 0:
         return value
     elif is_dataclass(value) and not isinstance(value, type):
-        made = replace(value, **{part.name: cleaned(getattr(value, part.name), depth - 1) for part in fields(value)})
+        result = replace(value, **{part.name: cleaned(getattr(value, part.name), depth - 1) for part in fields(value)})
     elif isinstance(value, Mapping):
-        made = {cleaned(key, depth - 1): cleaned(item, depth - 1) for key, item in value.items()}
+        result = {cleaned(key, depth - 1): cleaned(item, depth - 1) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        made = tuple(cleaned(item, depth - 1) for item in value)
-    result: _Value = made
-    return result
+        result = tuple(cleaned(item, depth - 1) for item in value)
+    cleaned_value: _Value = result
+    return cleaned_value

@@ -21,8 +21,8 @@ def wire_growth(
     """Wire the watch of growth. Its floors are kept beside the state file."""
 
     async def read_host(rest_seconds: float) -> list[Measured]:
-        reading = await host.read()
-        return list(host_series(reading, rest_seconds=rest_seconds, ranks=core.poller.current().ranks))
+        now = await host.read()
+        return list(host_series(now.reading, rest_seconds=rest_seconds, ranks=core.poller.current().ranks))
 
     watch = GrowthWatch(
         core.history,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from highwater.host.processor_cache import CacheCounts
-from highwater.host.reader import HostReader, WorkerProcess
+from highwater.host.reader import HostReader
 from highwater.host.watch import HostWatch
 from highwater.memory.poller import Poller
 from highwater.process.internal_errors import InternalErrors
@@ -22,9 +22,7 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
     """
     reader = HostReader(
         settings.recorder_dir,
-        workers=lambda: tuple(
-            WorkerProcess(one.pid, one.pid_started, one.rank, one.dp_rank) for one in poller.current().ranks
-        ),
+        workers=lambda: poller.current().ranks,
         clock=clocks.wall,
         monotonic=clocks.monotonic,
     )

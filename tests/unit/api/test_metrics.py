@@ -22,10 +22,10 @@ from highwater.accounting.freed import credit
 from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
-from highwater.api.host_families import HostNow
 from highwater.api.metrics import Exporter
 from highwater.host.outlook import Outlook
 from highwater.host.reading import Pressure
+from highwater.host.watch import HostNow
 from highwater.proxy.traffic import Connections
 from highwater.readings import (
     Components,

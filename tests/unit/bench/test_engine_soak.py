@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.engine_soak.page import facts, figures, verdicts, with_run
 from bench.engine_soak.traffic import REST_SECONDS, SIDES, Counts, Mix, video_url
-from highwater.growth.rest import HOST_REST_SECONDS
+from highwater.growth.floors import HOST_REST_SECONDS
 
 MB = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from highwater.commands.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_text
 from highwater.readings import Progress, RemedyResult
-from highwater.text.table import report_text
+from highwater.text.report import report_text
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
 

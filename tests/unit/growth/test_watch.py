@@ -13,8 +13,7 @@ import pytest
 
 from highwater.accounting.attribution import account
 from highwater.growth.book import FloorBook
-from highwater.growth.floors import MAX_FLOORS, Bound, superfluous
-from highwater.growth.rest import Rest, follow, is_due
+from highwater.growth.floors import MAX_FLOORS, Bound, Rest, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
 from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch

@@ -24,7 +24,7 @@ def files(tmp_path):
 
     def read(at=501.0):
         now[0] = at
-        return [one.record.pid for one in found.read()], found.problems
+        return [one.pid for one in found.read()], found.problems
 
     read.folder, read.files = tmp_path / "ring", found
     return read
@@ -34,8 +34,8 @@ def test_a_process_that_writes_is_read(files):
     """With its age by the clock that both share."""
     write(files.folder, record())
     (one,) = files.files.read()
-    assert (one.record.role, one.record.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
-    assert one.record.cgroup.stat["anon"] == 3_221_225_472
+    assert (one.role, one.anonymous_bytes, one.age_seconds) == ("api_server", 700 << 20, 1.0)
+    assert one.cgroup.stat["anon"] == 3_221_225_472
 
 
 def test_one_that_has_fallen_silent_is_not_shown_as_running(files):
@@ -55,7 +55,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     stat.write_text(f"4242 (a ) b) S 1{' 0' * 17} 99 0\n")
     write(files.folder, record(pid_namespace=inode))
     again = ProcessFiles(files.folder, monotonic=lambda: 501.0, proc=tmp_path / "root/proc")
-    assert [one.record.pid for one in again.read()] == [4242]
+    assert [one.pid for one in again.read()] == [4242]
     stat.write_text(f"4242 (a) S 1{' 0' * 17} 100 0\n")
     assert again.read() == ()
 

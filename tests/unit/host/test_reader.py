@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.host.reader import HostReader, WorkerProcess
+from highwater.accounting.attribution import account
+from highwater.host.reader import HostReader
+from highwater.readings import Device, WorkerMemory
 from highwater.units import MIB
 from tests.unit.host.recorded import BOOT, group, machine, record, write
+
+
+def worker(pid, started):
+    """Rank 0, as the poller knows it."""
+    taken = WorkerMemory(rank=0, dp_rank=0, host="pod", pid=pid, pid_started=started, taken_at=0.0, device=Device())
+    return account(taken)
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ def test_an_unknown_role_is_other(host):
     """A newer worker package may have more of them."""
     write(host.folder, record(role="wizard"))
     (one,) = host().processes
-    assert (one.role, one.key) == ("other", ("other", "other vllm", 99))
+    assert (one.role, one.name, one.started) == ("other", "other vllm", 99)
 
 
 def test_the_engines_container_is_the_one_with_its_processes(host):
@@ -127,7 +135,7 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
     process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
     process(host.root, 13, 10, "python -c from multiprocessing.resource_tracker import main", 9)
     process(host.root, 14, 1, "nginx", 1)
-    reading = host(workers=lambda: [WorkerProcess(12, 7, 0, 0)])
+    reading = host(workers=lambda: [worker(12, 7)])
     assert [(one.name, one.source) for one in reading.processes] == [
         ("API server", "proc"),
         ("EngineCore", "proc"),
@@ -142,7 +150,7 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
 def test_a_worker_of_another_start_is_not_looked_for(host):
     """Its number may be anybody's by now."""
     process(host.root, 12, 1, "VLLM::Worker", 900, started=8)
-    assert host(workers=lambda: [WorkerProcess(12, 7, 0, 0)]).processes == ()
+    assert host(workers=lambda: [worker(12, 7)]).processes == ()
 
 
 def test_where_nothing_is_seen_it_says_what_to_do(host):
@@ -158,5 +166,5 @@ def test_a_process_may_be_called_anything(host, command):
     """Whatever counts as a digit elsewhere is a name like any other."""
     process(host.root, 12, 1, "VLLM::Worker", 900)
     process(host.root, 13, 12, f"{command} 40", 1)
-    names = [one.name for one in host(workers=lambda: [WorkerProcess(12, 7, 0, 0)]).processes]
+    names = [one.name for one in host(workers=lambda: [worker(12, 7)]).processes]
     assert names == ["worker rank 0", f"other {command}"]

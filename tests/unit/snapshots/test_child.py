@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from highwater.snapshots import child
-from highwater.snapshots.errors import SnapshotError
+from highwater.snapshots import SnapshotError, child
 from tests.unit.snapshots.made import MIB, block, fragmented, segment, snapshot
 
 

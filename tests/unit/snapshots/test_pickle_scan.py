@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.snapshots.errors import SnapshotError, UnsafePickle
+from highwater.snapshots import SnapshotError, UnsafePickle
 from highwater.snapshots.pickle_scan import BOUNDS, Bounds, scan
 from highwater.snapshots.reading import load
 from tests.unit.snapshots.made import snapshots

@@ -24,7 +24,8 @@ from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of
 from highwater.commands.top.graphs import AreaChart, Glyphs, Marks, StackedBar, component_cell, glyphs_of
 from highwater.commands.top.view import HISTORY_SECONDS, View
 from highwater.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
-from highwater.text.table import device_title, engine_facts, signal_text, waters_text
+from highwater.text.report import engine_facts
+from highwater.text.table import device_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 _WIDE = 76

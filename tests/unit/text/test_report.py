@@ -21,7 +21,8 @@ from highwater.readings import (
     StartFailure,
     StartPhase,
 )
-from highwater.text.table import device_title, report_text, table
+from highwater.text.report import report_text
+from highwater.text.table import device_title, table
 from highwater.units import mib
 from tests.fakes.engine import FakeEngine
 from tests.unit.commands.reports import DEVICE, HELD, policy, report, short_policy

@@ -1,0 +1,180 @@
+"""The report as an operator reads it at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from highwater.accounting.components import COMPONENTS
+from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
+from highwater.readings import (
+    EncoderCacheTotals,
+    EngineStatus,
+    HostSummary,
+    RankReading,
+    Report,
+    RuleStatus,
+    StartPhase,
+)
+from highwater.text.growth import growth_line
+from highwater.text.table import device_title, missing_text, rank_title, signal_text, table, waters_text
+from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
+
+_SizeText: TypeAlias = Callable[..., str]
+"""Formats a size in bytes, or ``None``; with ``signed=True`` a change."""
+
+
+def report_text(report: Report) -> str:
+    """The report as an operator reads it at a terminal, in MiB."""
+    parts = [_headline(report)]
+    if report.engine.hint:
+        parts.append(f"hint: {report.engine.hint}")
+    if report.ranks_missing:
+        parts.append(f"missing: {missing_text(report.ranks_missing)}")
+    if report.start_failure is not None:
+        failed = report.start_failure.ranks
+        parts.append(report.start_failure.summary)
+        parts.append(start_table([rank_title(one.dp_rank, one.rank) for one in failed], [one.phases for one in failed]))
+    if report.ranks:
+        parts.append(_ranks_table(report))
+        names = [rank_title(one.dp_rank, one.rank, UNKNOWN) for one in report.ranks]
+        parts.append(start_table(names, [one.start for one in report.ranks]))
+        parts.extend(f"note: rank {r.rank}: {n.name}: {n.reason}" for r in report.ranks for n in r.notes)
+    parts.append(_footer(report))
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(report: Report) -> str:
+    engine = report.engine
+    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    return f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+
+
+def _ranks_table(report: Report) -> str:
+    ranks = report.ranks
+    pressures = [pressure_of(report, rank) for rank in ranks]
+    headers = ["MiB", *(f"rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}" for rank in ranks)]
+    rows = [
+        ["device", *(device_title(rank.device) for rank in ranks)],
+        *memory_rows(ranks, "- "),
+        ["releasable", *(mib(rank.releasable_bytes) for rank in ranks)],
+        ["free", *(mib(rank.free_bytes) for rank in ranks)],
+        ["high water", *(mib(one.high_free_bytes if one is not None else None) for one in pressures)],
+        ["used ratio", *(UNKNOWN if rank.used_ratio is None else f"{rank.used_ratio:.3f}" for rank in ranks)],
+    ]
+    # Without a rule on the device there is no high water.
+    return table(headers, [row for row in rows if row[0] != "high water" or any(pressures)])
+
+
+def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
+    """Total, used and components in MiB, a row each and a column for each rank."""
+    return [
+        ["total", *(mib(rank.total_bytes) for rank in ranks)],
+        ["used", *(mib(rank.used_bytes) for rank in ranks)],
+        *([f"{indent}{row.title}", *(mib(getattr(rank.components, row.name)) for rank in ranks)] for row in COMPONENTS),
+    ]
+
+
+def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
+    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it.
+
+    Empty where no rank has any phases.
+    """
+    by_rank = [{phase.name: phase for phase in start} for start in starts]
+    order = list(dict.fromkeys(phase.name for start in starts for phase in start))
+    rows = []
+    for name in order:
+        phases = [phases.get(name) for phases in by_rank]
+        slowest = max(phase.seconds for phase in phases if phase is not None)
+        rows.append([name, *(_after(phase) for phase in phases), f"{slowest:.1f}"])
+    return table(["start: used after, MiB", *(f"rank {name}" for name in names), "s"], rows) if rows else ""
+
+
+def _after(phase: StartPhase | None) -> str:
+    if phase is None:
+        return UNKNOWN
+    # On CPU nothing is on a device.
+    return (
+        "failed" if phase.error is not None else mib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
+    )
+
+
+def _footer(report: Report) -> str:
+    lines = [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
+    if report.policy is not None:
+        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    return "\n".join(lines)
+
+
+def engine_facts(report: Report, size: _SizeText) -> dict[str, str]:
+    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out."""
+    facts = {
+        "encoder cache": _encoder_cache(report.encoder_cache, size),
+        "growth": _growth(report, size),
+        "verdicts": growth_line(report.growth.series),
+        "requests": requests_text(report.engine),
+        "progress": "" if report.progress is None else report.progress.summary,
+        "host": "" if report.host is None else _host(report.host),
+    }
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _host(host: HostSummary) -> str:
+    parts = [] if host.used_bytes is None else [f"{size_text(host.used_bytes)} in the engine's container"]
+    if host.limit_bytes and host.kept_bytes is not None:
+        share = share_text(host.kept_bytes / host.limit_bytes)
+        parts.append(f"{size_text(host.kept_bytes)} of it stays, {share} of {size_text(host.limit_bytes)}")
+    if host.seconds_to_limit is not None:
+        parts.append(f"full in {span_text(host.seconds_to_limit)}")
+    if host.largest is not None:
+        parts.append(f"most: {host.largest} {size_text(host.largest_bytes)}")
+    if host.shm_size_bytes is not None:
+        parts.append(f"shared memory {size_text(host.shm_used_bytes)} of {size_text(host.shm_size_bytes)}")
+    return "; ".join([", ".join(parts), *host.warnings])
+
+
+def _encoder_cache(cache: EncoderCacheTotals | None, size: _SizeText) -> str:
+    if cache is None:
+        return ""
+    parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
+    if cache.host_bytes:
+        parts.append(f"{size(cache.host_bytes)} on the host")
+    if cache.capacity_embeds is not None:
+        parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
+    if cache.oldest_age_seconds is not None:
+        parts.append(f"oldest {span_text(cache.oldest_age_seconds)}")
+    if cache.spills or cache.restores:
+        parts.append(f"{cache.spills} moved out, {cache.restores} back")
+    return ", ".join(parts)
+
+
+def _growth(report: Report, size: _SizeText) -> str:
+    growth = report.growth
+    if growth.since_ready_bytes is None:
+        return ""
+    parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+    ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
+    parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
+    if growth.bytes_per_second is not None:
+        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
+    return ", ".join(parts)
+
+
+def requests_text(engine: EngineStatus) -> str:
+    """The engine's requests and how full its KV cache is; empty where neither is known."""
+    running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
+    parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
+    parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
+    return ", ".join(parts)
+
+
+def _rule(rule: RuleStatus, summary: str) -> str:
+    """Return how a rule stands, and what could be given back on the ranks that are short."""
+    waters = waters_text(rule)
+    shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
+    why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
+    return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
