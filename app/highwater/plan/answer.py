@@ -7,9 +7,9 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
+from highwater.plan.figure import Grade
 from highwater.plan.flags import command_line, given_flags
 from highwater.plan.offline import OfflinePlan
-from highwater.plan.terms import Grade
 from highwater.units import size_text
 
 SCHEMA: Final = 1

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError, short
+from highwater.plan.json_file import Config
 from highwater.plan.models.reading import MAX_NUMBER, language_config
-from highwater.plan.terms import Config
 
 _MAX_RATIO: Final = 1_000_000
 # Each is built: a config.json from elsewhere may name any number.

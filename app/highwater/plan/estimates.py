@@ -24,8 +24,8 @@ from highwater.plan.checkpoint import Tensor, architecture, entries, text_config
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, generation_of
-from highwater.plan.terms import Config, Release
+from highwater.plan.generations import Generation, Release, generation_of
+from highwater.plan.json_file import Config
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB, gib_text
 
@@ -181,12 +181,12 @@ def estimate_start(
 
 def subtracts_graphs(release: Release, platform: str) -> bool:
     """Return whether an estimate of the graphs is taken off the budget where no variable says otherwise."""
-    return ascend.takes_off_graphs(release) if platform == "ascend" else release >= (0, 20)
+    return release in ascend.SUBTRACTS_GRAPHS if platform == "ascend" else release >= (0, 20)
 
 
 def formula(release: Release, platform: str) -> str:
     """Return in words how a version computes the KV cache's bytes."""
-    if platform == "ascend" and ascend.counts_the_whole_card(release):
+    if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
         words = "requested - (weights + torch peak increase + non-torch increase)"
@@ -198,7 +198,7 @@ def formula(release: Release, platform: str) -> str:
 def _available(requested: int, taken: Figure, flags: EngineFlags, release: Release) -> Figure:
     """Return what is left for the KV cache: 0 where the parts come to more than the budget."""
     given = flags.kv_cache_memory_bytes
-    if given is not None and (flags.platform != "ascend" or ascend.kv_cache_memory_bytes_counts(release)):
+    if given is not None and (flags.platform != "ascend" or release in ascend.TAKES_KV_CACHE_MEMORY_BYTES):
         return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
     ignored = "; this version of vllm-ascend ignores --kv-cache-memory-bytes" if given is not None else ""
     return Figure(
@@ -231,7 +231,7 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
         pipeline=flags.pipeline_parallel_size,
         stage=stage,
         experts=flags.tensor_parallel_size * flags.data_parallel_size if flags.enable_expert_parallel else 1,
-        expandable_segments=flags.platform == "ascend" and ascend.splits_every_block(release),
+        expandable_segments=flags.platform == "ascend" and release in ascend.EXPANDABLE_SEGMENTS,
     )
     dtype = None if flags.dtype in (None, "auto") else flags.dtype
     if model.tensors:
@@ -329,7 +329,7 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
     nothing = _Range(0, 0, 0)
     if not isinstance(tower, Mapping):
         return nothing, nothing
-    if flags.platform == "ascend" and not ascend.profiles_encoder(release):
+    if flags.platform == "ascend" and release in ascend.SKIPS_ENCODER:
         # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
         return nothing, nothing
     tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")

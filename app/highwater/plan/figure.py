@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-from highwater.plan.terms import GRADES, Grade
+# How a figure is known, best first: the engine's own number, a formula of vLLM's, a value that was measured, an
+# estimate between bounds.
+Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
+GRADES: Final[tuple[Grade, ...]] = ("engine", "exact", "measured", "estimated")
 
 
 @dataclass(frozen=True, slots=True)

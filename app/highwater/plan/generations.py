@@ -11,17 +11,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from highwater.plan.errors import PlanError
-from highwater.plan.terms import Release
 
+# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
+Release: TypeAlias = tuple[int, ...]
 OLDEST: Final[Release] = (0, 11, 0)
 NEWEST: Final[Release] = (0, 32, 0)
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
 _SUFFIX = re.compile(r"(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[\w.]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The releases from one on, up to another that is not among them; None: up to the newest.
+
+    Its text names the last minor release of the span.
+    """
+
+    since: Release
+    until: Release | None = None
+
+    def __contains__(self, release: Release) -> bool:
+        return self.since <= release and (self.until is None or release < self.until)
+
+    def __str__(self) -> str:
+        return f"{_text(self.since)} " + (f"to 0.{self.until[1] - 1}" if self.until else "and newer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

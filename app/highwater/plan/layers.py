@@ -114,7 +114,7 @@ def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
 
 
 def _keeps_windows_whole(resolved: Resolved) -> bool:
-    return resolved.given.platform == "ascend" and ascend.keeps_sliding_as_full(resolved.release[:2])
+    return resolved.given.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL
 
 
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError, short
 from highwater.plan.estimates import requested_bytes
+from highwater.plan.figure import GRADES, Grade
 from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
@@ -22,7 +23,6 @@ from highwater.plan.kv_view import LiveEngine
 from highwater.plan.layers import rank_heads
 from highwater.plan.pool import Pool, deciding_workers, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
-from highwater.plan.terms import GRADES, Grade
 from highwater.plan.wish import Granted, Images, Wish, grant
 
 _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override")

@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
-from highwater.plan.terms import Config
+from highwater.plan.json_file import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,9 @@ from highwater.plan.checkpoint import (
 )
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
+from highwater.plan.json_file import Config
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
-from highwater.plan.terms import Config
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.

@@ -16,44 +16,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from highwater.plan.generations import Release, Span
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
-from highwater.plan.terms import Release
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The versions of vLLM that have an architecture.
-
-    Attributes:
-        since: The first release.
-        until: The last minor release; None: the newest that was read still has it.
-    """
-
-    since: Release
-    until: tuple[int, int] | None
-
-    def __contains__(self, release: Release) -> bool:
-        return self.since <= release and (self.until is None or release[:2] <= self.until)
-
-    def __str__(self) -> str:
-        since = ".".join(map(str, self.since))
-        return f"{since} and newer" if self.until is None else f"{since} to {'.'.join(map(str, self.until))}"
 
 
 @cache
-def served() -> Mapping[str, Served]:
-    """Return the versions that have each architecture."""
+def served() -> Mapping[str, Span]:
+    """Return the versions of vLLM that have each architecture."""
+
+    def span(since: str, last: str | None) -> Span:
+        major, minor = map(int, last.split(".")) if last else (0, 0)
+        return Span(tuple(map(int, since.split("."))), (major, minor + 1) if last else None)
+
     text = Path(__file__).with_name("served.json").read_text(encoding="utf-8")
-    return MappingProxyType({name: _served(since, until) for name, (since, until) in json.loads(text).items()})
-
-
-def _served(since: str, until: str | None) -> Served:
-    major, minor, patch = map(int, since.split("."))
-    if until is None:
-        return Served((major, minor, patch), None)
-    last_major, last_minor = map(int, until.split("."))
-    return Served((major, minor, patch), (last_major, last_minor))
+    return MappingProxyType({name: span(*versions) for name, versions in json.loads(text).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

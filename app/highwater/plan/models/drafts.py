@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.json_file import read_json
+from highwater.plan.json_file import read_object
 from highwater.plan.models import attention
 from highwater.plan.models.kept import Attention, Indexer, Kept, Latent, Model
 from highwater.plan.models.reading import language_config
@@ -111,11 +111,9 @@ def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     try:
-        values = read_json(path, MAX_DRAFT_BYTES, "a draft model's config.json")
+        values = read_object(path, MAX_DRAFT_BYTES, "a draft model's config.json")
     except PlanError as exc:
         raise PlanError(f"{FLAG}: model: {exc}") from exc
-    if not isinstance(values, dict):
-        raise PlanError(f"{FLAG}: model: {path}: a JSON object is needed, this is a {type(values).__name__}")
     names = values.get("architectures")
     if not isinstance(names, list) or not names or str(names[0]) not in _EAGLE_HEADS:
         raise PlanError(
