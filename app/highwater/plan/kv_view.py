@@ -7,7 +7,7 @@ another than its fields come to, is refused by name: a plan is never made of a g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, TypeGuard
 
@@ -31,6 +31,7 @@ from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
+_PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.name.endswith("_parallel_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +101,12 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
+    flags = _flags(first)
     return LiveEngine(
         layers=layers,
         available_bytes=available,
-        limits=limits_of(first),
-        flags=flags_of(first),
+        limits=_limits(first, flags),
+        flags=flags,
         version=first.budget.vllm_version,
         workers=tuple(workers),
     )
@@ -113,14 +115,8 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
 def available_bytes(budget: EngineBudget) -> int | None:
     """Return the bytes that the engine was given for the KV cache; ``None`` where nothing says it."""
     memory, kv = budget.memory, budget.kv_cache
-    return next(
-        (
-            size
-            for size in (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
-            if size is not None
-        ),
-        None,
-    )
+    known = (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
+    return next((size for size in known if size is not None), None)
 
 
 def layers_of(worker: LiveWorker) -> Layers:
@@ -172,44 +168,16 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
     return layer
 
 
-def limits_of(worker: LiveWorker) -> Limits:
-    """Return what sizing reads of the engine's configuration.
-
-    Raises:
-        PlanError: One of the lengths is not reported.
-    """
-    limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
-    return Limits(
-        max_model_len=_number(limits.max_model_len, "max_model_len", worker.name),
-        max_num_batched_tokens=_number(limits.max_num_batched_tokens, "max_num_batched_tokens", worker.name),
-        max_num_seqs=_number(limits.max_num_seqs, "max_num_seqs", worker.name),
-        async_scheduling=bool(limits.async_scheduling),
-        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
-        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
-        num_gpu_blocks_override=kv.blocks_override,
-        prefix_caching=kv.prefix_caching is not False,
-        mamba_cache_mode=kv.mamba_cache_mode or "none",
-        hybrid_manager=limits.hybrid_manager is not False,
-        max_encoder_tokens=limits.max_encoder_tokens or 0,
-        v2_model_runner=bool(limits.v2_runner),
-        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
-    )
-
-
-def flags_of(worker: LiveWorker) -> EngineFlags:
+def _flags(worker: LiveWorker) -> EngineFlags:
     """Return the engine's flags, as far as its workers show them."""
     budget, limits = worker.budget, worker.budget.limits or EngineLimits()
-    kv, parallel = budget.kv_cache, budget.parallel
+    kv = budget.kv_cache
+    parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
     return EngineFlags(
         platform=_PLATFORMS.get(worker.device_type or "", "cuda"),
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
-        tensor_parallel_size=parallel.get("tensor_parallel_size") or 1,
-        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
-        data_parallel_size=parallel.get("data_parallel_size") or 1,
-        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
-        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
         kv_cache_memory_bytes=kv.given_bytes,
         gpu_memory_utilization=budget.memory.utilization,
         device_bytes=budget.memory.total_bytes or worker.total_bytes,
@@ -221,7 +189,15 @@ def flags_of(worker: LiveWorker) -> EngineFlags:
         async_scheduling=limits.async_scheduling,
         disable_hybrid_kv_cache_manager=limits.hybrid_manager is False,
         mamba_cache_mode=kv.mamba_cache_mode,
+        **parallel,
     )
+
+
+def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        _number(getattr(flags, name), name, worker.name)
+    limits = worker.budget.limits or EngineLimits()
+    return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
 
 
 def _available(worker: LiveWorker) -> int:

@@ -36,7 +36,7 @@ def worker_layers(
     Raises:
         PlanError: The heads cannot be spread over the ranks.
     """
-    stages = resolved.given.pipeline_parallel_size
+    stages = resolved.flags.pipeline_parallel_size
     bounds = stage_bounds(model.layers, stages)
     workers = [
         {one.name: _spec(one, resolved, generation) for one in model.kept if start <= one.layer < end}
@@ -60,7 +60,7 @@ def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
 
 def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
     elements, blocks = resolved.elements, resolved.blocks
-    ranks = resolved.given.tensor_parallel_size
+    ranks = resolved.flags.tensor_parallel_size
     match one:
         case Attention():
             return _attention(one, resolved)
@@ -98,7 +98,7 @@ def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
 def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
     geometry: dict[str, Any] = {
         "block_size": resolved.blocks.attention,
-        "kv_heads": rank_heads(one.kv_heads, resolved.given.tensor_parallel_size),
+        "kv_heads": rank_heads(one.kv_heads, resolved.flags.tensor_parallel_size),
         "head_size": one.head_size,
         "head_size_v": one.head_size_v,
         "element_bytes": resolved.elements.cache_bytes,
@@ -114,7 +114,7 @@ def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
 
 
 def _keeps_windows_whole(resolved: Resolved) -> bool:
-    return resolved.given.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL
+    return resolved.flags.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL
 
 
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError, short
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.figure import GRADES, Grade
-from highwater.plan.flags import EngineFlags, command_line
+from highwater.plan.figure import Grade
+from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
@@ -168,49 +168,6 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
 
 def _takes_no_images(encoder: EncoderLimits) -> bool:
     return encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item
-
-
-def answer_of(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
-    """Return a plan as `POST /memory/plan` returns it."""
-    pool, available = plan.pool, plan.available
-    # A pool as it runs is the engine's own; the same formulas on other numbers are as good as the bytes.
-    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {
-        "available_bytes": available.grade,
-        **dict.fromkeys(("bytes_per_block", "block_size", "groups", "needed_bytes"), "exact"),
-        **dict.fromkeys(("blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits"), sized),
-    }
-    return {
-        "schema": 1,
-        "vllm_version": engine.version,
-        "platform": plan.flags.platform,
-        "model": {
-            "architecture": engine.workers[0].budget.architecture,
-            "layers": len({name for layers in engine.layers for name in layers}),
-            "max_position_embeddings": None,
-        },
-        "flags": {field.name: getattr(plan.flags, field.name) for field in fields(plan.flags)},
-        "changed": dict(plan.changed),
-        "kv_cache": {
-            "available_bytes": pool.available_bytes,
-            "available_bytes_low": available.low,
-            "available_bytes_high": available.high,
-            "bytes_per_block": pool.bytes_per_block,
-            "block_size": min(group.block_size for group in pool.groups),
-            "blocks": pool.blocks,
-            "groups": [asdict(group) for group in pool.groups],
-            "tokens": pool.tokens,
-            "max_concurrency": pool.max_concurrency,
-            "needed_bytes": pool.needed_bytes,
-            "fits": pool.fits,
-            "max_model_len_that_fits": pool.max_model_len_that_fits,
-            "refusal": None if pool.refusal is None else pool.refusal.message,
-            "grades": grades,
-        },
-        "encoder": None if plan.encoder is None else _encoder_answer(plan.encoder),
-        "command_line": command_line(plan.changed) if plan.changed else None,
-        "notes": [*available.notes, *plan.notes],
-    }
 
 
 def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -487,19 +444,6 @@ def _encoder(
     # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
     budget = max([tokens, *(size for size in (encoder.max_tokens_per_item or {}).values() if size is not None)])
     return replace(encoder, cache_size=budget, compute_budget=budget), images
-
-
-def _encoder_answer(encoder: EncoderLimits) -> dict[str, Any]:
-    size, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
-    return {
-        "compute_embeddings": encoder.compute_budget,
-        "cache_embeddings": size,
-        "cache_bytes": None if None in (size, width, element) else (size or 0) * (width or 0) * (element or 0),
-        "items": {
-            modality: {"max_embeddings": largest, "cached": size // largest if size is not None and largest else None}
-            for modality, largest in (encoder.max_tokens_per_item or {}).items()
-        },
-    }
 
 
 def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[str, ...]:

@@ -252,13 +252,4 @@ def _budget(
 
     if resolved.given.speculative_config is not None:
         notes.append("The budget of the device does not count the weights and the activation of the drafter.")
-    limits = resolved.limits
-    filled = replace(
-        resolved.given,
-        gpu_memory_utilization=resolved.utilization,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        dtype=resolved.elements.model,
-    )
-    return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]
+    return [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]

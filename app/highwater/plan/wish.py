@@ -248,7 +248,7 @@ def grant_offline(
         wish,
         pool_of,
         image=image,
-        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.utilization,
+        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.flags.gpu_memory_utilization,
         kv_cache_dtype=flags.kv_cache_dtype,
         tensor_parallel_size=flags.tensor_parallel_size,
     )
@@ -265,7 +265,7 @@ def grant_offline(
     )
 
 
-def answer_of(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
+def wish_json(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
     """Return the answer to a wish as JSON has it, with the whole command line of each of the nearest.
 
     Args:

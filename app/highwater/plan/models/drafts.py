@@ -60,7 +60,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
     """
     if text is None:
         return Draft()
-    given = _object(text)
+    given = speculative_object(text)
     tokens = given.get("num_speculative_tokens")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise PlanError(f"{FLAG}: num_speculative_tokens: {tokens!r}; a whole number of 1 or more is needed")
@@ -74,7 +74,8 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
     raise PlanError(f"{FLAG}: method: {method!r}; ngram, suffix, medusa, mtp, eagle and eagle3 can be planned")
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def speculative_object(text: str) -> Mapping[str, Any]:
+    """Return the object that `--speculative-config` holds."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
