@@ -43,7 +43,7 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
         "model": {
             "architecture": model.architecture,
             "layers": model.layers,
-            "max_position_embeddings": None if model.max_length is None else int(model.max_length),
+            "max_position_embeddings": None if model.length.longest is None else int(model.length.longest),
         },
         "flags": {**vllm_flags(resolved.flags), "num_speculative_tokens": resolved.speculative_tokens},
         "kv_cache": {

@@ -8,7 +8,7 @@ from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
-from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Mamba2, Model, State
+from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
 from highwater.plan.resolve import Resolved
 from highwater.plan.specs import (
     ChunkedLocal,
@@ -89,7 +89,7 @@ def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
                 shapes=one.form.shapes(ranks, resolved.speculative_tokens),
                 element_bytes=tuple(elements.role_bytes(role) for role in one.form.roles),
                 speculative_blocks=resolved.speculative_tokens,
-                checkpoint_blocks=int(generation.mamba2_checkpoints and isinstance(one.form, Mamba2)),
+                checkpoint_blocks=int(generation.mamba2_checkpoints and one.form.keeps_checkpoints),
             )
         case _:
             raise AssertionError(one)
@@ -100,7 +100,6 @@ def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
         "block_size": resolved.blocks.attention,
         "kv_heads": rank_heads(one.kv_heads, resolved.flags.tensor_parallel_size),
         "head_size": one.head_size,
-        "head_size_v": one.head_size_v,
         "element_bytes": resolved.elements.cache_bytes,
         "token_head_bytes": resolved.elements.token_head_bytes(one.head_size),
     }

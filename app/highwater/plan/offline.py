@@ -155,7 +155,7 @@ def plan_offline(
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
-    notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
+    notes = [*((generation.note,) if generation.note else ()), *resolved.notes]
     budget: Sequence[StartBudget] = ()
     available: Sequence[int] | None = None
     why_unknown: str | None = None

@@ -150,13 +150,14 @@ def _check(flags: EngineFlags, model: Model) -> None:
 def _length(flags: EngineFlags, model: Model) -> int:
     """Follow _get_and_verify_max_len (config/model.py)."""
     asked = flags.max_model_len
+    longest = model.length.longest
     if asked is None:
-        return int(model.default_length or model.max_length or 0)
-    if model.max_length is None or asked <= model.max_length or asked <= (model.length_override or 0):
+        return model.length.default
+    if longest is None or asked <= longest or asked <= (model.length.override or 0):
         return asked
     raise PlanError(
-        f"--max-model-len: {asked}; the model allows {int(model.max_length)} ({model.max_length_key}), and vLLM refuses"
-        f" more unless {ALLOW_LONG} is set"
+        f"--max-model-len: {asked}; the model allows {int(longest)} ({model.length.key}), and vLLM refuses more unless"
+        f" {ALLOW_LONG} is set"
     )
 
 

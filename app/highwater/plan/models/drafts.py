@@ -125,12 +125,4 @@ def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
     config = language_config(inner if isinstance(inner, dict) else values)
     heads, size = attention.kv_heads(config), attention.head_size(config)
     layers = config.optional("num_hidden_layers") or 1
-    return tuple(
-        Attention(
-            layer=model.layers + i,
-            name=f"model.layers.{model.layers + i}.self_attn.attn",
-            kv_heads=heads,
-            head_size=size,
-        )
-        for i in range(layers)
-    )
+    return tuple(attention.self_attention(model.layers + i, heads, size) for i in range(layers))
