@@ -1,7 +1,7 @@
-"""A running engine as planning sees it: its own layers, bytes, limits and flags, of what its workers report.
+"""A running engine as planning needs it: its own layers, bytes, limits and flags, from the reports of its workers.
 
-Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is
-another than its fields come to, is refused by name: a plan is never made of a guess.
+Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is not
+what its fields come to, is refused by name: a plan is never a guess.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class LiveWorker:
     """One worker that reported its start.
 
     Attributes:
-        name: The rank as an operator calls it.
-        pp_rank: Its stage of the pipeline.
-        budget: What it reported.
+        name: The rank, for errors.
         device_type: ``npu``, ``cuda``, ``cpu``, ...
         total_bytes: The device's size.
     """
@@ -55,15 +53,14 @@ class LiveWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned anew.
+    """A running engine, ready to be planned with other flags.
 
     Attributes:
         layers: Each worker's.
         available_bytes: Each worker's bytes for the KV cache, as its profile returned them.
-        limits: What else the size depends on.
         flags: The engine's flags, as far as its workers show them.
         version: vLLM's.
-        workers: Where all this is from, with the measured start.
+        workers: The workers with their measured start.
     """
 
     layers: tuple[Layers, ...]
@@ -72,6 +69,12 @@ class LiveEngine:
     flags: EngineFlags
     version: str
     workers: tuple[LiveWorker, ...]
+
+    @property
+    def layers_are_grouped(self) -> bool:
+        """Whether a worker reports the layers of the engine's groups, whose block and page sizes may be padded."""
+        reported = (worker.budget.kv_cache.layers for worker in self.workers)
+        return any(layers is not None and layers.are_grouped for layers in reported)
 
 
 def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
@@ -86,13 +89,13 @@ def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine that these workers are.
+    """Return the engine of these workers.
 
     Args:
-        workers: Of one data-parallel engine, in the order of their ranks.
+        workers: The workers of one data-parallel engine, in the order of their ranks.
 
     Raises:
-        PlanError: Something that a plan needs is not reported, or not understood; says of which rank, and what.
+        PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
     """
     if not workers:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
@@ -113,7 +116,7 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
 
 
 def available_bytes(budget: EngineBudget) -> int | None:
-    """Return the bytes that the engine was given for the KV cache; ``None`` where nothing says it."""
+    """Return the bytes that the engine was given for the KV cache; ``None``: not reported."""
     memory, kv = budget.memory, budget.kv_cache
     known = (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
     return next((size for size in known if size is not None), None)
@@ -122,10 +125,7 @@ def available_bytes(budget: EngineBudget) -> int | None:
 def layers_of(worker: LiveWorker) -> Layers:
     """Return a worker's layers, in the model's order.
 
-    The names are made up: what counts is that ranks of one pipeline stage share them, and stages do not.
-
-    Raises:
-        PlanError: They are not reported, or one is not understood.
+    Workers report no names: those made here are shared by the ranks of a pipeline stage, and not between stages.
     """
     described = worker.budget.kv_cache.layers
     if described is None:
@@ -141,14 +141,11 @@ def layers_of(worker: LiveWorker) -> Layers:
 
 
 def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
-    """Return the layer that vLLM describes so.
-
-    Args:
-        described: Its class as ``kind``, and its fields.
-        name: The rank, for errors.
+    """Return the layer that vLLM describes by its class as ``kind``, and its fields.
 
     Raises:
-        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to.
+        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to; names the
+            rank `name`.
     """
     kind = str(described.get("kind"))
     if kind == "MambaSpec":
@@ -169,7 +166,6 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
 
 
 def _flags(worker: LiveWorker) -> EngineFlags:
-    """Return the engine's flags, as far as its workers show them."""
     budget, limits = worker.budget, worker.budget.limits or EngineLimits()
     kv = budget.kv_cache
     parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
