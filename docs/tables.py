@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tabulate import tabulate
@@ -18,7 +19,7 @@ from tabulate import tabulate
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
-from highwater.plan.ascend import RULES, Rule
+from highwater.plan.generations import Span
 from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
 from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
@@ -170,19 +171,19 @@ def components_table() -> str:
 def ascend_table() -> str:
     """Every difference of vllm-ascend, the versions that have it, and where that was read."""
 
-    def versions(rule: Rule) -> str:
-        since = f"{rule.since[0]}.{rule.since[1]}"
-        # Until is the first release without it.
-        return f"{since} on" if rule.until is None else f"{since} to {rule.until[0]}.{rule.until[1] - 1}"
+    def span(rule: Mapping[str, Any]) -> Span:
+        since, until = (tuple(map(int, rule[end].split("."))) if end in rule else None for end in ("since", "until"))
+        return Span(since or (), until)
 
+    rules = tomllib.loads((DOCS / "ascend_rules.toml").read_text(encoding="utf-8"))["rule"]
     rows = [
         [
-            rule.topic,
-            versions(rule),
-            rule.effect,
-            ", ".join(f"{source.version} `{source.path}:{source.line}`" for source in rule.sources),
+            rule["topic"],
+            str(span(rule)).replace("and newer", "on"),
+            rule["effect"],
+            ", ".join(f"{version} `{path}:{line}`" for version, path, line, _ in rule["sources"]),
         ]
-        for rule in sorted(RULES, key=lambda rule: (rule.topic, rule.since))
+        for rule in sorted(rules, key=lambda rule: (rule["topic"], span(rule).since))
     ]
     return _table(["about", "versions", "what it does", "read in"], rows)
 

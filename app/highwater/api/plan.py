@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from highwater.api.budget import Starts
 from highwater.api.services import Services
 from highwater.errors import CannotPlan, TooManyWaiting
+from highwater.plan.answer import live_json
 from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
-from highwater.plan.live import answer_of, grant_live, plan_live
-from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
-from highwater.plan.wish import answer_of as wish_answer
+from highwater.plan.live import grant_live, plan_live
+from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish, wish_json
 from highwater.readings import Report
 
 MAX_FLAGS = 30
@@ -123,7 +123,7 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
         if body.wish is not None:
             return _granted(starts.live_engine(report), body.wish, _cached_image(report))
         live = starts.live_engine(report)
-        return answer_of(live, plan_live(live, flags, body.images_per_prompt))
+        return live_json(live, plan_live(live, flags, body.images_per_prompt))
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
 
@@ -133,8 +133,8 @@ def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str,
     granted = grant_live(live, parse_wish(wish), cached_image)
     chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
     images = chosen.pop("limit_mm_per_prompt", {}).get("image")
-    answer = answer_of(live, plan_live(live, chosen, images))
-    return {**answer, "wish": wish_answer(granted)}
+    answer = live_json(live, plan_live(live, chosen, images))
+    return {**answer, "wish": wish_json(granted)}
 
 
 def _cached_image(report: Report) -> int | None:

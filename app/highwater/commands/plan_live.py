@@ -69,7 +69,7 @@ def grant_for_model(
         PlanError: The wish cannot be planned.
     """
     from highwater.plan.answer import plan_json
-    from highwater.plan.wish import answer_of, grant_offline, parse_wish
+    from highwater.plan.wish import grant_offline, parse_wish, wish_json
 
     wish = parse_wish(text)
     granted = grant_offline(wish, flags, plan, _image(wish, values, model))
@@ -79,7 +79,7 @@ def grant_for_model(
     chosen.pop("limit_mm_per_prompt", None)  # it changes no byte of the KV cache that is planned here
     return {
         **plan_json(plan(replace(flags, **chosen)), model),
-        "wish": answer_of(granted, given, model),
+        "wish": wish_json(granted, given, model),
         "command_line": line,
     }
 

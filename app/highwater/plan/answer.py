@@ -5,90 +5,144 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from highwater.plan.flags import command_line, given_flags
-from highwater.plan.offline import OfflinePlan
-from highwater.plan.terms import Grade
+from highwater.plan.figure import GRADES, Grade
+from highwater.plan.flags import command_line, given_flags, vllm_flags
 from highwater.units import size_text
+
+if TYPE_CHECKING:  # a plan of a config.json loads nothing of a running engine's
+    from highwater.accounting.engine_budget import EncoderLimits
+    from highwater.plan.kv_view import LiveEngine
+    from highwater.plan.live import LivePlan
+    from highwater.plan.offline import OfflinePlan
+    from highwater.plan.pool import Pool
 
 SCHEMA: Final = 1
 NOT_KNOWN: Final = "not known"
+# They follow from the layers; the other figures of a pool are known as well as its bytes are.
+_OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "needed_bytes"})
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a plan for programs.
+    """Return a plan of a config.json for programs.
 
     Args:
         plan: The plan.
-        place: The model, as it was named.
-        oracle: What vLLM's own functions answered, where they were asked.
+        place: The model's name or folder.
+        oracle: The answer of vLLM's own functions; None: they were not called.
     """
-    model, pool = plan.model, plan.pool
-    known = plan.available_bytes is not None
-    figures: dict[str, Any] = {
-        "available_bytes": pool.available_bytes if known else None,
-        "bytes_per_block": pool.bytes_per_block,
-        "block_size": plan.resolved.blocks.attention,
-        "blocks": pool.blocks if known else None,
-        "groups": [asdict(group) for group in pool.groups],
-        "tokens": pool.tokens if known else None,
-        "max_concurrency": pool.max_concurrency if known else None,
-        "needed_bytes": pool.needed_bytes,
-        "fits": plan.fits,
-        "max_model_len_that_fits": pool.max_model_len_that_fits if known else None,
-    }
+    model, resolved = plan.model, plan.resolved
+    known, grade = plan.available_bytes is not None, _grade(plan)
+    figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
     low, high = plan.bounds or (None, None)
-    bounds = {
-        "available_bytes_low": None if low is None else low.available_bytes,
-        "available_bytes_high": None if high is None else high.available_bytes,
-        "blocks_low": None if low is None else low.blocks,
-        "blocks_high": None if high is None else high.blocks,
-    }
-    grade = _grade(plan)
-    always_exact = {"bytes_per_block", "block_size", "groups", "needed_bytes"}
-    refusal = pool.refusal.message if known and pool.refusal is not None else None
     return {
         "schema": SCHEMA,
         "vllm_version": plan.generation.version,
-        "platform": plan.resolved.given.platform,
+        "platform": resolved.flags.platform,
         "model": {
             "architecture": model.architecture,
             "layers": model.layers,
-            "max_position_embeddings": None if model.max_length is None else int(model.max_length),
+            "max_position_embeddings": None if model.length.longest is None else int(model.length.longest),
         },
-        "flags": dict(plan.resolved.shown()),
+        "flags": {**vllm_flags(resolved.flags), "num_speculative_tokens": resolved.speculative_tokens},
         "kv_cache": {
             **figures,
-            **bounds,
-            "refusal": refusal,
+            "available_bytes_low": None if low is None else low.available_bytes,
+            "available_bytes_high": None if high is None else high.available_bytes,
+            "blocks_low": None if low is None else low.blocks,
+            "blocks_high": None if high is None else high.blocks,
+            "refusal": plan.pool.refusal.message if known and plan.pool.refusal is not None else None,
             "grades": {
-                name: "exact" if name in always_exact else grade for name, value in figures.items() if value is not None
+                name: "exact" if name in _OF_LAYERS else grade for name, value in figures.items() if value is not None
             },
         },
         "budget": None if plan.budget is None else plan.budget.as_json(),
-        "command_line": command_line(given_flags(plan.resolved.given), place),
+        "command_line": command_line(given_flags(resolved.given), place),
         "notes": list(plan.notes),
         "oracle": None if oracle is None else dict(oracle),
     }
 
 
+def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
+    """Return a plan of a running engine for programs, as `POST /memory/plan` does."""
+    pool, available = plan.pool, plan.available
+    figures = _figures(pool, min(group.block_size for group in pool.groups), fits=pool.fits)
+    # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
+    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
+    grades: dict[str, Grade] = {name: "exact" if name in _OF_LAYERS else sized for name in figures}
+    return {
+        "schema": SCHEMA,
+        "vllm_version": engine.version,
+        "platform": plan.flags.platform,
+        "model": {
+            "architecture": engine.workers[0].budget.architecture,
+            "layers": len({name for layers in engine.layers for name in layers}),
+            "max_position_embeddings": None,
+        },
+        "flags": asdict(plan.flags),
+        "changed": dict(plan.changed),
+        "kv_cache": {
+            **figures,
+            "available_bytes_low": available.low,
+            "available_bytes_high": available.high,
+            "refusal": None if pool.refusal is None else pool.refusal.message,
+            "grades": {**grades, "available_bytes": available.grade},
+        },
+        "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),
+        "command_line": command_line(plan.changed) if plan.changed else None,
+        "notes": [*available.notes, *plan.notes],
+    }
+
+
+def _figures(pool: Pool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
+    """Return a pool's figures; those that depend on its bytes are None where those are not known."""
+    return {
+        "available_bytes": pool.available_bytes if known else None,
+        "bytes_per_block": pool.bytes_per_block,
+        "block_size": block_size,
+        "blocks": pool.blocks if known else None,
+        "groups": [asdict(group) for group in pool.groups],
+        "tokens": pool.tokens if known else None,
+        "max_concurrency": pool.max_concurrency if known else None,
+        "needed_bytes": pool.needed_bytes,
+        "fits": fits,
+        "max_model_len_that_fits": pool.max_model_len_that_fits if known else None,
+    }
+
+
+def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
+    size, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
+    return {
+        "compute_embeddings": encoder.compute_budget,
+        "cache_embeddings": size,
+        "cache_bytes": None if size is None or width is None or element is None else size * width * element,
+        "items": {
+            modality: {"max_embeddings": largest, "cached": size // largest if size is not None and largest else None}
+            for modality, largest in (encoder.max_tokens_per_item or {}).items()
+        },
+    }
+
+
 def _grade(plan: OfflinePlan) -> Grade:
-    """Return how the figures that follow from the available bytes are known."""
     return "exact" if plan.budget is None else plan.budget.available.grade
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
-    """Return a plan as a person reads it, and what vLLM's own functions answered where they were asked."""
+    """Return a plan of a config.json for a person, with the answer of vLLM's own functions where they were called."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known, grade = plan.available_bytes is not None, _grade(plan)
     lines = [
-        f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.given.platform}",
+        f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.flags.platform}",
         _verdict(plan),
         "",
         *_budget_rows(plan),
         _row("KV cache of one rank", f"{size_text(pool.available_bytes)}, {grade}" if known else NOT_KNOWN),
-        *_bound_rows(plan),
+        *(
+            []
+            if plan.bounds is None
+            else [_row("  between", " and ".join(size_text(pool.available_bytes) for pool in plan.bounds))]
+        ),
         _row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"),
     ]
     if known:
@@ -132,13 +186,6 @@ def _verdict(plan: OfflinePlan) -> str:
     longest = pool.max_model_len_that_fits
     advice = f"the longest that fits is {longest:,}" if longest else "no length fits"
     return f"It does not fit: vLLM refuses to start with --max-model-len {length}; {advice}."
-
-
-def _bound_rows(plan: OfflinePlan) -> list[str]:
-    if plan.bounds is None:
-        return []
-    low, high = plan.bounds
-    return [_row("  between", f"{size_text(low.available_bytes)} and {size_text(high.available_bytes)}")]
 
 
 def _budget_rows(plan: OfflinePlan) -> list[str]:

@@ -18,8 +18,8 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.estimates import requested_bytes
+from highwater.plan.figure import Grade
 from highwater.plan.kv_view import available_bytes
-from highwater.plan.terms import Grade
 from highwater.readings import Device, RankReading, StartPhase
 from highwater.units import gib_text
 

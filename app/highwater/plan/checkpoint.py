@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError, short
+from highwater.plan.json_file import Config
 from highwater.plan.models.reading import MAX_NUMBER, language_config
-from highwater.plan.terms import Config
 
 _MAX_RATIO: Final = 1_000_000
 # Each is built: a config.json from elsewhere may name any number.
@@ -24,10 +25,8 @@ class Tensor:
     """One tensor of a checkpoint.
 
     Attributes:
-        name: Its name in the checkpoint.
-        shape: Its shape there.
         bits: The size of one element.
-        floating: Whether it is of a 16 or 32 bit floating point type, so that vLLM loads it in the model's dtype.
+        floating: It is of a floating point type of 16 bits or more, so that vLLM loads it in the model's dtype.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     @property
@@ -157,116 +156,61 @@ def tied(config: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The layout of the layers of related architectures.
+    """The layout of the layers of related architectures."""
 
-    Attributes:
-        gated: The feed-forward part has a gate beside its up projection.
-        norms: Norms of the residual stream in one layer.
-        norm_bias: Norms have a bias.
-        qkv_bias: The query, key and value projections have biases; None: as `attention_bias` says.
-        output_bias: The attention's output projection has a bias; None: as `attention_bias` says.
-        mlp_bias: The feed-forward projections have biases; None: as `mlp_bias` says.
-        head_bias: The output layer has a bias.
-        qk_norm: ``head``: queries and keys are normed head by head; ``width``: over all heads at once.
-        sinks: Each head has an attention sink.
-        router_bias: The router and the experts have biases.
-        tied: The output layer is the input embedding where the config says nothing.
-        positions: There is a table of learned positions, with so many rows more than `max_position_embeddings`.
-        attention: ``full``, ``mla`` or ``gdn`` (three gated delta nets to one full attention).
-    """
-
-    gated: bool = True
-    norms: int = 2
-    norm_bias: bool = False
-    qkv_bias: bool | None = None
-    output_bias: bool | None = None
-    mlp_bias: bool | None = None
-    head_bias: bool = False
-    qk_norm: str = ""
-    sinks: bool = False
-    router_bias: bool = False
-    tied: bool = False
+    gated: bool = True  # the feed-forward part has a gate beside its up projection
+    norms: int = 2  # of the residual stream in one layer
+    norm_bias: bool = False  # norms have a bias
+    qkv_bias: bool | None = None  # biases of the query, key and value projections; None: as `attention_bias` says
+    output_bias: bool | None = None  # a bias of the attention's output projection; None: as `attention_bias` says
+    mlp_bias: bool | None = None  # biases of the feed-forward projections; None: as `mlp_bias` says
+    head_bias: bool = False  # the output layer has a bias
+    qk_norm: str = ""  # ``head``: queries and keys are normed head by head; ``width``: over all heads at once
+    sinks: bool = False  # each head has an attention sink
+    router_bias: bool = False  # the router and the experts have biases
+    tied: bool = False  # the output layer is the input embedding where the config says nothing
+    # the rows that a table of learned positions has beyond `max_position_embeddings`; None: no table.
     positions: int | None = None
-    attention: str = "full"
+    attention: str = "full"  # ``full``, ``mla`` or ``gdn`` (three gated delta nets to one full attention)
 
 
-_LLAMA = Family()
-_QWEN2 = Family(qkv_bias=True, output_bias=False)
-_QWEN3 = Family(qk_norm="head")
-_PLAIN = Family(gated=False, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
-_GEMMA = Family(tied=True)
-_GEMMA2 = Family(tied=True, norms=4)
-_GEMMA3 = Family(tied=True, norms=4, qk_norm="head")
-_MLA = Family(attention="mla")
-_GDN = Family(attention="gdn", qk_norm="head")
-
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": _LLAMA,
-    "LLaMAForCausalLM": _LLAMA,
-    "XverseForCausalLM": _LLAMA,
-    "AquilaModel": _LLAMA,
-    "CwmForCausalLM": _LLAMA,
-    "MistralForCausalLM": _LLAMA,
-    "Mistral3ForConditionalGeneration": _LLAMA,
-    "MixtralForCausalLM": _LLAMA,
-    "GraniteForCausalLM": _LLAMA,
-    "GraniteMoeForCausalLM": _LLAMA,
-    "InternLM2ForCausalLM": _LLAMA,
-    "InternLM3ForCausalLM": _LLAMA,
-    "AquilaForCausalLM": _LLAMA,
-    "BaichuanForCausalLM": _LLAMA,
-    "BaiChuanForCausalLM": _LLAMA,
-    "DeciLMForCausalLM": _LLAMA,
-    "Phi3ForCausalLM": _LLAMA,
-    "Ernie4_5ForCausalLM": _LLAMA,
-    "SeedOssForCausalLM": Family(qkv_bias=True, output_bias=False),
-    "SmolLM3ForCausalLM": _LLAMA,
-    "StableLmForCausalLM": Family(norm_bias=True),
-    "OlmoForCausalLM": Family(norms=0),
-    "Olmo2ForCausalLM": Family(qk_norm="width"),
-    "Olmo3ForCausalLM": Family(qk_norm="width"),
-    "OlmoeForCausalLM": Family(qk_norm="width"),
-    "CohereForCausalLM": Family(norms=1, tied=True),
-    "Cohere2ForCausalLM": Family(norms=1, tied=True),
-    "GlmForCausalLM": Family(qkv_bias=True, output_bias=False),
-    "Glm4ForCausalLM": Family(norms=4, qkv_bias=True, output_bias=False),
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen2MoeForCausalLM": _QWEN2,
-    "Qwen2VLForConditionalGeneration": _QWEN2,
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN3,
-    "Qwen3MoeForCausalLM": _QWEN3,
-    "Qwen3VLForConditionalGeneration": _QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": _QWEN3,
-    "Qwen3NextForCausalLM": _GDN,
-    "Qwen3_5ForConditionalGeneration": _GDN,
-    "Qwen3_5MoeForConditionalGeneration": _GDN,
-    "Exaone4ForCausalLM": _QWEN3,
-    "GemmaForCausalLM": _GEMMA,
-    "Gemma2ForCausalLM": _GEMMA2,
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-    "GptOssForCausalLM": Family(qkv_bias=True, output_bias=True, sinks=True, router_bias=True),
-    "Llama4ForCausalLM": _LLAMA,
-    "Llama4ForConditionalGeneration": _LLAMA,
-    "DeepseekForCausalLM": _LLAMA,
-    "DeepseekV2ForCausalLM": _MLA,
-    "DeepseekV3ForCausalLM": _MLA,
-    "KimiK2ForCausalLM": _MLA,
-    "PhiForCausalLM": Family(
-        gated=False, norms=1, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True
-    ),
-    "GPT2LMHeadModel": Family(
-        gated=False, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True, tied=True, positions=0
-    ),
-    "OPTForCausalLM": Family(
-        gated=False, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True, tied=True, positions=2
-    ),
-    "GPTNeoXForCausalLM": _PLAIN,
-    "Starcoder2ForCausalLM": Family(
-        gated=False, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True, tied=True
-    ),
+_BIASED: Final = partial(Family, gated=False, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
+_BY_FAMILY: Final = {
+    Family(): """
+        LlamaForCausalLM LLaMAForCausalLM XverseForCausalLM AquilaModel AquilaForCausalLM CwmForCausalLM
+        MistralForCausalLM Mistral3ForConditionalGeneration MixtralForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+        InternLM2ForCausalLM InternLM3ForCausalLM BaichuanForCausalLM BaiChuanForCausalLM DeciLMForCausalLM
+        Phi3ForCausalLM Ernie4_5ForCausalLM SmolLM3ForCausalLM Llama4ForCausalLM Llama4ForConditionalGeneration
+        DeepseekForCausalLM
+    """,
+    Family(qkv_bias=True, output_bias=False): """
+        Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration
+        SeedOssForCausalLM GlmForCausalLM
+    """,
+    Family(qk_norm="head"): """
+        Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration
+        Exaone4ForCausalLM
+    """,
+    Family(attention="gdn", qk_norm="head"): """
+        Qwen3NextForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration
+    """,
+    Family(attention="mla"): "DeepseekV2ForCausalLM DeepseekV3ForCausalLM KimiK2ForCausalLM",
+    Family(tied=True): "GemmaForCausalLM",
+    Family(tied=True, norms=4): "Gemma2ForCausalLM",
+    Family(tied=True, norms=4, qk_norm="head"): "Gemma3ForCausalLM Gemma3ForConditionalGeneration",
+    Family(norms=1, tied=True): "CohereForCausalLM Cohere2ForCausalLM",
+    Family(norms=4, qkv_bias=True, output_bias=False): "Glm4ForCausalLM",
+    Family(norm_bias=True): "StableLmForCausalLM",
+    Family(norms=0): "OlmoForCausalLM",
+    Family(qk_norm="width"): "Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM",
+    Family(qkv_bias=True, output_bias=True, sinks=True, router_bias=True): "GptOssForCausalLM",
+    _BIASED(): "GPTNeoXForCausalLM",
+    _BIASED(norms=1, head_bias=True): "PhiForCausalLM",
+    _BIASED(tied=True): "Starcoder2ForCausalLM",
+    _BIASED(tied=True, positions=0): "GPT2LMHeadModel",
+    _BIASED(tied=True, positions=2): "OPTForCausalLM",
 }
+FAMILIES: Final = {name: family for family, names in _BY_FAMILY.items() for name in names.split()}
 
 
 def _language(text: Config, family: Family, tied_head: bool) -> Iterator[Tensor]:

@@ -91,7 +91,7 @@ def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
 
 def _is_unprofiled(vllm_version: str | None) -> bool:
     try:
-        return not ascend.profiles_encoder(generation_of(vllm_version or "").release[:2])
+        return generation_of(vllm_version or "").release in ascend.SKIPS_ENCODER
     except PlanError:  # no version, or one that is not known
         return False
 

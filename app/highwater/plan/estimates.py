@@ -16,28 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from highwater.plan import ascend
 from highwater.plan.checkpoint import Tensor, architecture, entries, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, generation_of
-from highwater.plan.terms import Config, Release
+from highwater.plan.generations import Generation, Release, generation_of
+from highwater.plan.json_file import Config
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB, gib_text
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model, as far as a start's memory depends on it.
-
-    Attributes:
-        config: Its config.json.
-        tensors: The tensors of its checkpoint's files; None where there are no files.
-    """
+    """A model's config.json, and the tensors of its checkpoint's files; None where there are no files."""
 
     config: Config
     tensors: tuple[Tensor, ...] | None = None
@@ -45,20 +42,11 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
-    """An earlier start: its memory and the flags that it was made with; None: not reported.
+    """An earlier start of one rank: its memory and the flags that it was made with; None: not reported.
 
     Attributes:
-        version: vLLM's version.
-        platform: `cuda`, `ascend` or `cpu`.
-        architecture: The model's architecture.
-        weights_bytes: The weights of one rank.
-        activation_bytes: The activation peak that profiling found.
         non_torch_bytes: The increase outside torch.
         graphs_bytes: The graphs, as that start estimated and subtracted them.
-        tensor_parallel_size: As started.
-        pipeline_parallel_size: As started.
-        max_num_batched_tokens: As started.
-        max_num_seqs: As started.
     """
 
     version: str
@@ -79,16 +67,12 @@ class StartBudget:
     """One rank's memory as a start divides it.
 
     Attributes:
-        total_bytes: The device's memory.
-        requested_bytes: What vLLM takes as its budget of it.
-        weights: The weights.
-        activation: The activation peak.
+        requested_bytes: vLLM's budget of the device.
         non_torch: What is allocated outside torch: contexts, communication buffers, kernels.
         graphs: CUDA or ACL graphs.
-        graphs_are_subtracted: Whether this version takes the graphs off the budget.
         available: What is left for the KV cache.
         refusal: Why nothing is left for the KV cache, so that vLLM does not start; None: something is.
-        formula: How this version computes what is left.
+        formula: How this version computes what is left, in words.
     """
 
     total_bytes: int
@@ -104,17 +88,11 @@ class StartBudget:
 
     def as_json(self) -> dict[str, Any]:
         """Return the budget as a part of a plan."""
-        return {
-            "total_bytes": self.total_bytes,
-            "requested_bytes": self.requested_bytes,
-            "weights_bytes": self.weights.as_json(),
-            "activation_bytes": self.activation.as_json(),
-            "non_torch_bytes": self.non_torch.as_json(),
-            "graphs_bytes": {**self.graphs.as_json(), "subtracted": self.graphs_are_subtracted},
-            "available_bytes": self.available.as_json(),
-            "refusal": self.refusal,
-            "formula": self.formula,
-        }
+        names = ("weights", "activation", "non_torch", "graphs", "available")
+        figures = {f"{name}_bytes": asdict(getattr(self, name)) for name in names}
+        figures["graphs_bytes"]["subtracted"] = self.graphs_are_subtracted
+        ends = {"refusal": self.refusal, "formula": self.formula}
+        return {"total_bytes": self.total_bytes, "requested_bytes": self.requested_bytes, **figures, **ends}
 
 
 def requested_bytes(total_bytes: int, utilization: float, release: Release, platform: str) -> int:
@@ -142,7 +120,7 @@ def estimate_start(
         flags: The command line with vLLM's defaults filled in; `device_bytes` is needed.
         generation: The version.
         measured_start: An earlier start to take parts from where its flags were the same.
-        stage: The pipeline stage asked about, from 0.
+        stage: The pipeline stage of the rank, from 0.
 
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
@@ -157,11 +135,16 @@ def estimate_start(
     release = generation.release[:2]
     requested = requested_bytes(total, utilization, release, flags.platform)
     weights = weights_of(model, flags, release, stage)
-    earlier = _Earlier(measured_start, model, flags, release, weights)
-    weights = earlier.weights or weights
-    activation = earlier.activation(activation_peak(model, flags, release))
-    non_torch = earlier.non_torch or non_torch_increase(flags, release)
-    graphs = earlier.graphs or graph_memory(model, flags)
+    activation = activation_peak(model, flags, release)
+    non_torch, graphs = non_torch_increase(flags, release), graph_memory(model, flags)
+    if measured_start is not None and _is_comparable(measured_start, model, flags, release, weights):
+        start, why = measured_start, f"measured by a start of vLLM {measured_start.version}"
+        weights = measured(start.weights_bytes or 0, why)
+        activation = _measured_activation(start, activation, model, flags, release)
+        if start.non_torch_bytes is not None:
+            non_torch = measured(start.non_torch_bytes, why)
+        if start.graphs_bytes is not None and start.max_num_seqs == flags.max_num_seqs:
+            graphs = measured(start.graphs_bytes, why)
     subtracted = subtracts_graphs(release, flags.platform)
     taken = add((weights, activation, non_torch, *((graphs,) if subtracted else ())), "what a start takes")
     available = _available(requested, taken, flags, release)
@@ -181,12 +164,12 @@ def estimate_start(
 
 def subtracts_graphs(release: Release, platform: str) -> bool:
     """Return whether an estimate of the graphs is taken off the budget where no variable says otherwise."""
-    return ascend.takes_off_graphs(release) if platform == "ascend" else release >= (0, 20)
+    return release in ascend.SUBTRACTS_GRAPHS if platform == "ascend" else release >= (0, 20)
 
 
 def formula(release: Release, platform: str) -> str:
-    """Return in words how a version computes the KV cache's bytes."""
-    if platform == "ascend" and ascend.counts_the_whole_card(release):
+    """Return how a version computes the KV cache's bytes, in words."""
+    if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
         words = "requested - (weights + torch peak increase + non-torch increase)"
@@ -198,7 +181,7 @@ def formula(release: Release, platform: str) -> str:
 def _available(requested: int, taken: Figure, flags: EngineFlags, release: Release) -> Figure:
     """Return what is left for the KV cache: 0 where the parts come to more than the budget."""
     given = flags.kv_cache_memory_bytes
-    if given is not None and (flags.platform != "ascend" or ascend.kv_cache_memory_bytes_counts(release)):
+    if given is not None and (flags.platform != "ascend" or release in ascend.TAKES_KV_CACHE_MEMORY_BYTES):
         return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
     ignored = "; this version of vllm-ascend ignores --kv-cache-memory-bytes" if given is not None else ""
     return Figure(
@@ -218,7 +201,7 @@ def _refusal(requested: int, taken: Figure) -> str:
     )
 
 
-def _needed(value: Any, key: str, right: str) -> Any:  # noqa: ANN401 - a number of either kind, as it came
+def _needed(value: _Number | None, key: str, right: str) -> _Number:
     if value is None:
         raise PlanError(f"{key} is missing: {right} is needed to estimate what is left for the KV cache")
     return value
@@ -231,7 +214,7 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
         pipeline=flags.pipeline_parallel_size,
         stage=stage,
         experts=flags.tensor_parallel_size * flags.data_parallel_size if flags.enable_expert_parallel else 1,
-        expandable_segments=flags.platform == "ascend" and ascend.splits_every_block(release),
+        expandable_segments=flags.platform == "ascend" and release in ascend.EXPANDABLE_SEGMENTS,
     )
     dtype = None if flags.dtype in (None, "auto") else flags.dtype
     if model.tensors:
@@ -283,12 +266,8 @@ def activation_peak(model: ModelFacts, flags: EngineFlags, release: Release) -> 
     sampling = logits.plus(held).plus(_Range(0, *_expert_buffers(text, flags, tokens, element)))
     passing = _layer_peak(text, flags, tokens, hidden, element).plus(encoder_output)
     peak = sampling.or_larger(passing).or_larger(encoder_peak)
-    return estimated(
-        round(peak.low),
-        round(peak.likely),
-        round(peak.high),
-        f"a profile run of {tokens} tokens that samples for {sequences} requests",
-    )
+    why = f"a profile run of {tokens} tokens that samples for {sequences} requests"
+    return estimated(round(peak.low), round(peak.likely), round(peak.high), why)
 
 
 def _bytes_per_logit(release: Release, platform: str) -> _Range:
@@ -329,7 +308,7 @@ def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, 
     nothing = _Range(0, 0, 0)
     if not isinstance(tower, Mapping):
         return nothing, nothing
-    if flags.platform == "ascend" and not ascend.profiles_encoder(release):
+    if flags.platform == "ascend" and release in ascend.SKIPS_ENCODER:
         # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
         return nothing, nothing
     tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
@@ -381,9 +360,8 @@ def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
     sequences = _needed(flags.max_num_seqs, "--max-num-seqs", "a number of requests")
     # Sizes are captured up to twice the sequences, at most 512 (config/vllm.py: _set_cudagraph_sizes).
     likely *= 0.3 + 0.7 * min(2 * sequences, 512) / 512
-    return estimated(
-        round(0.2 * likely), round(likely), round(1.8 * likely), f"graphs of {layers} layers; 0 with --enforce-eager"
-    )
+    why = f"graphs of {layers} layers; 0 with --enforce-eager"
+    return estimated(round(0.2 * likely), round(likely), round(1.8 * likely), why)
 
 
 # --- an earlier start ---
@@ -391,81 +369,41 @@ def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
 _SAME_MODEL = 0.02
 
 
-class _Earlier:
-    """Takes from an earlier start what the same flags would give again."""
+def _is_comparable(
+    start: MeasuredStart, model: ModelFacts, flags: EngineFlags, release: Release, weights: Figure
+) -> bool:
+    """Return whether a start was of this model, version and division into ranks.
 
-    def __init__(
-        self,
-        start: MeasuredStart | None,
-        model: ModelFacts,
-        flags: EngineFlags,
-        release: Release,
-        weights: Figure,
-    ) -> None:
-        usable = self._is_of_this_kind(start, model, flags, release) and self._is_of_this_model(start, weights)
-        self._start = start if usable else None
-        self._model, self._flags, self._release = model, flags, release
-
-    @staticmethod
-    def _is_of_this_kind(start: MeasuredStart | None, model: ModelFacts, flags: EngineFlags, release: Release) -> bool:
-        """Return whether it was a start of this architecture, version and division into ranks."""
-        return (
-            start is not None
-            and start.platform == flags.platform
-            and start.architecture == architecture(model.config)
-            and generation_of(start.version).release[:2] == release
-            and start.tensor_parallel_size == flags.tensor_parallel_size
-            and start.pipeline_parallel_size == flags.pipeline_parallel_size
-        )
-
-    @staticmethod
-    def _is_of_this_model(start: MeasuredStart | None, weights: Figure) -> bool:
-        """Return whether its weights can be these: models of one architecture differ in size and quantization."""
-        if start is None or start.weights_bytes is None:
-            return False
-        return weights.low * (1 - _SAME_MODEL) <= start.weights_bytes <= weights.high * (1 + _SAME_MODEL)
-
-    @property
-    def weights(self) -> Figure | None:
-        start = self._start
-        if start is None or start.weights_bytes is None:
-            return None
-        return measured(start.weights_bytes, f"measured by a start of vLLM {start.version}")
-
-    @property
-    def non_torch(self) -> Figure | None:
-        if self._start is None or self._start.non_torch_bytes is None:
-            return None
-        return measured(self._start.non_torch_bytes, f"measured by a start of vLLM {self._start.version}")
-
-    @property
-    def graphs(self) -> Figure | None:
-        start = self._start
-        if start is None or start.graphs_bytes is None or start.max_num_seqs != self._flags.max_num_seqs:
-            return None
-        return measured(start.graphs_bytes, f"measured by a start of vLLM {start.version}")
-
-    def activation(self, estimate: Figure) -> Figure:
-        """Return the measured peak, or the estimate moved to where the measured start was found."""
-        start = self._start
-        if start is None or start.activation_bytes is None:
-            return estimate
-        flags = self._flags
-        known = (start.max_num_batched_tokens, start.max_num_seqs)
-        if known == (flags.max_num_batched_tokens, flags.max_num_seqs):
-            return measured(start.activation_bytes, f"measured by a start of vLLM {start.version}")
-        if None in known:
-            return estimate
-        then = activation_peak(self._model, _with_limits(flags, *known), self._release)
-        factor = start.activation_bytes / max(then.bytes, 1)
-        moved = round(estimate.bytes * factor)
-        return estimated(
-            min(round(estimate.low * factor), moved, start.activation_bytes),
-            moved,
-            max(round(estimate.high * factor), moved),
-            f"measured with {known[0]} tokens and {known[1]} requests by a start of vLLM {start.version}, scaled",
-        )
+    Models of one architecture differ in size and quantization: its weights must be as large as these.
+    """
+    return (
+        start.platform == flags.platform
+        and start.architecture == architecture(model.config)
+        and generation_of(start.version).release[:2] == release
+        and start.tensor_parallel_size == flags.tensor_parallel_size
+        and start.pipeline_parallel_size == flags.pipeline_parallel_size
+        and start.weights_bytes is not None
+        and weights.low * (1 - _SAME_MODEL) <= start.weights_bytes <= weights.high * (1 + _SAME_MODEL)
+    )
 
 
-def _with_limits(flags: EngineFlags, tokens: int | None, sequences: int | None) -> EngineFlags:
-    return replace(flags, max_num_batched_tokens=tokens, max_num_seqs=sequences)
+def _measured_activation(
+    start: MeasuredStart, estimate: Figure, model: ModelFacts, flags: EngineFlags, release: Release
+) -> Figure:
+    """Return the measured peak, or the estimate scaled by how far that start's peak was from its own estimate."""
+    tokens, requests = start.max_num_batched_tokens, start.max_num_seqs
+    if start.activation_bytes is None:
+        return estimate
+    if (tokens, requests) == (flags.max_num_batched_tokens, flags.max_num_seqs):
+        return measured(start.activation_bytes, f"measured by a start of vLLM {start.version}")
+    if tokens is None or requests is None:
+        return estimate
+    of_start = activation_peak(model, replace(flags, max_num_batched_tokens=tokens, max_num_seqs=requests), release)
+    factor = start.activation_bytes / max(of_start.bytes, 1)
+    scaled = round(estimate.bytes * factor)
+    return estimated(
+        min(round(estimate.low * factor), scaled, start.activation_bytes),
+        scaled,
+        max(round(estimate.high * factor), scaled),
+        f"measured with {tokens} tokens and {requests} requests by a start of vLLM {start.version}, scaled",
+    )

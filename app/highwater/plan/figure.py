@@ -1,22 +1,23 @@
-"""A size of which it is said how well it is known."""
+"""A size, and how well it is known."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-from highwater.plan.terms import GRADES, Grade
+# How a figure is known, best first: the engine's own number, a formula of vLLM's, a value that was measured, an
+# estimate between bounds.
+Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
+GRADES: Final[tuple[Grade, ...]] = ("engine", "exact", "measured", "estimated")
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One part of a memory budget, in bytes.
+    """One part of a memory budget.
 
     Attributes:
-        bytes: The likely size.
-        low: The smallest size that is expected.
-        high: The largest size that is expected.
-        grade: How it is known. Only an estimate has bounds that differ.
+        bytes: The likely size, in bytes; `low` and `high` bound it, and differ in an estimate alone.
         why: Where the figure comes from, in one sentence.
     """
 
@@ -25,10 +26,6 @@ class Figure:
     high: int
     grade: Grade
     why: str
-
-    def as_json(self) -> dict[str, int | str]:
-        """Return the figure as one part of a plan's budget."""
-        return {"bytes": self.bytes, "low": self.low, "high": self.high, "grade": self.grade, "why": self.why}
 
 
 def exact(size: int, why: str) -> Figure:

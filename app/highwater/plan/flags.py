@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
 DEFAULT_CAPABILITY: Final = "9.0"
-# Flags of ours, which vLLM does not have.
+# Fields that are no flags of vLLM.
 NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 
 
@@ -19,12 +19,8 @@ NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "compute_capability"})
 class EngineFlags:
     """The flags of a command line; None: not given, so that vLLM's default of that version holds.
 
-    Bytes are integers, a share is 0 to 1; names are vLLM's, but for these.
-
-    Attributes:
-        platform: What vLLM runs on.
-        device_bytes: The memory of one card.
-        compute_capability: The CUDA card's, such as ``9.0``, which decides the kernel of MLA; None: 9.0.
+    Names are vLLM's, but for `platform`, `device_bytes` (of one card) and `compute_capability` (of the CUDA card, such
+    as ``9.0``, which decides MLA's kernel; None: 9.0). Bytes are integers, a share is 0 to 1.
     """
 
     platform: Platform = "cuda"
@@ -61,8 +57,14 @@ class EngineFlags:
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
 
 
+def vllm_flags(flags: EngineFlags) -> dict[str, Any]:
+    """Return the flags that vLLM has and a plan shows; a drafter's configuration is shown as its tokens."""
+    hidden = NOT_VLLMS | {"speculative_config"}
+    return {field.name: getattr(flags, field.name) for field in fields(EngineFlags) if field.name not in hidden}
+
+
 def given_flags(flags: EngineFlags) -> dict[str, Any]:
-    """Return those of vLLM's flags that are other than if nothing had been given."""
+    """Return vLLM's flags that differ from their defaults."""
     return {
         field.name: value
         for field in fields(EngineFlags)
@@ -74,8 +76,8 @@ def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:
     """Return flags as `vllm serve` takes them.
 
     Args:
-        flags: By the names of `EngineFlags`, or others of vLLM's; those that are not here are left to vLLM.
-        model: The model, as it is named.
+        flags: By the names of `EngineFlags`, or other flags of vLLM.
+        model: The model's name or folder.
     """
     words = ["vllm", "serve", model]
     for key, value in flags.items():

@@ -1,8 +1,8 @@
 """The rules by which each version of vLLM sizes a KV cache, each with its source.
 
-A generation is the rules of the oldest version that is known, with every change applied that the asked version already
-has. The sources were read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of
-each); a file and line is that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
+A generation is the rules of the oldest version with every change applied that a later version has. The sources were
+read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of each); a file and line is
+that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
 vllm/v1/kv_cache_interface.py.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from highwater.plan.errors import PlanError
-from highwater.plan.terms import Release
 
+# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
+Release: TypeAlias = tuple[int, ...]
 OLDEST: Final[Release] = (0, 11, 0)
 NEWEST: Final[Release] = (0, 32, 0)
 
@@ -24,86 +25,71 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 _SUFFIX = re.compile(r"(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[\w.]+)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """The rules of one version.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The releases from one on, up to another that is not among them; None: up to the newest.
 
-    Attributes:
-        version: The version asked for, as vLLM writes it.
-        release: Its three numbers.
-        note: What is uncertain about these rules; None where the version was read.
-        tokens_printed: How "GPU KV cache size" is computed. ``blocks``: from the blocks divided by the groups;
-            ``length``: the maximum concurrency times the maximum length.
-        checked_layers: Against what the bytes are checked at start: ``own``: each worker's layers one by one, before
-            they are grouped; ``first_group``: the first group alone; ``groups``: all groups.
-        checked_workers: Whether each worker is checked with its own part of the groups; if not, the whole model is
-            checked against the smallest worker.
-        null_block_reserved: Whether the block that the pool keeps for itself is taken off before the check.
-        override_checked: Whether `num_gpu_blocks_override` replaces the available bytes before the check.
-        split_uniform_types: Whether a group of one type and several sizes is split among the stages of a pipeline.
-        padding_threshold: A group takes the size of the largest type of layer where that is less than this many times
-            the smallest; 0: never.
-        grows_blocks: Whether a layer with a smaller page gets larger blocks, so that the pages are equal.
-        pads_pages: Which layers have their page padded where that does not divide: none, those whose kernel indexes by
-            the block stride, or all but MLA.
-        pads_mamba: Whether the page of a state is padded to that of the largest layer.
-        merges_windows: Whether full attention layers that differ in their recorded window only share their groups.
-        keeps_all_for_mla: Whether sliding window layers are kept whole where they cannot share pages with MLA layers.
-        promoted_keep_padding: Whether layers that are kept whole keep their padded page.
-        promoted_keep_value_size: Which of the layers that are kept whole keep a value size of their own.
-        promoted_take_block: Whether layers that are kept whole take the block size of the full attention layers.
-        merge_compares_value_size: Whether layers whose values differ in size have groups of their own.
-        merge_compares_mla: Whether MLA layers that differ in size have groups of their own.
-        mamba_needs: How many blocks a state takes: ``one``, ``length`` (as many as the length has blocks) or ``mode``
-            (by the cache mode).
-        mamba_all_adds_drafts: Whether the cache mode ``all`` adds the blocks of a draft.
-        mamba_has_all: Whether the cache mode ``all`` exists.
-        mamba_uniform_page: Whether states are of one type only where their pages are equal.
-        mamba2_checkpoints: Whether a layer of Mamba 2 keeps a state from the middle of a prompt, in the mode ``align``.
-        in_flight_tokens: Whether windows reserve for the tokens of all steps under way; if not, of one step.
-        prefill_context_counts: Whether the ranks of the prefill's context parallelism share the tokens too.
-        gib_digits: How a refusal writes GiB: ``fixed`` (7.00) or ``short`` (7.0).
+    Its text names the last minor release of the span.
     """
 
-    version: str
-    release: Release
-    note: str | None = None
+    since: Release
+    until: Release | None = None
+
+    def __contains__(self, release: Release) -> bool:
+        return self.since <= release and (self.until is None or release < self.until)
+
+    def __str__(self) -> str:
+        return f"{_text(self.since)} " + (f"to 0.{self.until[1] - 1}" if self.until else "and newer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The rules of one version."""
+
+    version: str  # as vLLM writes it
+    release: Release  # its three numbers
+    note: str | None = None  # what is uncertain about these rules; None: nothing
+    # "GPU KV cache size" is computed from the blocks divided by the groups (``blocks``), or is the maximum
+    # concurrency times the maximum length (``length``).
     tokens_printed: Literal["blocks", "length"] = "blocks"
+    # The bytes are checked at start against each worker's layers one by one, before they are grouped (``own``),
+    # against the first group alone, or against all groups.
     checked_layers: Literal["own", "first_group", "groups"] = "own"
+    # Each worker is checked with its own part of the groups; else the whole model against the smallest worker.
     checked_workers: bool = True
-    null_block_reserved: bool = False
-    override_checked: bool = False
-    split_uniform_types: bool = False
+    null_block_reserved: bool = False  # the block that the pool keeps for itself is taken off before the check
+    override_checked: bool = False  # `num_gpu_blocks_override` replaces the available bytes before the check
+    split_uniform_types: bool = False  # a group of one type and several sizes is split among pipeline stages
+    # Groups are as large as the largest type of layer where that is less than so many times the smallest; 0:
+    # never.
     padding_threshold: float = 0
-    grows_blocks: bool = False
+    grows_blocks: bool = False  # layers with a smaller page get larger blocks, so that the pages are equal
+    # Layers whose page is padded where that does not divide: none, those whose kernel indexes by the block
+    # stride, or all but MLA.
     pads_pages: Literal["none", "by_stride", "all_but_mla"] = "none"
-    pads_mamba: bool = False
-    merges_windows: bool = False
-    keeps_all_for_mla: bool = False
-    promoted_keep_padding: bool = False
+    pads_mamba: bool = False  # the page of a state is padded to that of the largest layer
+    merges_windows: bool = False  # full attention layers that differ in their recorded window share groups
+    keeps_all_for_mla: bool = False  # sliding window layers are kept whole where they cannot share pages with MLA
+    promoted_keep_padding: bool = False  # layers that are kept whole keep their padded page
+    # Layers that are kept whole and keep a value size of their own.
     promoted_keep_value_size: Literal["none", "sliding", "all"] = "none"
-    promoted_take_block: bool = False
-    merge_compares_value_size: bool = False
-    merge_compares_mla: bool = False
+    promoted_take_block: bool = False  # layers that are kept whole take the block size of full attention layers
+    merge_compares_value_size: bool = False  # layers whose values differ in size have groups of their own
+    merge_compares_mla: bool = False  # MLA layers that differ in size have groups of their own
+    # The blocks that a state takes: one, as many as the length has blocks, or by the cache mode.
     mamba_needs: Literal["one", "length", "mode"] = "one"
-    mamba_all_adds_drafts: bool = False
-    mamba_has_all: bool = True
-    mamba_uniform_page: bool = False
-    mamba2_checkpoints: bool = False
-    in_flight_tokens: bool = False
-    prefill_context_counts: bool = False
-    gib_digits: Literal["fixed", "short"] = "fixed"
+    mamba_all_adds_drafts: bool = False  # the cache mode ``all`` adds the blocks of a draft
+    mamba_has_all: bool = True  # the cache mode ``all`` exists
+    mamba_uniform_page: bool = False  # states are of one type only where their pages are equal
+    mamba2_checkpoints: bool = False  # Mamba 2 keeps a state from the middle of a prompt, in the mode ``align``
+    in_flight_tokens: bool = False  # windows reserve for the tokens of all steps under way; else of one step
+    prefill_context_counts: bool = False  # the ranks of the prefill's context parallelism share the tokens too
+    gib_digits: Literal["fixed", "short"] = "fixed"  # a refusal writes GiB as 7.00 (``fixed``) or 7.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rules that hold from one version on.
-
-    Attributes:
-        since: The first version that has them.
-        rules: The new values of `Generation`.
-        source: The file and line in that version.
-    """
+    """New values of `Generation` from a version on, with the file and line in that version."""
 
     since: Release
     rules: Mapping[str, Any]
@@ -147,8 +133,8 @@ CHANGES: Final = (
 def generation_of(version: str) -> Generation:
     """Return the rules of a version.
 
-    A version newer than the newest that was read gets the newest rules, and a note that says so; so does a development
-    version, whose sources lie between two releases.
+    A version that is newer than those that were read gets the newest rules and a note; so does a development version,
+    whose sources lie between two releases.
 
     Raises:
         PlanError: The version is not understood, or older than the oldest known.

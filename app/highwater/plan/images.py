@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from highwater.plan.errors import PlanError
-from highwater.plan.terms import Config
+from highwater.plan.json_file import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,22 @@
-"""JSON files that a plan is made of: regular files of a bounded size, as others may have written them."""
+"""JSON files that a plan reads: regular files of a bounded size, as others may have written them."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from highwater.files.regular import open_regular
 from highwater.plan.errors import PlanError
 
+# A config.json, or a part of it.
+Config: TypeAlias = Mapping[str, Any]
 
-def read_json(path: Path, limit: int, needed: str) -> object:
-    """Return what a JSON file holds.
+
+def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
 
     Args:
         path: The file; it may be a link, as those of a Hugging Face cache are.
@@ -19,7 +24,7 @@ def read_json(path: Path, limit: int, needed: str) -> object:
         needed: The file that should stand there, for the error.
 
     Raises:
-        PlanError: It is no regular file, cannot be read, is larger, or holds no JSON.
+        PlanError: It is no regular file, cannot be read, is larger, or holds no JSON object.
     """
     try:
         with os.fdopen(open_regular(path, follows_link=True), "rb") as file:
@@ -29,6 +34,9 @@ def read_json(path: Path, limit: int, needed: str) -> object:
     if len(content) > limit:
         raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed")
     try:
-        return json.loads(content.decode("utf-8"))
+        value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise PlanError(f"{path}: is no JSON: {exc}; {needed} is needed") from exc
+    if not isinstance(value, dict):
+        raise PlanError(f"{path}: a JSON object is needed ({needed}), this is a {type(value).__name__}")
+    return value

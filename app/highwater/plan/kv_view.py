@@ -1,13 +1,13 @@
-"""A running engine as planning sees it: its own layers, bytes, limits and flags, of what its workers report.
+"""A running engine as planning needs it: its own layers, bytes, limits and flags, from the reports of its workers.
 
-Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is
-another than its fields come to, is refused by name: a plan is never made of a guess.
+Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is not
+what its fields come to, is refused by name: a plan is never a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, TypeGuard
 
@@ -31,6 +31,7 @@ from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
+_PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.name.endswith("_parallel_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,7 @@ class LiveWorker:
     """One worker that reported its start.
 
     Attributes:
-        name: The rank as an operator calls it.
-        pp_rank: Its stage of the pipeline.
-        budget: What it reported.
+        name: The rank, for errors.
         device_type: ``npu``, ``cuda``, ``cpu``, ...
         total_bytes: The device's size.
     """
@@ -54,15 +53,14 @@ class LiveWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned anew.
+    """A running engine, ready to be planned with other flags.
 
     Attributes:
         layers: Each worker's.
         available_bytes: Each worker's bytes for the KV cache, as its profile returned them.
-        limits: What else the size depends on.
         flags: The engine's flags, as far as its workers show them.
         version: vLLM's.
-        workers: Where all this is from, with the measured start.
+        workers: The workers with their measured start.
     """
 
     layers: tuple[Layers, ...]
@@ -71,6 +69,12 @@ class LiveEngine:
     flags: EngineFlags
     version: str
     workers: tuple[LiveWorker, ...]
+
+    @property
+    def layers_are_grouped(self) -> bool:
+        """Whether a worker reports the layers of the engine's groups, whose block and page sizes may be padded."""
+        reported = (worker.budget.kv_cache.layers for worker in self.workers)
+        return any(layers is not None and layers.are_grouped for layers in reported)
 
 
 def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
@@ -85,13 +89,13 @@ def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine that these workers are.
+    """Return the engine of these workers.
 
     Args:
-        workers: Of one data-parallel engine, in the order of their ranks.
+        workers: The workers of one data-parallel engine, in the order of their ranks.
 
     Raises:
-        PlanError: Something that a plan needs is not reported, or not understood; says of which rank, and what.
+        PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
     """
     if not workers:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
@@ -100,36 +104,28 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
+    flags = _flags(first)
     return LiveEngine(
         layers=layers,
         available_bytes=available,
-        limits=limits_of(first),
-        flags=flags_of(first),
+        limits=_limits(first, flags),
+        flags=flags,
         version=first.budget.vllm_version,
         workers=tuple(workers),
     )
 
 
 def available_bytes(budget: EngineBudget) -> int | None:
-    """Return the bytes that the engine was given for the KV cache; ``None`` where nothing says it."""
+    """Return the bytes that the engine was given for the KV cache; ``None``: not reported."""
     memory, kv = budget.memory, budget.kv_cache
-    return next(
-        (
-            size
-            for size in (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
-            if size is not None
-        ),
-        None,
-    )
+    known = (memory.returned_bytes, kv.given_bytes, memory.available_bytes, kv.cpu_space_bytes)
+    return next((size for size in known if size is not None), None)
 
 
 def layers_of(worker: LiveWorker) -> Layers:
     """Return a worker's layers, in the model's order.
 
-    The names are made up: what counts is that ranks of one pipeline stage share them, and stages do not.
-
-    Raises:
-        PlanError: They are not reported, or one is not understood.
+    Workers report no names: those made here are shared by the ranks of a pipeline stage, and not between stages.
     """
     described = worker.budget.kv_cache.layers
     if described is None:
@@ -145,14 +141,11 @@ def layers_of(worker: LiveWorker) -> Layers:
 
 
 def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
-    """Return the layer that vLLM describes so.
-
-    Args:
-        described: Its class as ``kind``, and its fields.
-        name: The rank, for errors.
+    """Return the layer that vLLM describes by its class as ``kind``, and its fields.
 
     Raises:
-        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to.
+        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to; names the
+            rank `name`.
     """
     kind = str(described.get("kind"))
     if kind == "MambaSpec":
@@ -172,44 +165,15 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
     return layer
 
 
-def limits_of(worker: LiveWorker) -> Limits:
-    """Return what sizing reads of the engine's configuration.
-
-    Raises:
-        PlanError: One of the lengths is not reported.
-    """
-    limits, kv, parallel = worker.budget.limits or EngineLimits(), worker.budget.kv_cache, worker.budget.parallel
-    return Limits(
-        max_model_len=_number(limits.max_model_len, "max_model_len", worker.name),
-        max_num_batched_tokens=_number(limits.max_num_batched_tokens, "max_num_batched_tokens", worker.name),
-        max_num_seqs=_number(limits.max_num_seqs, "max_num_seqs", worker.name),
-        async_scheduling=bool(limits.async_scheduling),
-        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
-        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
-        num_gpu_blocks_override=kv.blocks_override,
-        prefix_caching=kv.prefix_caching is not False,
-        mamba_cache_mode=kv.mamba_cache_mode or "none",
-        hybrid_manager=limits.hybrid_manager is not False,
-        max_encoder_tokens=limits.max_encoder_tokens or 0,
-        v2_model_runner=bool(limits.v2_runner),
-        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
-    )
-
-
-def flags_of(worker: LiveWorker) -> EngineFlags:
-    """Return the engine's flags, as far as its workers show them."""
+def _flags(worker: LiveWorker) -> EngineFlags:
     budget, limits = worker.budget, worker.budget.limits or EngineLimits()
-    kv, parallel = budget.kv_cache, budget.parallel
+    kv = budget.kv_cache
+    parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
     return EngineFlags(
         platform=_PLATFORMS.get(worker.device_type or "", "cuda"),
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
-        tensor_parallel_size=parallel.get("tensor_parallel_size") or 1,
-        pipeline_parallel_size=parallel.get("pipeline_parallel_size") or 1,
-        data_parallel_size=parallel.get("data_parallel_size") or 1,
-        decode_context_parallel_size=parallel.get("decode_context_parallel_size") or 1,
-        prefill_context_parallel_size=parallel.get("prefill_context_parallel_size") or 1,
         kv_cache_memory_bytes=kv.given_bytes,
         gpu_memory_utilization=budget.memory.utilization,
         device_bytes=budget.memory.total_bytes or worker.total_bytes,
@@ -221,7 +185,15 @@ def flags_of(worker: LiveWorker) -> EngineFlags:
         async_scheduling=limits.async_scheduling,
         disable_hybrid_kv_cache_manager=limits.hybrid_manager is False,
         mamba_cache_mode=kv.mamba_cache_mode,
+        **parallel,
     )
+
+
+def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        _number(getattr(flags, name), name, worker.name)
+    limits = worker.budget.limits or EngineLimits()
+    return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
 
 
 def _available(worker: LiveWorker) -> int:

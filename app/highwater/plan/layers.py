@@ -8,7 +8,7 @@ from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
-from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Mamba2, Model, State
+from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
 from highwater.plan.resolve import Resolved
 from highwater.plan.specs import (
     ChunkedLocal,
@@ -36,7 +36,7 @@ def worker_layers(
     Raises:
         PlanError: The heads cannot be spread over the ranks.
     """
-    stages = resolved.given.pipeline_parallel_size
+    stages = resolved.flags.pipeline_parallel_size
     bounds = stage_bounds(model.layers, stages)
     workers = [
         {one.name: _spec(one, resolved, generation) for one in model.kept if start <= one.layer < end}
@@ -60,7 +60,7 @@ def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
 
 def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
     elements, blocks = resolved.elements, resolved.blocks
-    ranks = resolved.given.tensor_parallel_size
+    ranks = resolved.flags.tensor_parallel_size
     match one:
         case Attention():
             return _attention(one, resolved)
@@ -89,7 +89,7 @@ def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
                 shapes=one.form.shapes(ranks, resolved.speculative_tokens),
                 element_bytes=tuple(elements.role_bytes(role) for role in one.form.roles),
                 speculative_blocks=resolved.speculative_tokens,
-                checkpoint_blocks=int(generation.mamba2_checkpoints and isinstance(one.form, Mamba2)),
+                checkpoint_blocks=int(generation.mamba2_checkpoints and one.form.keeps_checkpoints),
             )
         case _:
             raise AssertionError(one)
@@ -98,9 +98,8 @@ def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
 def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
     geometry: dict[str, Any] = {
         "block_size": resolved.blocks.attention,
-        "kv_heads": rank_heads(one.kv_heads, resolved.given.tensor_parallel_size),
+        "kv_heads": rank_heads(one.kv_heads, resolved.flags.tensor_parallel_size),
         "head_size": one.head_size,
-        "head_size_v": one.head_size_v,
         "element_bytes": resolved.elements.cache_bytes,
         "token_head_bytes": resolved.elements.token_head_bytes(one.head_size),
     }
@@ -114,7 +113,7 @@ def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
 
 
 def _keeps_windows_whole(resolved: Resolved) -> bool:
-    return resolved.given.platform == "ascend" and ascend.keeps_sliding_as_full(resolved.release[:2])
+    return resolved.flags.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL
 
 
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from highwater.plan.flags import EngineFlags
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The values of `VllmConfig` that vLLM's KV cache sizing reads, with vLLM's defaults filled in.
 
     Attributes:
-        max_model_len: The longest sequence, in tokens.
-        max_num_batched_tokens: The tokens of one step.
-        max_num_seqs: The requests of one step.
         async_scheduling: The next step is scheduled while one runs: twice as many tokens are under way.
-        decode_context_parallel_size: Over how many ranks the tokens of one sequence are spread.
-        prefill_context_parallel_size: The same for the prefill.
-        num_gpu_blocks_override: The number of blocks that was ordered; None: what fits.
-        prefix_caching: Whether blocks of ended requests are kept for the next.
+        num_gpu_blocks_override: The number of blocks to make; None: what fits.
         mamba_cache_mode: Which states are kept: ``none``, ``align`` or ``all``.
-        hybrid_manager: Whether layers of several kinds may have groups of their own.
+        hybrid_manager: Layers of several kinds may have groups of their own.
         max_encoder_tokens: The longest input of an encoder whose states the decoder's layers keep.
-        pipeline_parallel_size: Over how many stages the layers are spread: each has a step of its own under way.
-        v2_model_runner: Whether the second model runner is used, which schedules ahead with several stages too. On CUDA
-            it is the default of models without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of
-            all from 0.29 on (0.32.0, vllm/config/vllm.py:703).
+        pipeline_parallel_size: The stages, each of which has a step of its own under way.
+        v2_model_runner: The second model runner, which schedules ahead with several stages too. On CUDA it is the
+            default of models without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of all from
+            0.29 on (0.32.0, vllm/config/vllm.py:703).
         extra_retained_tokens: Tokens kept before a sliding window for drafters of several modules (0.28).
     """
 
@@ -42,6 +38,25 @@ class Limits:
     pipeline_parallel_size: int = 1
     v2_model_runner: bool = False
     extra_retained_tokens: int = 0
+
+    @classmethod
+    def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:
+        """Return the limits of flags that leave no length open."""
+        return cls(
+            max_model_len=flags.max_model_len or 0,
+            max_num_batched_tokens=flags.max_num_batched_tokens or 0,
+            max_num_seqs=flags.max_num_seqs or 0,
+            async_scheduling=bool(flags.async_scheduling),
+            decode_context_parallel_size=flags.decode_context_parallel_size,
+            prefill_context_parallel_size=flags.prefill_context_parallel_size,
+            num_gpu_blocks_override=flags.num_gpu_blocks_override,
+            prefix_caching=flags.enable_prefix_caching is not False,
+            mamba_cache_mode=flags.mamba_cache_mode or "none",
+            hybrid_manager=not flags.disable_hybrid_kv_cache_manager,
+            max_encoder_tokens=max_encoder_tokens,
+            pipeline_parallel_size=flags.pipeline_parallel_size,
+            v2_model_runner=v2_model_runner,
+        )
 
     @property
     def max_in_flight_tokens(self) -> int:

@@ -9,33 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits, StartMemory
 from highwater.plan.errors import PlanError, short
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.flags import EngineFlags, command_line
+from highwater.plan.figure import Grade
+from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.layers import rank_heads
 from highwater.plan.pool import Pool, deciding_workers, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
-from highwater.plan.terms import GRADES, Grade
 from highwater.plan.wish import Granted, Images, Wish, grant
 
 _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override")
-CHANGEABLE = (
-    *_LIMITS,
-    "gpu_memory_utilization",
-    "kv_cache_memory_bytes",
-    "kv_cache_dtype",
-    "tensor_parallel_size",
-)
-"""The flags whose effect follows from the running engine's layers and measurements."""
-ASKABLE = (*CHANGEABLE, "images_per_prompt", "wish")
-"""The keys of a request: those flags, the limit of images, or a wish."""
+# The flags whose effect follows from the running engine's layers and measurements, and the keys of a request.
+_SIZES = ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype", "tensor_parallel_size")
+CHANGEABLE = (*_LIMITS, *_SIZES)
+REQUEST_KEYS = (*CHANGEABLE, "images_per_prompt", "wish")
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 MAX_RANKS = 1024
@@ -48,11 +42,10 @@ class Bytes:
 
     Attributes:
         each: By worker.
-        grade: ``engine``: as the engine has them now; ``exact``: given; ``measured``: of the measured start, with what
-            follows exactly; ``estimated``: within the bounds.
-        low: The least that the binding worker has; None where there is nothing to bound.
-        high: The most.
-        notes: What was assumed, in sentences.
+        grade: ``engine``: as the engine has them now; ``exact``: given; ``measured``: follow from the measured start;
+            ``estimated``: within the bounds.
+        low: The least that the binding worker has; None where there is nothing to bound. `high`: the most.
+        notes: Assumptions, in sentences.
     """
 
     each: tuple[int, ...]
@@ -69,10 +62,8 @@ class LivePlan:
     Attributes:
         flags: All flags, the changed ones among them.
         changed: The flags that differ from the running engine's.
-        pool: The pool.
-        available: The bytes that it was planned with.
+        available: The bytes that the pool was planned with.
         encoder: The encoder's budget under these flags; None for a model of text.
-        notes: What else there is to know, in sentences.
     """
 
     flags: EngineFlags
@@ -83,12 +74,12 @@ class LivePlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
+def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
     """Size the KV cache of the running engine under other flags.
 
     Args:
         engine: The running engine.
-        asked: The flags that are to be other, by the names of `EngineFlags`; None: as it runs.
+        requested: The flags to change, by the names of `EngineFlags`; None: as it runs.
         images_per_prompt: The images that a prompt may have; None: as it runs.
 
     Raises:
@@ -98,7 +89,7 @@ def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: i
     ranks = engine.flags.tensor_parallel_size * engine.flags.pipeline_parallel_size
     if len(engine.layers) != ranks:
         raise PlanError(f"only {len(engine.layers)} of the engine's {ranks} workers have reported their start")
-    changed = _changes(engine.flags, asked)
+    changed = _changes(engine.flags, requested)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
     if limits.max_num_batched_tokens < limits.max_num_seqs:
@@ -109,8 +100,8 @@ def plan_live(engine: LiveEngine, asked: Mapping[str, Any], images_per_prompt: i
     workers = _workers(engine, changed)
     encoder, images = _encoder(engine, changed, images_per_prompt)
     available = _available(engine, changed, len(workers), images_changed=images is not None)
-    places = deciding_workers(workers, available.each)
-    layers, sizes = [workers[place] for place in places], [available.each[place] for place in places]
+    deciding = deciding_workers(workers, available.each)
+    layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
     pool = plan_pool(layers, sizes, limits, generation_of(engine.version))
     return LivePlan(
         flags=flags,
@@ -128,7 +119,7 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     Args:
         engine: The running engine.
         wish: The wish.
-        cached_image: What an image in its encoder cache takes on average, in embeddings; None: it has none.
+        cached_image: The average embeddings of an image in its encoder cache; None: it has none.
 
     Raises:
         PlanError: The wish cannot be planned.
@@ -147,14 +138,9 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
 
 
 def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: int | None) -> ImageTokens | None:
-    """Return what an image of the wish costs.
-
-    Raises:
-        PlanError: The engine takes no images, or the wish has them in pixels.
-    """
     if images is None:
         return None
-    if encoder is None or _takes_no_images(encoder):
+    if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
         raise PlanError(f"wish: {images.count} images: this engine takes none, or does not report its budget for them")
     if images.width is not None:
         raise PlanError(
@@ -166,59 +152,12 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
     return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
 
 
-def _takes_no_images(encoder: EncoderLimits) -> bool:
-    return encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item
-
-
-def answer_of(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
-    """Return a plan as `POST /memory/plan` returns it."""
-    pool, available = plan.pool, plan.available
-    # A pool as it runs is the engine's own; the same formulas on other numbers are as good as the bytes.
-    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {
-        "available_bytes": available.grade,
-        **dict.fromkeys(("bytes_per_block", "block_size", "groups", "needed_bytes"), "exact"),
-        **dict.fromkeys(("blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits"), sized),
-    }
-    return {
-        "schema": 1,
-        "vllm_version": engine.version,
-        "platform": plan.flags.platform,
-        "model": {
-            "architecture": engine.workers[0].budget.architecture,
-            "layers": len({name for layers in engine.layers for name in layers}),
-            "max_position_embeddings": None,
-        },
-        "flags": {field.name: getattr(plan.flags, field.name) for field in fields(plan.flags)},
-        "changed": dict(plan.changed),
-        "kv_cache": {
-            "available_bytes": pool.available_bytes,
-            "available_bytes_low": available.low,
-            "available_bytes_high": available.high,
-            "bytes_per_block": pool.bytes_per_block,
-            "block_size": min(group.block_size for group in pool.groups),
-            "blocks": pool.blocks,
-            "groups": [asdict(group) for group in pool.groups],
-            "tokens": pool.tokens,
-            "max_concurrency": pool.max_concurrency,
-            "needed_bytes": pool.needed_bytes,
-            "fits": pool.fits,
-            "max_model_len_that_fits": pool.max_model_len_that_fits,
-            "refusal": None if pool.refusal is None else pool.refusal.message,
-            "grades": grades,
-        },
-        "encoder": None if plan.encoder is None else _encoder_answer(plan.encoder),
-        "command_line": command_line(plan.changed) if plan.changed else None,
-        "notes": [*available.notes, *plan.notes],
-    }
-
-
-def _changes(flags: EngineFlags, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(flags: EngineFlags, requested: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(EngineFlags)}
     changed: dict[str, Any] = {}
-    for key, value in asked.items():
+    for key, value in requested.items():
         if key not in known:
-            raise PlanError(f"{key}: there is no such key; known: {', '.join(ASKABLE)}")
+            raise PlanError(f"{key}: there is no such key; known: {', '.join(REQUEST_KEYS)}")
         if value is None or value == getattr(flags, key):
             continue
         if key not in CHANGEABLE:
@@ -250,7 +189,7 @@ def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word,
     return value
 
 
-# Layers.
+# --- layers ---
 
 
 def _workers(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ...]:
@@ -327,7 +266,7 @@ def _plain_attention(layer: LayerSpec, key: str) -> AttentionLayer:
     return layer
 
 
-# Bytes.
+# --- bytes ---
 
 
 def _available(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> Bytes:
@@ -335,7 +274,7 @@ def _available(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, 
         note = "vLLM takes kv_cache_memory_bytes as it is given: nothing checks that the rest has room beside it."
         return Bytes(each=(changed["kv_cache_memory_bytes"],) * workers, grade="exact", notes=(note,))
     have = engine.available_bytes
-    # Of ranks that there are not yet, nothing is known but what the poorest has.
+    # Of ranks that do not run yet, nothing is known but the fewest bytes of those that do.
     each = have if len(have) == workers else (min(have),) * workers
     if engine.flags.kv_cache_memory_bytes is not None and "gpu_memory_utilization" not in changed:
         return Bytes(each=each)
@@ -355,7 +294,7 @@ def _available(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, 
 
 
 class _Carried:
-    """The measured bytes, step by step made those of other flags."""
+    """The measured bytes, changed step by step to those of other flags."""
 
     def __init__(self, engine: LiveEngine, each: tuple[int, ...]) -> None:
         self._starts = [worker.budget.memory for worker in engine.workers]
@@ -370,11 +309,7 @@ class _Carried:
         self._notes: list[str] = []
 
     def request(self, share: float) -> None:
-        """Ask for another share of the device; what is used beside the KV cache stays.
-
-        Raises:
-            PlanError: So much was not free when the engine started, or the start did not report it.
-        """
+        """Request another share of the device; what is used beside the KV cache stays."""
         gains = [self._gain(start, share) for start in self._starts]
         if len(gains) == len(self._each):
             self._each = tuple(size + gain for size, gain in zip(self._each, gains, strict=True))
@@ -405,9 +340,6 @@ class _Carried:
         Args:
             tokens: The batched tokens, as a multiple of those that the start was measured with.
             sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
-
-        Raises:
-            PlanError: There are more tokens, and the start did not report the peak.
         """
         self._grade = "estimated"
         peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]
@@ -434,7 +366,6 @@ class _Carried:
         )
 
     def bytes(self) -> Bytes:
-        """Return the outcome; nothing is below zero."""
         each = tuple(max(0, size) for size in self._each)
         is_bounded = self._is_bounded and self._grade == "estimated"
         return Bytes(
@@ -464,13 +395,13 @@ def _reported(value: int | None, key: str, name: str) -> int:
     return value
 
 
-# Encoder and notes.
+# --- encoder and notes ---
 
 
 def _encoder(
     engine: LiveEngine, changed: Mapping[str, Any], images_per_prompt: int | None
 ) -> tuple[EncoderLimits | None, int | None]:
-    """Return the encoder's budget under these flags, and the images of a prompt where they differ from now."""
+    """Return the encoder's budget under these flags, and the images of a prompt where their limit changes."""
     encoder = engine.workers[0].budget.encoder
     if images_per_prompt is None:
         images = None
@@ -489,19 +420,6 @@ def _encoder(
     return replace(encoder, cache_size=budget, compute_budget=budget), images
 
 
-def _encoder_answer(encoder: EncoderLimits) -> dict[str, Any]:
-    size, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
-    return {
-        "compute_embeddings": encoder.compute_budget,
-        "cache_embeddings": size,
-        "cache_bytes": None if None in (size, width, element) else (size or 0) * (width or 0) * (element or 0),
-        "items": {
-            modality: {"max_embeddings": largest, "cached": size // largest if size is not None and largest else None}
-            for modality, largest in (encoder.max_tokens_per_item or {}).items()
-        },
-    }
-
-
 def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[str, ...]:
     notes = []
     if changed.get("max_model_len", 0) > engine.limits.max_model_len:
@@ -510,13 +428,9 @@ def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[
         notes.append("That the attention backend of this engine takes this kv_cache_dtype is not checked here.")
     if engine.flags.num_gpu_blocks_override is not None and "num_gpu_blocks_override" not in changed:
         notes.append(f"num_gpu_blocks_override is set: there are {pool.blocks} blocks, whatever the bytes.")
-    if any(described.are_grouped for described in _described(engine)):
+    if engine.layers_are_grouped:
         notes.append(
             "The layers are those of the engine's groups, whose block and page sizes may be padded, as no recorder "
             "saw the start: under other flags vLLM may group them otherwise and make other blocks."
         )
     return tuple(notes)
-
-
-def _described(engine: LiveEngine) -> list[Any]:
-    return [layers for worker in engine.workers if (layers := worker.budget.kv_cache.layers) is not None]

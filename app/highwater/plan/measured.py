@@ -8,7 +8,7 @@ from typing import Any
 
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import MeasuredStart
-from highwater.plan.json_file import read_json
+from highwater.plan.json_file import read_object
 
 MAX_FILE_BYTES = 20_000_000
 _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}
@@ -20,7 +20,7 @@ def read_start(path: Path) -> MeasuredStart:
     Raises:
         PlanError: It cannot be read, or describes no start.
     """
-    return measured_start(read_json(path, MAX_FILE_BYTES, "a file of `highwater explain --json`"), str(path))
+    return measured_start(read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`"), str(path))
 
 
 def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:

@@ -11,7 +11,7 @@ from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
-from highwater.plan.json_file import read_json
+from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
@@ -90,10 +90,7 @@ def read_config(place: str) -> Mapping[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     needed = MODELOPT_CONFIG if path.name == MODELOPT_CONFIG else "config.json"
-    values = read_json(path, MAX_CONFIG_BYTES, f"a model's {needed}")
-    if not isinstance(values, dict):
-        raise PlanError(f"{path}: a JSON object is needed, this is a {type(values).__name__}")
-    return values
+    return read_object(path, MAX_CONFIG_BYTES, f"a model's {needed}")
 
 
 def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -158,7 +155,7 @@ def plan_offline(
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
-    notes = [*((generation.note,) if generation.note else ()), *model.notes, *resolved.notes]
+    notes = [*((generation.note,) if generation.note else ()), *resolved.notes]
     budget: Sequence[StartBudget] = ()
     available: Sequence[int] | None = None
     why_unknown: str | None = None
@@ -213,12 +210,12 @@ def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> lis
         PlanError: Its rule for several groups is not modelled.
     """
     release = generation.release[:2]
-    if len(pool.groups) > 1 and ascend.scales_several_groups(release):
+    if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:
         raise PlanError(
             f"--vllm-version: {generation.version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
             f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
         )
-    if flags.kv_cache_memory_bytes is not None and not ascend.kv_cache_memory_bytes_counts(release):
+    if flags.kv_cache_memory_bytes is not None and release not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
         return [
             "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
             " bytes as available."
@@ -255,13 +252,4 @@ def _budget(
 
     if resolved.given.speculative_config is not None:
         notes.append("The budget of the device does not count the weights and the activation of the drafter.")
-    limits = resolved.limits
-    filled = replace(
-        resolved.given,
-        gpu_memory_utilization=resolved.utilization,
-        max_model_len=limits.max_model_len,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        dtype=resolved.elements.model,
-    )
-    return [estimate_start(facts, filled, generation, measured, stage=stage) for stage in range(stages)]
+    return [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]

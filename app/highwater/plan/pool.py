@@ -33,7 +33,6 @@ class Group:
 
     Attributes:
         kind: ``full``, ``sliding``, ``chunked``, ``mla``, ``mamba``, ``cross``, or ``mixed``.
-        layers: How many layers it holds.
         padding_layers: How many layers' room it wastes, to be as large as the other groups.
         block_size: Tokens a block.
         page_bytes: Bytes that one layer takes of a block; of a mixed group, those of all its layers.
@@ -53,8 +52,8 @@ class Refusal:
     """The figures of the error with which vLLM ends its start.
 
     Attributes:
-        worker: The place of the worker that it is about, the first that has too little.
-        needed_bytes: What one request of the maximum length needs.
+        worker: The place of the first worker that has too little.
+        needed_bytes: The need of one request of the maximum length.
         available_bytes: What vLLM compares that with; it may have taken a block off.
         max_model_len: The estimated maximum model length; 0 where not even one token fits, and nothing is printed.
         message: The part of the error that holds the figures, as this version writes it.
@@ -73,14 +72,13 @@ class Pool:
 
     Attributes:
         available_bytes: The bytes of the rank that binds.
-        binding_worker: That rank's place in what was given.
-        bytes_per_block: What one block takes of them, all layers included.
-        blocks: How many there are, the null block included.
-        groups: The groups that draw from them.
+        binding_worker: That rank's place among the workers.
+        bytes_per_block: The bytes that one block takes there, all layers included.
+        blocks: Their number, the null block included.
         tokens: "GPU KV cache size" as this version prints it; None where it would not get that far.
         max_concurrency: "Maximum concurrency" at the maximum length, as printed.
-        needed_bytes: What one request of the maximum length needs, as this version computes it for its check: 0.14 to
-            0.18 look at the first group only.
+        needed_bytes: The need of one request of the maximum length, as this version computes it for its check: 0.14 to
+            0.18 count the first group only.
         fits: Whether vLLM starts with it.
         max_model_len_that_fits: The longest that would fit, by vLLM's own search, which ends at the length asked for.
         refusal: The error that vLLM would end with; None where it starts.
@@ -98,50 +96,53 @@ class Pool:
     max_model_len_that_fits: int
     refusal: Refusal | None = None
 
+    @property
+    def blocks_per_request(self) -> int:
+        """The blocks that one request of the maximum length takes of all groups."""
+        return sum(group.blocks_per_request for group in self.groups)
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to `most` that fits, where all smaller ones do; 0 where not even one fits."""
+    fitting, too_large = 0, most + 1
+    while too_large - fitting > 1:
+        middle = (fitting + too_large) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_large = middle
+    return fitting
+
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """One comparison at start: what a request needs of a worker's memory, and what there is.
-
-    Attributes:
-        worker: The worker's place.
-        available_bytes: What there is, less what the version reserves.
-        needed_bytes: What a request of a given length needs.
-    """
+    """One comparison at start: what a request of a length needs of a worker's memory, and what there is."""
 
     worker: int
-    available_bytes: int
+    available_bytes: int  # less what the version reserves
     needed_bytes: Callable[[int], int]
 
     def is_passed(self, length: int) -> bool:
-        """Say whether vLLM starts, as far as this worker goes."""
         return 0 < self.available_bytes >= self.needed_bytes(length)
 
     def longest(self, max_model_len: int) -> int:
-        """Return the longest length that fits, up to the one asked for; 0 where not even one token does."""
-        longest, too_long = 0, max_model_len + 1
-        while too_long - longest > 1:
-            middle = (longest + too_long) // 2
-            if self.needed_bytes(middle) <= self.available_bytes:
-                longest = middle
-            else:
-                too_long = middle
-        return longest
+        """Return the longest length that fits, up to the one asked for."""
+        return largest(max_model_len, lambda length: self.needed_bytes(length) <= self.available_bytes)
 
 
 def deciding_workers(workers: Sequence[Layers], available_bytes: Sequence[int]) -> list[int]:
     """Return the places of the workers that decide: of those with the same layers, the one with the fewest bytes.
 
-    A large engine has a hundred of them, and anybody may ask about a thousand.
+    A large engine has a hundred workers, and any caller may plan a thousand.
     """
-    kept: list[int] = []
+    deciding: list[int] = []
     for number, layers in enumerate(workers):
-        same = next((place for place, one in enumerate(kept) if workers[one] == layers), None)
+        same = next((place for place, known in enumerate(deciding) if workers[known] == layers), None)
         if same is None:
-            kept.append(number)
-        elif available_bytes[number] < available_bytes[kept[same]]:
-            kept[same] = number
-    return kept
+            deciding.append(number)
+        elif available_bytes[number] < available_bytes[deciding[same]]:
+            deciding[same] = number
+    return deciding
 
 
 def plan_pool(
@@ -152,7 +153,7 @@ def plan_pool(
     Args:
         workers: Each worker's layers; ranks of one pipeline stage have the same.
         available_bytes: The bytes for the KV cache on each worker.
-        limits: What else the size depends on.
+        limits: The rest of the configuration that the size depends on.
         generation: The version's rules.
 
     Raises:
@@ -197,7 +198,7 @@ def plan_pool(
 
 @dataclass(frozen=True, slots=True)
 class _Sizing:
-    """The groups of one model, and what the limits and the version's rules make of them."""
+    """The groups of one model, sized by the limits and the version's rules."""
 
     limits: Limits
     generation: Generation
@@ -209,7 +210,7 @@ class _Sizing:
         return sum(self.blocks(group.spec, self.limits.max_model_len) for group in self.groups)
 
     def bytes_per_block(self, worker: Layers) -> int:
-        """Return what one block takes on one worker: the pages of its layers of the largest group."""
+        """Return the bytes of one block on one worker: the pages of its layers of the largest group."""
         whole = not self.generation.split_uniform_types
         return max(group.page_bytes(None if group.is_mixed and whole else worker) for group in self.groups)
 
@@ -254,7 +255,7 @@ class _Sizing:
 
     @property
     def _token_ranks(self) -> int:
-        """Over how many ranks the tokens of a sequence are spread."""
+        """The ranks that the tokens of a sequence are spread over."""
         limits = self.limits
         prefill = limits.prefill_context_parallel_size if self.generation.prefill_context_counts else 1
         return limits.decode_context_parallel_size * prefill
@@ -285,18 +286,17 @@ class _Sizing:
         return block_bytes * sum(self.blocks(group.spec, length) for group in checked)
 
     def refusal(self, checks: Sequence[_Check]) -> Refusal | None:
-        """Return the error of the first worker that has too little."""
         length = self.limits.max_model_len
         check = next((check for check in checks if not check.is_passed(length)), None)
         if check is None:
             return None
-        needed, longest = check.needed_bytes(length), check.longest(length)
+        needed, available, longest = check.needed_bytes(length), check.available_bytes, check.longest(length)
         return Refusal(
             worker=check.worker,
             needed_bytes=needed,
-            available_bytes=check.available_bytes,
+            available_bytes=available,
             max_model_len=longest,
-            message=self._message(needed, check.available_bytes, longest),
+            message=self._message(needed, available, longest),
         )
 
     def _message(self, needed: int, available: int, longest: int) -> str:
@@ -321,7 +321,6 @@ class _Sizing:
         return blocks // len(self.groups) * smallest * self._token_ranks
 
     def described(self, group: LayerGroup) -> Group:
-        """Return a group as it is reported."""
         return Group(
             kind=group.kind,
             layers=len(group.layers),

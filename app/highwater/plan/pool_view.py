@@ -1,4 +1,4 @@
-"""One engine's KV pool explained: what it is made of, how many requests it holds, and what its headline number means.
+"""One engine's KV pool explained: its parts, the requests that it holds, and the meaning of its headline number.
 
 The pool's own arithmetic is planned again from the running engine's layers and stands beside the engine's figures: a
 difference is shown, never hidden.
@@ -28,10 +28,9 @@ class GroupView:
 
     Attributes:
         kind: vLLM's class of the layer.
-        layers: How many.
         block_size: Tokens a block.
-        page_bytes: What one layer takes of a block.
-        window: Of sliding window layers.
+        page_bytes: Bytes that one layer takes of a block.
+        window: The window of sliding window layers, in tokens.
     """
 
     kind: str
@@ -49,7 +48,7 @@ class Conversation:
         tokens: Its length.
         blocks: Of the pool, all groups together.
         bytes: The same in bytes, on each rank.
-        requests: How many run at once; whole ones, in the blocks that are not the null block.
+        requests: The number of them that run at once, in the blocks that are not the null block.
     """
 
     tokens: int
@@ -63,27 +62,22 @@ class PoolView:
     """One data-parallel engine's KV cache.
 
     Attributes:
-        dp_rank: Which engine.
         blocks: The engine's own number, the null block included.
         block_size: Tokens a block, as configured.
         bytes_per_block: All layers of the rank included.
-        groups: The engine's own.
-        binding_rank: The rank with the fewest bytes: it decides.
-        available_bytes: Those bytes.
+        binding_rank: The rank with the fewest bytes, which decides; `available_bytes`: those bytes.
         tokens: The log's "KV cache size": the engine's own where its workers see it, else as this version prints it.
         tokens_grade: ``engine`` or ``exact``.
-        tokens_meaning: What that number means on this version.
+        tokens_meaning: The meaning of that number on this version.
         max_concurrency: Requests of the maximum length at once, as printed.
         planned_blocks: By the arithmetic of this version, from the engine's layers and bytes.
-        planned_bytes_per_block: Likewise.
-        needed_bytes: What one request of the maximum length needs.
+        needed_bytes: The need of one request of the maximum length.
         max_model_len_that_fits: The longest that this pool would take.
         differences: Where engine and arithmetic disagree, a sentence each.
-        problem: Why the arithmetic is not to be had.
-        note: What is uncertain about it.
-        conversations: What requests of some lengths take.
-        fully_counted_bytes: The bytes for the KV cache if everything were counted that is known to be in use.
-        fully_counted_blocks: The blocks of that; ``fully_counted_tokens``: the number that would be printed.
+        problem: Why the arithmetic is not possible; `note`: what is uncertain about it.
+        conversations: The needs of requests of some lengths.
+        fully_counted_bytes: The bytes for the KV cache if everything were counted that is known to be in use;
+            `fully_counted_blocks`: the blocks of that; `fully_counted_tokens`: the number that would be printed.
     """
 
     dp_rank: int | None
@@ -111,12 +105,7 @@ class PoolView:
 
 
 def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> PoolView:
-    """Explain one engine's pool.
-
-    Args:
-        workers: Of one data-parallel engine; at least one.
-        ranks: Their budgets, in the same order.
-    """
+    """Explain the pool of one data-parallel engine, from its workers (at least one) and their budgets, in one order."""
     first = workers[0].budget
     sizes = [(size, rank.rank) for worker, rank in zip(workers, ranks, strict=True)
              if (size := available_bytes(worker.budget)) is not None]  # fmt: skip
@@ -158,7 +147,7 @@ def _group(described: Mapping[str, Any]) -> GroupView:
 
 def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
     generation = generation_of(engine.version)
-    engine = _representative(engine)
+    engine = _of_deciding_workers(engine)
     planned = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation)
     view = replace(
         view,
@@ -188,21 +177,20 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
     )
 
 
-def _representative(engine: LiveEngine) -> LiveEngine:
-    """Return the same engine with the workers that decide alone."""
-    kept = deciding_workers(engine.layers, engine.available_bytes)
+def _of_deciding_workers(engine: LiveEngine) -> LiveEngine:
+    deciding = deciding_workers(engine.layers, engine.available_bytes)
     return replace(
         engine,
-        layers=tuple(engine.layers[number] for number in kept),
-        available_bytes=tuple(engine.available_bytes[number] for number in kept),
-        workers=tuple(engine.workers[number] for number in kept),
+        layers=tuple(engine.layers[number] for number in deciding),
+        available_bytes=tuple(engine.available_bytes[number] for number in deciding),
+        workers=tuple(engine.workers[number] for number in deciding),
     )
 
 
 def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
     length = f"{engine.limits.max_model_len:,}"
     if printed == "length":
-        need = sum(group.blocks_per_request for group in pool.groups)
+        need = pool.blocks_per_request
         text = (
             f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {need:,} for each request of "
             f"{length} tokens, times {length}"
@@ -230,10 +218,7 @@ def _differences(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[str
         for what, own, ours in pairs
         if own is not None and ours is not None and own != ours
     ]
-    if found and any(
-        worker.budget.kv_cache.layers is not None and worker.budget.kv_cache.layers.are_grouped
-        for worker in engine.workers
-    ):
+    if found and engine.layers_are_grouped:
         found.append(
             "the layers are as the engine grouped them, because its start was not seen: that may be why "
             "(a recorder that starts with the engine sees it)"
@@ -246,7 +231,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[Conversation, ...]:
-    """Return what requests take, by the arithmetic for an engine of that maximum length."""
+    """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
     blocks = view.blocks or planned.blocks
     generation, limits = generation_of(engine.version), engine.limits
     rows = []
@@ -256,7 +241,7 @@ def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[C
             pool = plan_pool(engine.layers, engine.available_bytes, short, generation)
         except PlanError:
             continue  # this version refuses the length, so no request can have it
-        need = sum(group.blocks_per_request for group in pool.groups)
+        need = pool.blocks_per_request
         if need:
             # vLLM's own concurrency counts the null block, which no request gets.
             requests = max(blocks - 1, 0) // need

@@ -9,34 +9,22 @@ from typing import Any
 
 from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
-from highwater.plan.terms import Config
+from highwater.plan.json_file import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """The form in which the weights of linear layers are stored.
+    """The form in which the weights of linear layers are stored."""
 
-    Attributes:
-        name: The scheme, as people call it.
-        bits: The size of one weight.
-        group: How many weights of a row share a scale; 0: the whole row; -1: the whole tensor.
-        rows: How many rows share a scale (128 where scales are for square blocks).
-        scale_bits: The size of one scale.
-        zero_bits: The size of one zero point; 0: there is none.
-        experts_only: Only a mixture's experts are quantized.
-        ignored: Names of modules that stay as they are, as the config gives them.
-        slack: By what share the device may hold more or less than this, because kernels pad and repack weights.
-    """
-
-    name: str
-    bits: int
-    group: int = 0
-    rows: int = 1
-    scale_bits: int = 32
-    zero_bits: int = 0
-    experts_only: bool = False
-    ignored: tuple[str, ...] = ()
-    slack: float = 0.01
+    name: str  # as people call it
+    bits: int  # of one weight
+    group: int = 0  # the weights of a row that share a scale; 0: the whole row; -1: the whole tensor
+    rows: int = 1  # that share a scale (128 where scales are for square blocks)
+    scale_bits: int = 32  # of one scale
+    zero_bits: int = 0  # of one zero point; 0: there is none
+    experts_only: bool = False  # only a mixture's experts are quantized
+    ignored: tuple[str, ...] = ()  # modules that stay as they are, as the config names them
+    slack: float = 0.01  # the share by which the device may hold more or less, as kernels pad and repack weights
 
 
 _ONLINE = {"fp8": Quantization(name="fp8", bits=8, group=-1)}
@@ -94,30 +82,27 @@ def _names(described: Config, key: str) -> Iterator[str]:
 
 
 def _scheme(method: str, described: Config) -> Quantization | None:
+    scheme: Quantization | None = None
     match method:
         case "compressed-tensors":
-            return _compressed_tensors(described)
+            scheme = _compressed_tensors(described)
         case "fbgemm_fp8":
             scheme = Quantization(name="fp8", bits=8)
+        case "bitsandbytes" if described.get("load_in_4bit") or described.get("_load_in_4bit"):
+            scheme = Quantization(name=method, bits=4, group=64, slack=0.05)  # NF4: a scale for 64 weights
         case "bitsandbytes":
-            # Half a byte and one 32 bit scale for 64 weights (NF4), or 8 bits and a scale for each row.
-            four = described.get("load_in_4bit") or described.get("_load_in_4bit")
-            scheme = Quantization(name="bitsandbytes", bits=4 if four else 8, group=64 if four else 0, slack=0.05)
+            scheme = Quantization(name=method, bits=8, slack=0.05)
         case "fp8":
-            return _fp8(described.get("weight_block_size"), -1)
+            scheme = _fp8(described.get("weight_block_size"), -1)
         case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
             bits = whole(described, "bits", "w_bit", default=4)
-            group = whole(described, "group_size", "q_group_size", default=128, least=-1)
-            scheme = Quantization(
-                name=method, bits=bits, group=max(group, 0), scale_bits=16, zero_bits=bits, slack=0.03
-            )
+            group = max(whole(described, "group_size", "q_group_size", default=128, least=-1), 0)
+            scheme = Quantization(name=method, bits=bits, group=group, scale_bits=16, zero_bits=bits, slack=0.03)
         case "mxfp4":
             scheme = _MXFP4
         case "modelopt" | "modelopt_fp4":
-            algorithms = {"FP8": Quantization(name="fp8", bits=8, group=-1), "NVFP4": _NVFP4}
-            return algorithms.get(str(described.get("quant_algo", "NVFP4")).upper())
-        case _:
-            return None
+            algorithm = str(described.get("quant_algo", "NVFP4")).upper()
+            scheme = {"FP8": _ONLINE["fp8"], "NVFP4": _NVFP4}.get(algorithm)
     return scheme
 
 

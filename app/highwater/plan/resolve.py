@@ -6,18 +6,18 @@ The sources: vllm/engine/arg_utils.py (get_batch_defaults, _set_default_*), vllm
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
-from highwater.plan.generations import Generation
+from highwater.plan.generations import Generation, Release
 from highwater.plan.limits import Limits
 from highwater.plan.models.blocks import Blocks, block_sizes
+from highwater.plan.models.drafts import speculative_object
 from highwater.plan.models.elements import Elements, resolve_elements
 from highwater.plan.models.kept import Model
-from highwater.plan.terms import Release
 from highwater.units import GIB
 
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
@@ -32,61 +32,28 @@ class Resolved:
     """The flags of a plan, none left open.
 
     Attributes:
-        given: What was given.
-        release: The version's three numbers.
-        limits: What the size of the pool depends on.
-        elements: The element types.
-        blocks: The block sizes.
+        given: The flags as they were given.
+        flags: Every flag with the value that vLLM would use; `gpu_memory_utilization` is None where the bytes of the
+            KV cache were given.
         speculative_tokens: The tokens of a draft; 0: there is none.
-        utilization: The share of the device; None where the bytes of the KV cache were given.
-        notes: What was assumed.
+        notes: Assumptions, in sentences.
     """
 
     given: EngineFlags
+    flags: EngineFlags
     release: Release
     limits: Limits
     elements: Elements
     blocks: Blocks
     speculative_tokens: int
-    utilization: float | None
     notes: tuple[str, ...]
-
-    def shown(self) -> Mapping[str, Any]:
-        """Return every flag with the value that vLLM would use, by vLLM's names."""
-        given, limits = self.given, self.limits
-        return {
-            "max_model_len": limits.max_model_len,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "max_num_seqs": limits.max_num_seqs,
-            "tensor_parallel_size": given.tensor_parallel_size,
-            "pipeline_parallel_size": given.pipeline_parallel_size,
-            "data_parallel_size": given.data_parallel_size,
-            "decode_context_parallel_size": given.decode_context_parallel_size,
-            "prefill_context_parallel_size": given.prefill_context_parallel_size,
-            "enable_expert_parallel": given.enable_expert_parallel,
-            "kv_cache_memory_bytes": given.kv_cache_memory_bytes,
-            "gpu_memory_utilization": self.utilization,
-            "dtype": self.elements.model,
-            "kv_cache_dtype": self.elements.cache,
-            "quantization": given.quantization,
-            "block_size": self.blocks.attention,
-            "num_gpu_blocks_override": limits.num_gpu_blocks_override,
-            "enable_prefix_caching": limits.prefix_caching,
-            "async_scheduling": limits.async_scheduling,
-            "disable_hybrid_kv_cache_manager": not limits.hybrid_manager,
-            "mamba_cache_dtype": self.elements.convolution,
-            "mamba_ssm_cache_dtype": self.elements.state,
-            "mamba_block_size": self.blocks.state,
-            "mamba_cache_mode": limits.mamba_cache_mode,
-            "num_speculative_tokens": self.speculative_tokens,
-        }
 
 
 def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:
     """Fill in the flags that were not given.
 
     Raises:
-        PlanError: vLLM of this version would refuse a flag, or it makes no sense.
+        PlanError: vLLM of this version would refuse a flag, or its value makes no sense.
     """
     _check(flags, model)
     notes: list[str] = []
@@ -94,14 +61,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
     prefix = _prefix_caching(flags, model, generation)
     batched, requests = _batch(flags, model, generation, length, notes)
     mode = _cache_mode(flags, model, generation, prefix=prefix)
-    elements = resolve_elements(
-        model,
-        generation,
-        dtype=flags.dtype,
-        cache=flags.kv_cache_dtype,
-        convolution=flags.mamba_cache_dtype,
-        state=flags.mamba_ssm_cache_dtype,
-    )
+    elements = resolve_elements(model, generation, flags)
     blocks = block_sizes(
         model,
         flags,
@@ -111,57 +71,58 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         mamba_cache_mode=mode,
         speculative=speculative_tokens,
     )
-    if model.dtype is None and flags.dtype in (None, "auto"):
-        notes.append("config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are.")
-    if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):
-        notes.append(f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}.")
-    if model.is_latent and flags.platform == "cpu":
-        notes.append("The block size is that of a CPU without AMX; with it, 128 or what is asked for.")
-    if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
-        why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
-        notes.append(f"--block-size: {flags.block_size}; vllm-ascend makes it {blocks.attention}, {why}.")
+    filled = replace(
+        flags,
+        max_model_len=length,
+        max_num_batched_tokens=batched,
+        max_num_seqs=requests,
+        gpu_memory_utilization=_utilization(flags, generation),
+        dtype=elements.model,
+        kv_cache_dtype=elements.cache,
+        block_size=blocks.attention,
+        enable_prefix_caching=prefix,
+        async_scheduling=_async(flags, generation),
+        disable_hybrid_kv_cache_manager=not _hybrid_manager(flags, model, generation),
+        mamba_cache_dtype=elements.convolution,
+        mamba_ssm_cache_dtype=elements.state,
+        mamba_block_size=blocks.state,
+        mamba_cache_mode=mode,
+    )
+    v2_model_runner = _second_runner(flags, model, generation)
     return Resolved(
         given=flags,
+        flags=filled,
         release=generation.release,
-        limits=Limits(
-            max_model_len=length,
-            max_num_batched_tokens=batched,
-            max_num_seqs=requests,
-            async_scheduling=_async(flags, generation),
-            decode_context_parallel_size=flags.decode_context_parallel_size,
-            prefill_context_parallel_size=flags.prefill_context_parallel_size,
-            num_gpu_blocks_override=flags.num_gpu_blocks_override,
-            prefix_caching=prefix,
-            mamba_cache_mode=mode,
-            hybrid_manager=_hybrid_manager(flags, model, generation),
-            max_encoder_tokens=model.encoder_tokens,
-            pipeline_parallel_size=flags.pipeline_parallel_size,
-            v2_model_runner=_second_runner(flags, model, generation),
-        ),
+        limits=Limits.of(filled, max_encoder_tokens=model.encoder_tokens, v2_model_runner=v2_model_runner),
         elements=elements,
         blocks=blocks,
         speculative_tokens=speculative_tokens,
-        utilization=_utilization(flags, generation),
-        notes=tuple(notes),
+        notes=(*notes, *_assumptions(flags, model, blocks)),
     )
 
 
+def _assumptions(flags: EngineFlags, model: Model, blocks: Blocks) -> Iterator[str]:
+    if model.dtype is None and flags.dtype in (None, "auto"):
+        yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
+    if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):
+        yield f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}."
+    if model.is_latent and flags.platform == "cpu":
+        yield "The block size is that of a CPU without AMX; with it, 128 or what is asked for."
+    if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
+        why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
+        yield f"--block-size: {flags.block_size}; vllm-ascend makes it {blocks.attention}, {why}."
+
+
+_WHOLE_NUMBERS: Final = (
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("decode_context_parallel_size", "prefill_context_parallel_size"),
+    *("block_size", "num_gpu_blocks_override", "mamba_block_size"),
+)
+
+
 def _check(flags: EngineFlags, model: Model) -> None:
-    for key in (
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "decode_context_parallel_size",
-        "prefill_context_parallel_size",
-        "kv_cache_memory_bytes",
-        "device_bytes",
-        "block_size",
-        "num_gpu_blocks_override",
-        "mamba_block_size",
-    ):
+    for key in _WHOLE_NUMBERS:
         value = getattr(flags, key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number of 1 or more is needed")
@@ -189,27 +150,22 @@ def _check(flags: EngineFlags, model: Model) -> None:
 def _length(flags: EngineFlags, model: Model) -> int:
     """Follow _get_and_verify_max_len (config/model.py)."""
     asked = flags.max_model_len
+    longest = model.length.longest
     if asked is None:
-        return int(model.default_length or model.max_length or 0)
-    if model.max_length is None or asked <= model.max_length or asked <= (model.length_override or 0):
+        return model.length.default
+    if longest is None or asked <= longest or asked <= (model.length.override or 0):
         return asked
     raise PlanError(
-        f"--max-model-len: {asked}; the model allows {int(model.max_length)} ({model.max_length_key}), and vLLM refuses"
-        f" more unless {ALLOW_LONG} is set"
+        f"--max-model-len: {asked}; the model allows {int(longest)} ({model.length.key}), and vLLM refuses more unless"
+        f" {ALLOW_LONG} is set"
     )
 
 
 def _batch(flags: EngineFlags, model: Model, generation: Generation, length: int, notes: list[str]) -> tuple[int, int]:
     tokens, requests = _batch_defaults(flags, generation)
     if flags.platform == "cuda" and flags.device_bytes is None:
-        open_flags = [
-            flag
-            for flag, value in (
-                ("--max-num-batched-tokens", flags.max_num_batched_tokens),
-                ("--max-num-seqs", flags.max_num_seqs),
-            )
-            if value is None
-        ]
+        values = {"--max-num-batched-tokens": flags.max_num_batched_tokens, "--max-num-seqs": flags.max_num_seqs}
+        open_flags = [flag for flag, value in values.items() if value is None]
         if open_flags:
             notes.append(f"{' and '.join(open_flags)}: vLLM's default for a card of 70 to 160 GiB, as none is named.")
     # Encoder-decoders have no chunked prefill: a step must hold a whole prompt.
@@ -306,13 +262,6 @@ def speculative_method(flags: EngineFlags) -> str | None:
     """Return the method of the speculative config, as written; None where there is none."""
     if flags.speculative_config is None:
         return None
-    import json  # noqa: PLC0415 - most plans have none
-
-    try:
-        found = json.loads(flags.speculative_config)
-    except ValueError as exc:
-        raise PlanError(f"--speculative-config: {flags.speculative_config!r} is not JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise PlanError(f"--speculative-config: {flags.speculative_config!r}; a JSON object is needed")
-    method = found.get("method")
-    return None if method is None and not found else str(method or "draft_model")
+    given = speculative_object(flags.speculative_config)
+    method = given.get("method")
+    return None if method is None and not given else str(method or "draft_model")

@@ -25,9 +25,10 @@ from highwater.plan.checkpoint import (
 )
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
+from highwater.plan.json_file import Config
+from highwater.plan.layers import stage_bounds
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
-from highwater.plan.terms import Config
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.
@@ -35,13 +36,12 @@ _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embeddi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The spread of a model over ranks, and the rank that is asked about.
+    """The spread of a model over ranks, and one of them.
 
     Attributes:
-        tensor: The tensor parallel size.
-        pipeline: The pipeline parallel size.
-        stage: The pipeline stage asked about, from 0.
-        experts: Over how many ranks whole experts are spread; 1: every rank holds a part of each.
+        tensor: The tensor parallel size; `pipeline`: the pipeline parallel size.
+        stage: The pipeline stage of the rank, from 0.
+        experts: The ranks that whole experts are spread over; 1: every rank holds a part of each.
         encoder_data_parallel: Each rank holds the whole vision tower (`--mm-encoder-tp-mode data`).
         expandable_segments: The allocator splits every block.
     """
@@ -57,11 +57,7 @@ class Ranks:
 def weights_from_config(
     config: Config, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
 ) -> Figure:
-    """Return the weights of one rank as a config.json implies them.
-
-    Raises:
-        PlanError: The architecture or the quantization is unknown, or a key makes no sense.
-    """
+    """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
     tensors: Iterable[Tensor] = implied_tensors(config)
     if scheme is not None:
@@ -81,11 +77,7 @@ def weights_from_files(
     quantization: str | None = None,
     dtype: str | None = None,
 ) -> Figure:
-    """Return the weights of one rank as the headers of a checkpoint's files give them.
-
-    Raises:
-        PlanError: A key of the config.json makes no sense.
-    """
+    """Return the weights of one rank as the headers of a checkpoint's files give them."""
     stored_quantized = bool(config.get("quantization_config") or text_config(config).get("quantization_config"))
     scheme = None if stored_quantized else quantization_of(config, quantization)
     if scheme is not None:
@@ -169,11 +161,7 @@ def model_dtype(config: Config) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of one element of the model's dtype.
-
-    Raises:
-        PlanError: It is no dtype of vLLM's `--dtype`.
-    """
+    """Return the bytes of one element of the model's dtype."""
     name = dtype.removeprefix("torch.")
     if name not in MODEL_BYTES:
         raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(MODEL_BYTES)}")
@@ -205,14 +193,14 @@ _PER_TENSOR = re.compile(r"(scale|scale_2|zero_point|scale_inv)$")
 
 
 class _Splitter:
-    """Says how many elements of a tensor one rank holds; two numbers where the rule is not known."""
+    """Counts the elements of a tensor that one rank holds."""
 
     def __init__(self, config: Config, text: Config, ranks: Ranks) -> None:
         self._ranks = ranks
         self._layers = whole(text, "num_hidden_layers", "n_layer")
         self._heads, self._kv_heads, self._width = heads_of(text)
         self._tied = tied(config)
-        self._first, self._last = stage_layers(self._layers, ranks.pipeline, ranks.stage)
+        self._first, self._last = stage_bounds(self._layers, ranks.pipeline)[ranks.stage]
         if self._heads % ranks.tensor:
             raise PlanError(
                 f"--tensor-parallel-size is {ranks.tensor}, num_attention_heads is {self._heads}: vLLM needs a size"
@@ -238,7 +226,7 @@ class _Splitter:
         return at_end if re.search(r"lm_head|embed_out|norm|ln_f", name) else self._ranks.stage == 0
 
     def elements(self, tensor: Tensor) -> tuple[int, int]:
-        """Return the least and the most elements of it that a rank may hold."""
+        """Return the least and the most elements that a rank may hold; they differ where the rule is not known."""
         name, size, tensor_ranks = tensor.name, tensor.elements, self._ranks.tensor
         if _VOCABULARY.search(name):
             rows = -(-tensor.shape[0] // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
@@ -271,17 +259,6 @@ class _Splitter:
         return part, high
 
 
-def stage_layers(layers: int, stages: int, stage: int) -> tuple[int, int]:
-    """Return the first layer of a pipeline stage and the one after its last (vLLM's `get_pp_indices`).
-
-    What does not divide goes to the stages before the last, one layer each.
-    """
-    counts = [layers // stages] * stages
-    for place in range(2, layers % stages + 2):
-        counts[-place] += 1
-    return sum(counts[:stage]), sum(counts[: stage + 1])
-
-
 # --- how vLLM joins tensors ---
 
 
@@ -311,11 +288,8 @@ _JOINS: Sequence[tuple[re.Pattern[str], str]] = (
 
 
 def _joined_name(name: str) -> str:
-    for pattern, replacement in _JOINS:
-        joined, count = pattern.subn(replacement, name)
-        if count:
-            return joined
-    return name
+    joined = (pattern.subn(replacement, name) for pattern, replacement in _JOINS)
+    return next((text for text, count in joined if count), name)
 
 
 def _load_order(tensor: Tensor) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.images import ImageTokens
-from highwater.plan.pool import Pool
+from highwater.plan.pool import Pool, largest
 from highwater.units import gib_text
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MAX_LENGTH = 2**27
 MAX_IMAGES = 10_000
 MAX_TEXT = 200
 HIGHEST_UTILIZATION = 0.95
-"""Beyond it a start has too little left for what no profile sees; the story's operator found the same."""
+"""Beyond it a start has too little left for what no profile sees."""
 _RESOLUTIONS: Mapping[str, tuple[int, int]] = {
     "720p": (1280, 720),
     "1080p": (1920, 1080),
@@ -59,10 +59,8 @@ class Images:
     """The images of one conversation.
 
     Attributes:
-        count: How many.
-        width: In pixels; None where the tokens were given, or nothing.
-        height: In pixels.
-        tokens: Of one image, where they were given.
+        width: In pixels, as `height`; None: the tokens were given, or no size.
+        tokens: The tokens of one image; None: not given.
     """
 
     count: int
@@ -76,7 +74,6 @@ class Wish:
     """The conversations that are to fit at once.
 
     Attributes:
-        conversations: How many at once.
         tokens: The length of each, without its images.
         images: The images of each; None: none.
     """
@@ -88,16 +85,13 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to run, and whether the wish fits in it.
+    """One way to run.
 
     Attributes:
-        flags: What is other than now.
-        conversations: How many it is for.
-        length: How long each may be, images included.
-        needed_bytes: What they need of the KV cache of the rank that binds.
-        available_bytes: What that has.
-        fits: Whether they fit.
-        why: In a sentence.
+        flags: The flags that are changed.
+        conversations: The conversations at once; `length`: their longest, in tokens, images included.
+        needed_bytes: Their need of the KV cache of the rank that binds; `available_bytes`: the bytes of that.
+        why: The change, in words.
     """
 
     flags: Flags
@@ -114,14 +108,13 @@ class Granted:
     """The answer to a wish.
 
     Attributes:
-        wish: The wish.
-        image: What one image costs; None: no images.
+        image: The cost of one image; None: no images.
         length: The length of one conversation with its images.
         fits: Whether it fits with lengths and numbers alone set.
-        chosen: What to run: the wish as it is, else the first change under which it fits; None: no change was found.
+        chosen: The wish as it is, else the first change under which it fits; None: no change was found.
         proof: The arithmetic of the wish, in a sentence.
-        nearest: What else there is: less of the wish, or other flags under which all of it fits.
-        reasons: Why each flag of `chosen` is there, by its name.
+        nearest: Less of the wish, or other flags under which all of it fits.
+        reasons: The reason of each flag of `chosen`, by its name.
         refused: Changes that could not be planned, with the reason.
     """
 
@@ -140,7 +133,7 @@ def parse_wish(text: str) -> Wish:
     """Read a wish.
 
     Raises:
-        PlanError: It is not understood; says from where on, and what a wish looks like.
+        PlanError: It is not understood; the message names the place, and shows a wish.
     """
     if len(text) > MAX_TEXT:
         raise PlanError(f"wish: {len(text)} characters are too many; at most {MAX_TEXT}, as in '{EXAMPLE}'")
@@ -174,11 +167,11 @@ def grant(
     Args:
         wish: The wish.
         plan: Sizes the KV cache with other flags.
-        image: What one image costs; needed where the wish has images.
-        utilization: ``gpu_memory_utilization`` as it is; None where it does not size the KV cache.
-        kv_cache_dtype: As it is.
-        tensor_parallel_size: As it is.
-        images_per_prompt: The images that a prompt may have as it is; None: not known.
+        image: The cost of one image; needed where the wish has images.
+        utilization: The present ``gpu_memory_utilization``; None where it does not size the KV cache.
+        kv_cache_dtype: The present one, as `tensor_parallel_size`.
+        tensor_parallel_size: The ranks of a stage.
+        images_per_prompt: The images that a prompt may have at present; None: not known.
 
     Raises:
         PlanError: The wish cannot be planned at all: vLLM would refuse the layers, or a number makes no sense.
@@ -225,22 +218,23 @@ def grant_offline(
         wish: The wish.
         flags: The command line so far.
         plan: Plans a command line for the model.
-        image: What one image costs; needed where the wish has images.
+        image: The cost of one image; needed where the wish has images.
 
     Raises:
         PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
     """
 
     def pool_of(changed: Flags) -> Pool:
-        made = plan(replace(flags, **changed))
-        if made.available_bytes is not None:
-            return made.pool
-        if made.why_unknown is not None:
+        planned = plan(replace(flags, **changed))
+        if planned.available_bytes is not None:
+            return planned.pool
+        if planned.why_unknown is not None:
             raise PlanError(
                 "wish: what a start leaves of --device for the KV cache is not known; give --kv-cache-memory-bytes in"
-                f" place of it, or neither, and the bytes that are needed are answered. The reason: {made.why_unknown}"
+                " place of it, or neither, and the bytes that are needed are answered. The reason:"
+                f" {planned.why_unknown}"
             )
-        needed = needed_bytes(made.pool, wish.conversations)
+        needed = needed_bytes(planned.pool, wish.conversations)
         return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
 
     resolved = plan(flags).resolved
@@ -248,7 +242,7 @@ def grant_offline(
         wish,
         pool_of,
         image=image,
-        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.utilization,
+        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.flags.gpu_memory_utilization,
         kv_cache_dtype=flags.kv_cache_dtype,
         tensor_parallel_size=flags.tensor_parallel_size,
     )
@@ -265,13 +259,13 @@ def grant_offline(
     )
 
 
-def answer_of(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
-    """Return the answer to a wish as JSON has it, with the whole command line of each of the nearest.
+def wish_json(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
+    """Return the answer to a wish for programs, with the whole command line of each of the nearest.
 
     Args:
         granted: The answer.
-        given: The flags that the command lines have besides those that were found.
-        model: The model, as it is named.
+        given: The flags of the command lines besides those that were found.
+        model: The model's name or folder.
     """
     nearest = [
         {**asdict(option), "command_line": command_line({**given, **option.flags}, model)} for option in granted.nearest
@@ -288,20 +282,20 @@ class _Search:
         self._length = length
         self.refused: list[str] = []
 
-    def option(self, flags: Flags, why: str) -> Option:
+    def option(self, flags: Flags, why: str, *, conversations: int | None = None, length: int | None = None) -> Option:
         pool = self._plan(flags)
-        needed = needed_bytes(pool, self._conversations)
+        conversations = conversations or self._conversations
         return Option(
             flags=flags,
-            conversations=self._conversations,
-            length=self._length,
-            needed_bytes=needed,
+            conversations=conversations,
+            length=length or self._length,
+            needed_bytes=needed_bytes(pool, conversations),
             available_bytes=pool.blocks * pool.bytes_per_block,
-            fits=pool.fits and fitting_conversations(pool) >= self._conversations,
+            fits=pool.fits and fitting_conversations(pool) >= conversations,
             why=why,
         )
 
-    def tried(self, flags: Flags, why: str) -> Option | None:
+    def changed(self, flags: Flags, why: str) -> Option | None:
         """Return an option; None where it cannot be planned, which is kept with its reason."""
         try:
             return self.option(flags, why)
@@ -310,59 +304,40 @@ class _Search:
             return None
 
     def less(self, base: Flags) -> Iterator[Option]:
-        """Yield the nearest that fits as things are: fewer conversations, and shorter ones."""
-        fewer = _largest(self._conversations, lambda count: self._fits({**base, "max_num_seqs": count}, count))
-        if fewer:
-            search = _Search(self._plan, fewer, self._length)
-            yield search.option({**base, "max_num_seqs": fewer}, f"fewer conversations: {fewer} of this length fit")
-        shorter = _largest(
-            self._length, lambda length: self._fits({**base, "max_model_len": length}, self._conversations)
-        )
-        if shorter:
-            search = _Search(self._plan, self._conversations, shorter)
-            why = f"shorter conversations: {self._conversations} of {shorter} tokens fit"
-            yield search.option({**base, "max_model_len": shorter}, why)
+        """Yield the nearest that fits without other flags: fewer conversations, and shorter ones."""
 
-    def _fits(self, flags: Flags, conversations: int) -> bool:
-        pool = self._plan(flags)
-        return pool.fits and fitting_conversations(pool) >= conversations
+        def fewer(count: int) -> Option:
+            why = f"fewer conversations: {count} of this length fit"
+            return self.option({**base, "max_num_seqs": count}, why, conversations=count)
+
+        def shorter(length: int) -> Option:
+            why = f"shorter conversations: {self._conversations} of {length} tokens fit"
+            return self.option({**base, "max_model_len": length}, why, length=length)
+
+        if most := largest(self._conversations - 1, lambda count: fewer(count).fits):
+            yield fewer(most)
+        if most := largest(self._length - 1, lambda length: shorter(length).fits):
+            yield shorter(most)
 
     def proof(self, option: Option) -> str:
-        pool = self._plan(option.flags)
-        each = blocks_per_request(pool)
+        pool, count = self._plan(option.flags), self._conversations
+        each = pool.blocks_per_request
         return (
-            f"{self._conversations} conversations of {self._length:,} tokens take {self._conversations} x {each:,} "
-            f"blocks and the null block, {self._conversations * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
+            f"{count} conversations of {self._length:,} tokens take {count} x {each:,} blocks and the null block, "
+            f"{count * each + 1:,} in all, of {pool.bytes_per_block:,} bytes: "
             f"{option.needed_bytes:,} bytes ({gib_text(option.needed_bytes)}). There are {pool.blocks:,} blocks, "
             f"{option.available_bytes:,} bytes ({gib_text(option.available_bytes)})."
         )
 
 
-def _largest(too_many: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number under `too_many` that fits; 0 where not even one does."""
-    largest = 0
-    while too_many - largest > 1:
-        middle = (largest + too_many) // 2
-        if fits(middle):
-            largest = middle
-        else:
-            too_many = middle
-    return largest
-
-
-def blocks_per_request(pool: Pool) -> int:
-    """Return the blocks that one request of the maximum length takes, of all groups."""
-    return sum(group.blocks_per_request for group in pool.groups)
-
-
 def fitting_conversations(pool: Pool) -> int:
     """Return how many requests of the maximum length are in the KV cache at once; vLLM keeps the null block itself."""
-    return max(0, pool.blocks - 1) // max(1, blocks_per_request(pool))
+    return max(0, pool.blocks - 1) // max(1, pool.blocks_per_request)
 
 
 def needed_bytes(pool: Pool, conversations: int) -> int:
     """Return the bytes of a pool that just holds so many requests of the maximum length."""
-    return (conversations * blocks_per_request(pool) + 1) * pool.bytes_per_block
+    return (conversations * pool.blocks_per_request + 1) * pool.bytes_per_block
 
 
 def _changes(
@@ -372,18 +347,18 @@ def _changes(
     can_raise = utilization is not None and utilization < HIGHEST_UTILIZATION
     raised = {"gpu_memory_utilization": HIGHEST_UTILIZATION} if can_raise else {}
     halved = {} if (kv_cache_dtype or "auto").startswith("fp8") else {"kv_cache_dtype": "fp8"}
-    steps: list[tuple[Flags, str]] = []
-    if raised:
-        steps.append((raised, f"more of the device: {HIGHEST_UTILIZATION} of it"))
-    if halved:
-        steps.append((halved, "keys and values of 8 bits"))
-    if raised and halved:
-        steps.append(({**raised, **halved}, "more of the device, and keys and values of 8 bits"))
-    for times in (2, 4, 8):
-        ranks = tensor_parallel_size * times
-        steps.append(({"tensor_parallel_size": ranks}, f"{ranks} devices in place of {tensor_parallel_size}"))
+    both = {**raised, **halved} if raised and halved else {}
+    steps: list[tuple[Flags, str]] = [
+        (raised, f"more of the device: {HIGHEST_UTILIZATION} of it"),
+        (halved, "keys and values of 8 bits"),
+        (both, "more of the device, and keys and values of 8 bits"),
+    ]
+    steps += [
+        ({"tensor_parallel_size": ranks}, f"{ranks} devices in place of {tensor_parallel_size}")
+        for ranks in (tensor_parallel_size * times for times in (2, 4, 8))
+    ]
     for flags, why in steps:
-        option = search.tried({**base, **flags}, why)
+        option = search.changed({**base, **flags}, why) if flags else None
         if option is not None:
             yield option
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from highwater.plan.ascend import (
-    RULES,
-    block_size,
-    counts_the_whole_card,
-    keeps_sliding_as_full,
-    kv_cache_memory_bytes_counts,
-    profiles_encoder,
-    scales_several_groups,
-    splits_every_block,
-    takes_off_graphs,
-)
-from highwater.plan.generations import generation_of
+from highwater.plan import ascend
+from highwater.plan.ascend import block_size
+from highwater.plan.generations import Span, generation_of
 from highwater.plan.limits import Limits
 from highwater.plan.pool import plan_pool
 from highwater.plan.specs import FullAttention
@@ -56,31 +51,41 @@ def test_a_block_holds_128_tokens_unless_nothing_reuses_blocks(
     assert block_size(given, reuses_blocks=reuses) == expected
 
 
+RULES = tomllib.loads((Path(__file__).parents[3] / "docs" / "ascend_rules.toml").read_text(encoding="utf-8"))["rule"]
+
+
+def _holds(rule: dict[str, Any], release: tuple[int, int]) -> bool:
+    since, until = (tuple(map(int, rule[end].split("."))) if end in rule else None for end in ("since", "until"))
+    assert since is not None
+    return release in Span(since, until)
+
+
 @pytest.mark.parametrize("release", [(0, minor) for minor in range(11, 33)])
 def test_every_release_has_one_rule_for_each_of_these(release: tuple[int, int]) -> None:
-    """A rule that ends has another after it, and the questions agree with the rules."""
-    effects = [rule.effect for rule in RULES if rule.holds(release)]
+    """A rule that ends has another after it, and the code's spans agree with the rules of the page."""
+    effects = [rule["effect"] for rule in RULES if _holds(rule, release)]
 
     assert sum("encoder is profiled" in effect or "Images are not profiled" in effect for effect in effects) == 1
     assert sum("Mamba's page is" in effect for effect in effects) == 1
     assert sum(effect.startswith("The KV cache gets") for effect in effects) == 1
-    assert any("The encoder is profiled" in effect for effect in effects) is profiles_encoder(release)
-    assert any("total * utilization" in effect for effect in effects) is counts_the_whole_card(release)
-    assert any("sliding window saves nothing" in effect for effect in effects) is keeps_sliding_as_full(release)
-    assert any("`--kv-cache-memory-bytes` is taken" in effect for effect in effects) is kv_cache_memory_bytes_counts(
-        release
-    )
-    assert any("in several groups" in effect for effect in effects) is scales_several_groups(release)
-    assert any("An estimate of the ACL graphs" in effect for effect in effects) is takes_off_graphs(release)
-    assert any("expandable_segments:True` unless" in effect for effect in effects) is splits_every_block(release)
+    for words, span in (
+        ("Images are not profiled", ascend.SKIPS_ENCODER),
+        ("total * utilization", ascend.COUNTS_THE_WHOLE_CARD),
+        ("sliding window saves nothing", ascend.KEEPS_SLIDING_AS_FULL),
+        ("`--kv-cache-memory-bytes` is taken", ascend.TAKES_KV_CACHE_MEMORY_BYTES),
+        ("in several groups", ascend.SCALES_SEVERAL_GROUPS),
+        ("An estimate of the ACL graphs", ascend.SUBTRACTS_GRAPHS),
+        ("expandable_segments:True` unless", ascend.EXPANDABLE_SEGMENTS),
+    ):
+        assert any(words in effect for effect in effects) is (release in span), words
 
 
 def test_every_rule_says_where_it_was_read() -> None:
     """The version that was read follows the rule, and the place is a file and a line."""
     for rule in RULES:
-        assert rule.sources
-        for source in rule.sources:
-            major, minor = (int(number) for number in source.version.split(".")[:2])
-            assert rule.holds((major, minor)), rule
-            assert source.path.endswith(".py")
-            assert source.line > 0
+        assert rule["sources"]
+        for version, path, line, _ in rule["sources"]:
+            major, minor = (int(number) for number in version.split(".")[:2])
+            assert _holds(rule, (major, minor)), rule
+            assert path.endswith(".py")
+            assert line > 0

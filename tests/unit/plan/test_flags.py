@@ -94,8 +94,8 @@ def test_a_card_that_is_not_named_is_said_so():
 @pytest.mark.parametrize(("version", "share"), [("0.19.0", 0.9), ("0.20.0", 0.92), ("0.32.0", 0.92)])
 def test_the_share_of_the_card_is_the_versions(version: str, share: float):
     """0.92 from 0.20 on; none where bytes are given."""
-    assert resolved(version=version).utilization == share
-    assert resolved(version=version, kv_cache_memory_bytes=GIB).utilization is None
+    assert resolved(version=version).flags.gpu_memory_utilization == share
+    assert resolved(version=version, kv_cache_memory_bytes=GIB).flags.gpu_memory_utilization is None
 
 
 @pytest.mark.parametrize(

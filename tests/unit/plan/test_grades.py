@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from highwater.plan.budget import rank_budget
-from highwater.plan.figure import add, estimated, exact, measured
-from highwater.plan.terms import GRADES
+from highwater.plan.figure import GRADES, add, estimated, exact, measured
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import STORY, STORY_START, rank, story_rank
 

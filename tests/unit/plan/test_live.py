@@ -11,10 +11,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EngineBudget
+from highwater.plan.answer import live_json
 from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
-from highwater.plan.live import answer_of, grant_live, plan_live
+from highwater.plan.live import grant_live, plan_live
 from highwater.plan.pool import plan_pool
 from highwater.plan.wish import parse_wish
 from tests.fakes import started
@@ -46,7 +47,7 @@ def _larger() -> LiveEngine:
 
 def test_without_a_change_the_plan_is_the_engine_as_it_runs(story: LiveEngine) -> None:
     """645,120 tokens in 5,040 blocks, as its log says, and the grade is the engine's own."""
-    answer = answer_of(story, plan_live(story, {"max_model_len": 65_536}))
+    answer = live_json(story, plan_live(story, {"max_model_len": 65_536}))
     assert (answer["kv_cache"]["blocks"], answer["kv_cache"]["tokens"]) == (5_040, 645_120)
     assert answer["changed"] == {}
     assert answer["kv_cache"]["grades"]["blocks"] == answer["kv_cache"]["grades"]["available_bytes"] == "engine"
@@ -59,7 +60,7 @@ def test_the_lengths_that_were_tried_by_hand_are_answered(larger: LiveEngine) ->
     assert (fits.fits, fits.blocks) == (True, 1_283)
     too_long = plan_live(larger, {"max_model_len": 165_000}).pool
     assert (too_long.fits, too_long.max_model_len_that_fits) == (False, 164_224)
-    assert answer_of(larger, plan_live(larger, {"max_model_len": 163_000}))["command_line"] == (
+    assert live_json(larger, plan_live(larger, {"max_model_len": 163_000}))["command_line"] == (
         "vllm serve MODEL --max-model-len 163000"
     )
 
@@ -215,14 +216,14 @@ def test_what_cannot_be_planned_is_named(story: LiveEngine, flags: dict[str, Any
 
 def test_fewer_images_a_prompt_are_in_the_command_line_and_make_an_estimate(story: LiveEngine) -> None:
     """They may shrink what is profiled for the encoder."""
-    answer = answer_of(story, plan_live(story, {}, 1))
+    answer = live_json(story, plan_live(story, {}, 1))
     assert answer["command_line"] == "vllm serve MODEL --limit-mm-per-prompt '{\"image\": 1}'"
     assert answer["kv_cache"]["grades"]["blocks"] == "estimated"
 
 
 def test_the_encoders_budget_follows_the_batched_tokens(story: LiveEngine) -> None:
     """It is never under the largest item: 16,384 embeddings of an image of 4096 x 4096."""
-    now, less = (answer_of(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 8}))
+    now, less = (live_json(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 8}))
     assert (now["cache_embeddings"], now["items"]["image"]) == (32_768, {"max_embeddings": 16_384, "cached": 2})
     assert (less["cache_embeddings"], less["items"]["image"]["cached"]) == (16_384, 1)
 

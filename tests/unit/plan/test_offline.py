@@ -39,7 +39,7 @@ def test_a_folder_is_taken_for_the_config_in_it(tmp_path: Path):
         (b"{", "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
         (b"[" * 100_000, "is no JSON"),
-        (b"[1]", "a JSON object is needed, this is a list"),
+        (b"[1]", "a JSON object is needed \\(a model's config.json\\), this is a list"),
         (b" " * (9 << 20), "has more than 8,388,608 bytes; a model's config.json is needed"),
     ],
     ids=["missing", "cut short", "no text", "nested too deep", "a list", "huge"],

@@ -7,7 +7,8 @@ import pytest
 from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import Tensor, implied_tensors
 from highwater.plan.errors import PlanError
-from highwater.plan.weights import Ranks, rotary_tables, stage_layers, weights_from_config, weights_from_files
+from highwater.plan.layers import stage_bounds
+from highwater.plan.weights import Ranks, rotary_tables, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB
 from tests.support.recorded_starts import (
     GPT_OSS_20B,
@@ -184,9 +185,7 @@ def test_layers_that_do_not_divide_go_to_the_stages_before_the_last(
     layers: int, stages: int, counts: list[int]
 ) -> None:
     """As vLLM's get_pp_indices has it."""
-    bounds = [stage_layers(layers, stages, stage) for stage in range(stages)]
-
-    assert [end - start for start, end in bounds] == counts
+    assert [end - start for start, end in stage_bounds(layers, stages)] == counts
 
 
 def test_heads_that_ranks_do_not_divide_are_refused_by_name() -> None:

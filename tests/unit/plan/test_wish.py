@@ -22,10 +22,10 @@ from highwater.plan.wish import (
     Images,
     Planner,
     Wish,
-    answer_of,
     fitting_conversations,
     grant,
     parse_wish,
+    wish_json,
 )
 
 IMAGE = ImageTokens(embeddings=2_040, prompt_tokens=2_042)
@@ -165,7 +165,7 @@ def test_images_come_on_top_of_the_length_and_into_the_command_line() -> None:
     assert result.chosen is not None
     assert result.chosen.flags["limit_mm_per_prompt"] == {"image": 2}
     assert "limit_mm_per_prompt" in result.reasons
-    assert answer_of(result)["image"] == {"embeddings": 2_040, "prompt_tokens": 2_042}
+    assert wish_json(result)["image"] == {"embeddings": 2_040, "prompt_tokens": 2_042}
 
 
 def test_a_limit_of_images_that_is_there_already_is_not_repeated() -> None:

@@ -16,44 +16,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from highwater.plan.generations import Release, Span
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
-from highwater.plan.terms import Release
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The versions of vLLM that have an architecture.
-
-    Attributes:
-        since: The first release.
-        until: The last minor release; None: the newest that was read still has it.
-    """
-
-    since: Release
-    until: tuple[int, int] | None
-
-    def __contains__(self, release: Release) -> bool:
-        return self.since <= release and (self.until is None or release[:2] <= self.until)
-
-    def __str__(self) -> str:
-        since = ".".join(map(str, self.since))
-        return f"{since} and newer" if self.until is None else f"{since} to {'.'.join(map(str, self.until))}"
 
 
 @cache
-def served() -> Mapping[str, Served]:
-    """Return the versions that have each architecture."""
+def served() -> Mapping[str, Span]:
+    """Return the versions of vLLM that have each architecture."""
+
+    def span(since: str, last: str | None) -> Span:
+        major, minor = map(int, last.split(".")) if last else (0, 0)
+        return Span(tuple(map(int, since.split("."))), (major, minor + 1) if last else None)
+
     text = Path(__file__).with_name("served.json").read_text(encoding="utf-8")
-    return MappingProxyType({name: _served(since, until) for name, (since, until) in json.loads(text).items()})
-
-
-def _served(since: str, until: str | None) -> Served:
-    major, minor, patch = map(int, since.split("."))
-    if until is None:
-        return Served((major, minor, patch), None)
-    last_major, last_minor = map(int, until.split("."))
-    return Served((major, minor, patch), (last_major, last_minor))
+    return MappingProxyType({name: span(*versions) for name, versions in json.loads(text).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,71 +56,59 @@ class Architecture:
     state_dtypes: tuple[tuple[Release, str], ...] = ()
 
 
-# Layers all alike, or a window for the whole model.
-_UNIFORM = """
-AquilaForCausalLM AquilaModel BaiChuanForCausalLM BaichuanForCausalLM BloomForCausalLM ChatGLMForConditionalGeneration
-ChatGLMModel DbrxForCausalLM DeepseekForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM
-ExaoneForCausalLM FalconForCausalLM GLM4VForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM
-GPTNeoXForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM Glm4vForConditionalGeneration
-Glm4vMoeForConditionalGeneration GlmForCausalLM GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM
-HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM
-MiniMaxM2ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM
-OlmoeForCausalLM OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM
-QWenLMHeadModel Qwen2MoeForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
-Qwen3VLMoeForConditionalGeneration RWForCausalLM SolarForCausalLM StableLMEpochForCausalLM StableLmForCausalLM
-Starcoder2ForCausalLM XverseForCausalLM
-"""
-
-# Layers all alike, by an assertion of vLLM.
-_QWEN2 = """
-Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2VLForConditionalGeneration Qwen2_5OmniForConditionalGeneration
-Qwen2_5OmniModel Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM Qwen3VLForConditionalGeneration SeedOssForCausalLM
-MiMoForCausalLM
-"""
-
-# models/llama.py and its kin: a layer whose type is sliding_attention slides.
-_BY_LAYER_TYPE = """
-ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
-Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
-LLaMAForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
-"""
-
-# Wrappers around a language model that their config.json names.
-_WRAPPED = """
-AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration Idefics3ForConditionalGeneration
-InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
-LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration Mistral3ForConditionalGeneration
-PaliGemmaForConditionalGeneration SmolVLMForConditionalGeneration UltravoxModel VoxtralForConditionalGeneration
-"""
-
-_LATENT = """
-DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM
-KimiK25ForConditionalGeneration KimiVLForConditionalGeneration
-"""
-
-
+# The architectures without recurrent states, by the rule of their layers.
+_ATTENTION: Final = {
+    attention.uniform: """
+        AquilaForCausalLM AquilaModel BaiChuanForCausalLM BaichuanForCausalLM BloomForCausalLM
+        ChatGLMForConditionalGeneration ChatGLMModel DbrxForCausalLM DeepseekForCausalLM Dots1ForCausalLM
+        Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM ExaoneForCausalLM FalconForCausalLM GLM4VForCausalLM
+        GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM GemmaForCausalLM Glm4ForCausalLM
+        Glm4MoeForCausalLM Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration GlmForCausalLM
+        GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM
+        HunYuanMoEV1ForCausalLM InternLM2ForCausalLM MPTForCausalLM MiniCPMForCausalLM MiniMaxM2ForCausalLM
+        MixtralForCausalLM MptForCausalLM NemotronForCausalLM OPTForCausalLM OlmoForCausalLM OlmoeForCausalLM
+        OrionForCausalLM PersimmonForCausalLM Phi3VForCausalLM PhiForCausalLM PhiMoEForCausalLM QWenLMHeadModel
+        Qwen2MoeForCausalLM Qwen3MoeForCausalLM Qwen3OmniMoeForConditionalGeneration
+        Qwen3VLMoeForConditionalGeneration RWForCausalLM SolarForCausalLM StableLMEpochForCausalLM
+        StableLmForCausalLM Starcoder2ForCausalLM XverseForCausalLM
+    """,
+    attention.qwen2: """
+        Qwen2AudioForConditionalGeneration Qwen2ForCausalLM Qwen2VLForConditionalGeneration
+        Qwen2_5OmniForConditionalGeneration Qwen2_5OmniModel Qwen2_5_VLForConditionalGeneration Qwen3ForCausalLM
+        Qwen3VLForConditionalGeneration SeedOssForCausalLM MiMoForCausalLM
+    """,
+    attention.by_layer_type: """
+        ApertusForCausalLM ArceeForCausalLM Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM Exaone4ForCausalLM
+        Gemma2ForCausalLM Gemma3ForCausalLM Gemma3ForConditionalGeneration InternLM3ForCausalLM InternLMForCausalLM
+        LLaMAForCausalLM LlamaForCausalLM MistralForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM Phi3ForCausalLM
+    """,
+    attention.wrapped: """
+        AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration Idefics3ForConditionalGeneration
+        InternVLChatModel InternVLForConditionalGeneration LlavaForConditionalGeneration
+        LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration
+        LlavaOnevisionForConditionalGeneration Mistral3ForConditionalGeneration PaliGemmaForConditionalGeneration
+        SmolVLMForConditionalGeneration UltravoxModel VoxtralForConditionalGeneration
+    """,
+    attention.latent: """
+        DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM Glm4MoeLiteForCausalLM
+        GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration KimiVLForConditionalGeneration
+    """,
+    attention.nemotron_nas: "DeciLMForCausalLM",
+    attention.gemma3n: "Gemma3nForCausalLM Gemma3nForConditionalGeneration",
+    attention.gemma4: "Gemma4ForCausalLM Gemma4ForConditionalGeneration",
+    attention.alternating: "GptOssForCausalLM",
+    attention.llama4: "Llama4ForCausalLM Llama4ForConditionalGeneration",
+    attention.longcat: "LongcatFlashForCausalLM",
+    attention.mimo_v2: "MiMoV2FlashForCausalLM",
+}
 _HYBRID: Final = partial(Architecture, hybrid=True)
 _QWEN_STATE: Final = "mamba_ssm_dtype"
 # models/config.py, NemotronHForCausalLMConfig: float16 up to 0.19.
 _NEMOTRON_STATES: Final = (((0, 13, 0), "float16"), ((0, 20, 0), "float32"))
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
-    {name: Architecture(build=attention.uniform) for name in _UNIFORM.split()}
-    | {name: Architecture(build=attention.qwen2) for name in _QWEN2.split()}
-    | {name: Architecture(build=attention.by_layer_type) for name in _BY_LAYER_TYPE.split()}
-    | {name: Architecture(build=attention.wrapped) for name in _WRAPPED.split()}
-    | {name: Architecture(build=attention.latent) for name in _LATENT.split()}
+    {name: Architecture(build=build) for build, names in _ATTENTION.items() for name in names.split()}
     | {
-        "DeciLMForCausalLM": Architecture(build=attention.nemotron_nas),
-        "Gemma3nForCausalLM": Architecture(build=attention.gemma3n),
-        "Gemma3nForConditionalGeneration": Architecture(build=attention.gemma3n),
-        "Gemma4ForCausalLM": Architecture(build=attention.gemma4),
-        "Gemma4ForConditionalGeneration": Architecture(build=attention.gemma4),
-        "GptOssForCausalLM": Architecture(build=attention.alternating),
-        "Llama4ForCausalLM": Architecture(build=attention.llama4),
-        "Llama4ForConditionalGeneration": Architecture(build=attention.llama4),
-        "LongcatFlashForCausalLM": Architecture(build=attention.longcat),
-        "MiMoV2FlashForCausalLM": Architecture(build=attention.mimo_v2),
         "WhisperForConditionalGeneration": Architecture(build=attention.whisper, encoder_decoder=True),
         "FalconMambaForCausalLM": Architecture(build=recurrent.mamba, states_only=True, caches_states=True),
         "Mamba2ForCausalLM": Architecture(build=recurrent.mamba2, states_only=True, caches_states=True),

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent
 from highwater.plan.models.reading import Config, layer_types, model_window, window
 
 # Language models whose layers are alike or follow their types.
-WRAPPED: Final = frozenset(
-    {
-        "cohere",
-        "cohere2",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt_oss",
-        "granite",
-        "internlm2",
-        "llama",
-        "mistral",
-        "mixtral",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-    }
-)
+_WRAPPED: Final = """
+cohere cohere2 gemma gemma2 gemma3_text gpt_oss granite internlm2 llama mistral mixtral phi3 qwen2 qwen2_moe qwen3
+qwen3_moe
+"""
+WRAPPED: Final = frozenset(_WRAPPED.split())
 # Those of them that vLLM serves with its Qwen2Model.
 QWEN2: Final = frozenset({"qwen2", "qwen3"})
 SLIDING = "sliding_attention"
@@ -73,6 +59,20 @@ def head_size(config: Config) -> int:
     if hidden % heads:
         raise config.refused("hidden_size", hidden, f"{heads} heads must divide it, or head_dim must be given")
     return hidden // heads
+
+
+def self_attention(
+    layer: int,
+    heads: int,
+    size: int,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    name: str | None = None,
+) -> Attention:
+    """Return the attention of a decoder's layer; `name` where it is not that of most models."""
+    name = name or f"model.layers.{layer}.self_attn.attn"
+    return Attention(layer=layer, name=name, kv_heads=heads, head_size=size, window=window, chunk=chunk)
 
 
 def uniform(config: Config) -> tuple[Kept, ...]:
@@ -136,9 +136,9 @@ def gemma4(config: Config) -> tuple[Kept, ...]:
     if config.get("attention_k_eq_v"):
         full_heads = config.optional("num_global_key_value_heads") or full_heads
     return tuple(
-        one
-        if not isinstance(one, Attention) or one.window is not None
-        else Attention(layer=one.layer, name=one.name, kv_heads=full_heads, head_size=full_size)
+        replace(one, kv_heads=full_heads, head_size=full_size)
+        if isinstance(one, Attention) and one.window is None
+        else one
         for one in gemma3n(config)
     )
 
@@ -151,16 +151,7 @@ def llama4(config: Config) -> tuple[Kept, ...]:
     if not isinstance(rotary, list) or len(rotary) != layers:
         raise config.refused("no_rope_layers", rotary, f"a list of {layers} is needed, 0 where there are no positions")
     heads, size = kv_heads(config), head_size(config)
-    return tuple(
-        Attention(
-            layer=i,
-            name=f"model.layers.{i}.self_attn.attn",
-            kv_heads=heads,
-            head_size=size,
-            chunk=chunk if rotary[i] else None,
-        )
-        for i in range(layers)
-    )
+    return tuple(self_attention(i, heads, size, chunk=chunk if rotary[i] else None) for i in range(layers))
 
 
 def mimo_v2(config: Config) -> tuple[Kept, ...]:
@@ -171,14 +162,10 @@ def mimo_v2(config: Config) -> tuple[Kept, ...]:
         raise config.refused("hybrid_layer_pattern", pattern, f"a list of {layers} is needed, 1 where a layer slides")
     slides = config.optional("sliding_window_size") or config.number("sliding_window")
     return tuple(
-        Attention(
-            layer=i,
-            name=f"model.layers.{i}.self_attn.attn",
-            kv_heads=config.number("swa_num_key_value_heads") if pattern[i] == 1 else kv_heads(config),
-            head_size=config.number("swa_head_dim") if pattern[i] == 1 else head_size(config),
-            window=slides if pattern[i] == 1 else None,
-        )
-        for i in range(layers)
+        self_attention(i, config.number("swa_num_key_value_heads"), config.number("swa_head_dim"), window=slides)
+        if kind == 1
+        else self_attention(i, kv_heads(config), head_size(config))
+        for i, kind in enumerate(pattern)
     )
 
 
@@ -219,10 +206,9 @@ def whisper(config: Config) -> tuple[Kept, ...]:
     size = config.number("d_model") // heads
     kept: list[Kept] = []
     for i in range(layers):
-        own = f"model.decoder.layers.{i}.self_attn.attn"
-        other = f"model.decoder.layers.{i}.encoder_attn.attn"
-        kept.append(Attention(layer=i, name=own, kv_heads=heads, head_size=size))
-        kept.append(Cross(layer=i, name=other, kv_heads=heads, head_size=size))
+        name = f"model.decoder.layers.{i}"
+        kept.append(self_attention(i, heads, size, name=f"{name}.self_attn.attn"))
+        kept.append(Cross(layer=i, name=f"{name}.encoder_attn.attn", kv_heads=heads, head_size=size))
     return tuple(kept)
 
 
@@ -243,9 +229,7 @@ def nemotron_nas(config: Config) -> tuple[Kept, ...]:
         if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= heads:
             right = f"a whole number from 1 to the {heads} attention heads is needed"
             raise config.refused(f"block_configs[{i}].attention.n_heads_in_group", group, right)
-        kept.append(
-            Attention(layer=i, name=f"model.layers.{i}.self_attn.attn", kv_heads=heads // group, head_size=size)
-        )
+        kept.append(self_attention(i, heads // group, size))
     return tuple(kept)
 
 
@@ -263,7 +247,4 @@ def _types(config: Config) -> tuple[str, ...] | None:
 
 def _layers(config: Config, windows: tuple[int | None, ...]) -> tuple[Kept, ...]:
     heads, size = kv_heads(config), head_size(config)
-    return tuple(
-        Attention(layer=i, name=f"model.layers.{i}.self_attn.attn", kv_heads=heads, head_size=size, window=each)
-        for i, each in enumerate(windows)
-    )
+    return tuple(self_attention(i, heads, size, window=each) for i, each in enumerate(windows))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.json_file import read_json
+from highwater.plan.json_file import read_object
 from highwater.plan.models import attention
 from highwater.plan.models.kept import Attention, Indexer, Kept, Latent, Model
 from highwater.plan.models.reading import language_config
@@ -60,7 +60,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
     """
     if text is None:
         return Draft()
-    given = _object(text)
+    given = speculative_object(text)
     tokens = given.get("num_speculative_tokens")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise PlanError(f"{FLAG}: num_speculative_tokens: {tokens!r}; a whole number of 1 or more is needed")
@@ -74,7 +74,8 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
     raise PlanError(f"{FLAG}: method: {method!r}; ngram, suffix, medusa, mtp, eagle and eagle3 can be planned")
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def speculative_object(text: str) -> Mapping[str, Any]:
+    """Return the object that `--speculative-config` holds."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -111,11 +112,9 @@ def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     try:
-        values = read_json(path, MAX_DRAFT_BYTES, "a draft model's config.json")
+        values = read_object(path, MAX_DRAFT_BYTES, "a draft model's config.json")
     except PlanError as exc:
         raise PlanError(f"{FLAG}: model: {exc}") from exc
-    if not isinstance(values, dict):
-        raise PlanError(f"{FLAG}: model: {path}: a JSON object is needed, this is a {type(values).__name__}")
     names = values.get("architectures")
     if not isinstance(names, list) or not names or str(names[0]) not in _EAGLE_HEADS:
         raise PlanError(
@@ -126,12 +125,4 @@ def _eagle_layers(place: object, model: Model) -> tuple[Kept, ...]:
     config = language_config(inner if isinstance(inner, dict) else values)
     heads, size = attention.kv_heads(config), attention.head_size(config)
     layers = config.optional("num_hidden_layers") or 1
-    return tuple(
-        Attention(
-            layer=model.layers + i,
-            name=f"model.layers.{model.layers + i}.self_attn.attn",
-            kv_heads=heads,
-            head_size=size,
-        )
-        for i in range(layers)
-    )
+    return tuple(attention.self_attention(model.layers + i, heads, size) for i in range(layers))

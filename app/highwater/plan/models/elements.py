@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation
+from highwater.plan.flags import EngineFlags
+from highwater.plan.generations import Generation, Release
 from highwater.plan.models.kept import Model, Role
-from highwater.plan.terms import Release
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 # vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).
@@ -75,27 +75,19 @@ class Elements:
         return MODEL_BYTES[self.convolution if role == "conv" else self.state]
 
 
-def resolve_elements(
-    model: Model,
-    generation: Generation,
-    *,
-    dtype: str | None,
-    cache: str | None,
-    convolution: str | None,
-    state: str | None,
-) -> Elements:
-    """Return the element types that vLLM uses for what was asked for."""
-    own = _model_type(model, dtype)
-    conv = _state_type("mamba_cache_dtype", convolution, generation)
+def resolve_elements(model: Model, generation: Generation, flags: EngineFlags) -> Elements:
+    """Return the element types that vLLM uses for these flags."""
+    own = _model_type(model, flags.dtype)
+    conv = _state_type("mamba_cache_dtype", flags.mamba_cache_dtype, generation)
     conv = own if conv == "auto" else conv
-    asked = _state_type("mamba_ssm_cache_dtype", state, generation)
+    asked = _state_type("mamba_ssm_cache_dtype", flags.mamba_ssm_cache_dtype, generation)
     if asked == "auto" and model.state_dtype is not None:
         asked = model.state_dtype  # models/config.py: Nemotron-H and Qwen3.5 name it in their config.json
     if asked != "auto" and asked not in MODEL_BYTES:
         raise PlanError(f"mamba_ssm_dtype: {asked!r}; one of {', '.join(MODEL_BYTES)} is needed")
     return Elements(
         model=own,
-        cache=_cache_type(model, cache or "auto", generation),
+        cache=_cache_type(model, flags.kv_cache_dtype or "auto", generation),
         convolution=conv,
         state=conv if asked == "auto" else asked,
     )

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
+from highwater.plan.generations import Release
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
-from highwater.plan.terms import Release
+from highwater.plan.models.recurrent import zamba2_head_size
 
 # Keys that change what a cache holds, in ways that are not modelled here: a model that sets one is refused by name.
 NOT_MODELLED: Final = {
@@ -55,7 +56,6 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         if value and (value is True or value != 1):
             raise config.refused(key, value, why)
     kept = architecture.build(config)
-    length = length_of(config, release)
     is_latent = any(isinstance(one, Latent) for one in kept)
     return Model(
         architecture=name,
@@ -67,10 +67,7 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         kv_heads=0 if architecture.states_only else 1 if is_latent else attention.kv_heads(config),
         head_size=_head_size(config, architecture, kept),
         kept=kept,
-        max_length=length.longest,
-        max_length_key=length.key,
-        default_length=length.default,
-        length_override=length.override,
+        length=length_of(config, release),
         dtype=_dtype(values, config),
         quantization=_quantization(values, config),
         # A hybrid's class may serve a model without states (granite-4.0-micro).
@@ -116,7 +113,7 @@ def _head_size(config: Config, architecture: Architecture, kept: tuple[Kept, ...
     if architecture.states_only:
         return 0
     if config.model_type == "zamba2":
-        return config.optional("attention_head_dim") or 0
+        return zamba2_head_size(config)
     latent = next((one for one in kept if isinstance(one, Latent)), None)
     return attention.head_size(config) if latent is None else latent.width
 
