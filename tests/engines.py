@@ -9,8 +9,14 @@ from typing import Any
 from highwater.demo.engine import Dialect, Engine
 from highwater.demo.environment import DEFAULT_VERSION, RECIPES, REQUIREMENTS, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
-from highwater.demo.model import BYTES_PER_NUMBER, ENCODER_WIDTH, MERGE_SIZE, PATCH_PIXELS
 from highwater.demo.traffic import TrafficResult, send
+
+# Of the tiny Qwen3-VL (app/highwater/demo/model.yaml).
+TOKEN_PIXELS = 16 * 2
+"""Pixels of a token's side: the patch size times the merge size."""
+ENCODER_WIDTH = 2048 * (1 + 3)
+"""Numbers that the encoder cache keeps per image token: the deepest features and one set per deepstack layer."""
+BYTES_PER_NUMBER = 2  # bfloat16
 
 # The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
 _NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
@@ -96,8 +102,7 @@ async def send_texts(
 
 def image_tokens(width: int, height: int) -> int:
     """Return how many tokens an image of so many pixels costs; both sides multiples of 32."""
-    side = PATCH_PIXELS * MERGE_SIZE
-    return (width // side) * (height // side)
+    return (width // TOKEN_PIXELS) * (height // TOKEN_PIXELS)
 
 
 def image_cache_bytes(width: int, height: int) -> int:
