@@ -266,9 +266,9 @@ def _send(engine: Engine, url: str, seeds: range | Iterator[int]) -> None:
     Raises:
         DemoError: A request failed.
     """
-    is_range = isinstance(seeds, range)
-    length, concurrency = (len(seeds), CONCURRENCY) if is_range else (MAX_AUTOMATIC_IMAGES, AUTOMATIC_CONCURRENCY)
-    with click.progressbar(length=length, label="  images", hidden=not is_range) as bar:
+    total = len(seeds) if isinstance(seeds, range) else None
+    concurrency = AUTOMATIC_CONCURRENCY if total is None else CONCURRENCY
+    with click.progressbar(length=total or MAX_AUTOMATIC_IMAGES, label="  images", hidden=total is None) as bar:
         sending = send_images(
             url, engine.served_model, images=seeds, concurrency=concurrency, on_done=lambda: bar.update(1)
         )
