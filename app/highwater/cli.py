@@ -239,7 +239,7 @@ for command in (
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
 def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
-    from highwater.demo import story, watch  # noqa: PLC0415 - `serve` must not load it
+    from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
     from highwater.demo.engine import EngineOptions  # noqa: PLC0415
     from highwater.demo.environment import ensure_environment  # noqa: PLC0415
     from highwater.demo.errors import DemoError  # noqa: PLC0415
@@ -255,7 +255,7 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
             f"1. Watching. Starting vLLM {environment.version} with a tiny Qwen3-VL (about half a minute): no "
             "development mode and no flag, only the worker package on its path and HIGHWATER_RECORDER_DIR"
         )
-        watch.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
+        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
         click.echo(
             "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
             "minute)"

@@ -1,10 +1,9 @@
-"""Run by the engine's startup and liveness probes: exits with 0 while the engine is to be left alone.
+"""Run by the engine's startup and liveness probes: exits with 0 unless the engine must be restarted.
 
 Arguments: the URL of the sidecar's control plane, and the engine's (http://host:port, or unix:/path).
-The sidecar knows more, and is asked first. One that does not answer, because it is being restarted or was killed, says
-nothing about the engine: then the engine's own /health decides. So it does where the sidecar says that the engine is
-starting: while it loads, it does not answer yet, and one that died a while ago looks no different. It runs in the
-engine's image: standard library only.
+The sidecar knows more, and is asked first. If it does not answer, because it is being restarted or was killed, the
+engine's own /health decides; also if it reports that the engine is starting, because an engine that died a while ago
+looks no different from one that loads. It runs in the engine's image: standard library only.
 """
 
 import http.client
@@ -29,7 +28,7 @@ class Socket(http.client.HTTPConnection):
 
 
 def ask(url: str, path: str) -> "tuple[int | None, bytes]":
-    """Status and body of a GET there; None and nothing where nobody answers in time."""
+    """Return status and body of a GET; None and nothing without a response in time."""
     kind, _, rest = url.partition(":")
     parts = urlsplit(url)
     if kind == "unix":
@@ -52,7 +51,7 @@ def ask(url: str, path: str) -> "tuple[int | None, bytes]":
         connection.close()
 
 
-told, said = ask(sys.argv[1], "/health/deep")
-if told not in (OK, UNAVAILABLE) or b'"engine":"starting"' in said.replace(b" ", b""):
-    told, _ = ask(sys.argv[2], "/health")
-sys.exit(0 if told == OK else f"unhealthy: status {told}")
+status, body = ask(sys.argv[1], "/health/deep")
+if status not in (OK, UNAVAILABLE) or b'"engine":"starting"' in body.replace(b" ", b""):
+    status, _ = ask(sys.argv[2], "/health")
+sys.exit(0 if status == OK else f"unhealthy: status {status}")

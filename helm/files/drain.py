@@ -2,8 +2,8 @@
 
 Arguments: the URL of the sidecar's control plane (with environment variables in it), seconds to wait first (until
 nobody sends new requests here), seconds to wait at most.
-It asks the sidecar, which is the last to end. An engine that is dead or hangs has nothing to wait for, and one whose
-sidecar does not answer has nobody to ask: both end at once. It runs in the engine's image: standard library only.
+It asks the sidecar, which ends last. It does not wait for an engine that is dead or hangs, nor without an answer of the
+sidecar. It runs in the engine's image: standard library only.
 """
 
 import os
@@ -20,7 +20,7 @@ ASK = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.reques
 
 
 def under_way() -> float:
-    """Proxied requests that have not ended. An engine that is dead or hangs is an HTTPError, which is an OSError."""
+    """Return the number of proxied requests in flight; raises an OSError for an engine that is dead or hangs."""
     ASK(f"{URL}/health/deep", timeout=5).close()
     with ASK(f"{URL}/metrics", timeout=5) as answer:
         text = answer.read().decode()

@@ -12,7 +12,7 @@ HELM = Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, str]:
-    """Every file that is made here, by its path under `helm/`, and its text."""
+    """Return the text of every generated file, by its path under `helm/`."""
     return {"values.schema.json": schema.text(), "files/signals.json": json.dumps(signals(), indent=2) + "\n"}
 
 

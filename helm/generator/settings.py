@@ -1,4 +1,4 @@
-"""The schema of `config`: what `highwater.settings` says, so that Helm already refuses a setting that is not there."""
+"""The schema of `config`, from `highwater.settings`: Helm refuses an unknown setting before the sidecar does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS,
 from highwater.settings import Settings
 
 CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
-"""What follows from other values: where the engine listens, and Secrets."""
-_SAID_ELSEWHERE = ("title", "default", "writeOnly")
+"""The settings that the chart sets from other values: where the engine listens, and Secrets."""
+_OMITTED = ("title", "default", "writeOnly")
 
 
 def config_schema() -> dict[str, Any]:
-    """An object schema without references, every key optional, null for the default."""
+    """Return an object schema without references, every key optional, null for the default."""
     whole = Settings.model_json_schema()
     config = _table(whole, whole["$defs"], without=CHARTS_OWN)
     _name_signals_and_remedies(config["properties"]["policy"]["properties"]["rules"]["items"])
@@ -21,7 +21,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def signals() -> dict[str, list[str]]:
-    """What the templates must know of signals to compare two values of a rule, which a schema cannot."""
+    """Return the signals by kind: the templates compare two values of a rule, which a schema cannot."""
     return {
         "falling": sorted(FALLING_SIGNALS),
         "ratios": sorted(RATIO_SIGNALS),
@@ -30,7 +30,7 @@ def signals() -> dict[str, list[str]]:
 
 
 def _name_signals_and_remedies(rule: dict[str, Any]) -> None:
-    """Settings say in code which words there are; what a rule requires is never null."""
+    # Settings check these names in code; a key that a rule requires is never null.
     properties = rule["properties"]
     properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
     properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
@@ -49,13 +49,13 @@ def _table(
 
 
 def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Without references, titles and defaults (values.yaml has them)."""
+    """Return a schema without references, titles and defaults (values.yaml has them)."""
     if "$ref" in schema:
         return _plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "properties" in schema:
         table = _table(schema, definitions)
         return table | ({"required": schema["required"]} if "required" in schema else {})
-    plain = {key: value for key, value in schema.items() if key not in _SAID_ELSEWHERE}
+    plain = {key: value for key, value in schema.items() if key not in _OMITTED}
     if "anyOf" in plain:  # a value or null: null is let through anyway
         (only,) = (_plain(part, definitions) for part in plain.pop("anyOf") if part != {"type": "null"})
         plain |= only
@@ -67,7 +67,7 @@ def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Helm removes a key that is overridden with null; one that is null without that is left to its default too."""
+    # Helm removes a key that is overridden with null; a key that is null otherwise is left to its default too.
     nullable = dict(schema)
     if isinstance(nullable.get("type"), str):
         nullable["type"] = [nullable["type"], "null"]

@@ -2,8 +2,8 @@
 
 ::
 
-    __main__ ──► board ──► server.yaml, fleet.yaml (what is on them)
-           │       └─────► panels ──► metrics (names, labels, HELP texts as exported)
+    __main__ ──► board ──► server.yaml, fleet.yaml (their rows and panels)
+           │       └─────► panels ──► grafana.yaml (Grafana's constant JSON), metrics (names, labels, HELP texts)
            └──► rules ──► alerts.yaml
 
 They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The

@@ -13,7 +13,7 @@ ALERTS = SOURCE.parent / "alerts" / "highwater.rules.yaml"
 
 
 def files() -> dict[str, str]:
-    """The name and text of every dashboard."""
+    """Return the name and text of every dashboard."""
     return {f"highwater-{name}.json": dashboard(SOURCE / f"{name}.yaml") for name in ("server", "fleet")}
 
 

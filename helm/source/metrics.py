@@ -1,8 +1,7 @@
 """The metrics that exist: names, labels and HELP texts as the exporter writes them.
 
-They come from the golden exposition, which a unit test holds to `app/highwater/api/metrics.py`: a metric that is
-renamed there is
-unknown here, and no dashboard is generated. Tests hold the queries of dashboards, alerts and recording rules to these.
+They come from the golden exposition, which a unit test compares with `app/highwater/api/metrics.py`: a metric that is
+renamed there is unknown here, and no dashboard is generated.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ ALL_LABELS = OTHER_LABELS.union(*LABELS.values())
 
 
 def names_in(expression: str) -> list[str]:
-    """The families that a PromQL expression reads, in its order, each once.
+    """Return the families that a PromQL expression reads, in its order, each once.
 
     Raises:
         UnknownMetricError: One of them is not exported.
@@ -88,10 +87,10 @@ def _family(name: str) -> str:
 
 
 def unknown_labels(expression: str) -> set[str]:
-    """Labels that a PromQL expression names and that nothing it reads can have.
+    """Return the labels that a PromQL expression names and that no family it reads can have.
 
-    A matcher's label must be one of its own family, that of a grouping one of any family, and so must a matcher's whose
-    family has no series in the golden exposition.
+    A matcher's label must be one of its own family; that of a grouping, or of a matcher whose family has no series in
+    the golden exposition, one of any family.
     """
     unknown: set[str] = set()
     for family, matchers in _SELECTOR.findall(expression):
@@ -103,7 +102,7 @@ def unknown_labels(expression: str) -> set[str]:
 
 
 def help_of(family: str) -> str:
-    """What a family means, as its exposition says."""
+    """Return the HELP text of a family."""
     if family in OWN:
         return OWN[family][1]
     return (ENGINE_FAMILIES | ENGINE_HISTOGRAMS | PROMETHEUS_FAMILIES)[family]

@@ -1,53 +1,32 @@
-"""Panels in one style: each with a unit, and with a description that ends in the HELP texts of what it reads.
+"""Panels in one style: each with a unit, and with a description that ends in the HELP texts of the families it reads.
 
-Their arguments are what the dashboards' YAML may say of a panel of that kind.
+A panel is Grafana's own JSON: `grafana.yaml` has the constant part of each kind, and a function here what follows from
+the options that a dashboard's YAML gives.
 """
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from grafana_foundation_sdk.builders import common as common_builders
-from grafana_foundation_sdk.builders import dashboard as dashboards
-from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
-from grafana_foundation_sdk.models import common
-from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+import yaml
 
 from helm.source.metrics import help_of, names_in
 from highwater.accounting.components import COMPONENTS
 
-DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-# The same meaning has the same colour in every panel.
-GREEN, YELLOW, ORANGE, RED, GREY, BLUE = "green", "yellow", "orange", "red", "#8e8e8e", "blue"
 COMPONENT_COLORS = {row.label: row.grafana for row in COMPONENTS}
-STATE_COLORS = {
-    "ready": GREEN,
-    "starting": BLUE,
-    "paused": YELLOW,
-    "sleeping": GREY,
-    "busy": YELLOW,
-    "slow": ORANGE,
-    "stuck": RED,
-    "not_answering": RED,
-    "gone": RED,
-    "calm": GREEN,
-    "short": ORANGE,
-    "urgent": RED,
-    "acting": YELLOW,
-    "resting": BLUE,
-    "held": GREY,
-    "unknown": GREY,
-    "act": GREEN,
-    "observe": YELLOW,
-}
 
-Builder: TypeAlias = stat.Panel | timeseries.Panel | table.Panel | statetimeline.Panel
+Json: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Mapping[float, str]
 """Colours, each from its value on; the first is that of everything under the second."""
+
+GRAFANA: Json = yaml.safe_load((Path(__file__).parent / "grafana.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ class Query:
 
     Attributes:
         expr: PromQL.
-        legend: What its series are called.
+        legend: The name of its series.
         column: Of a table: the `name`, `unit` and `steps` of the column of its values; without a name it is not shown.
     """
 
@@ -66,7 +45,7 @@ class Query:
 
 
 def described(text: str, queries: Sequence[Query]) -> str:
-    """The panel's own sentence, and what each family that it reads means.
+    """Return the panel's own sentence, and the meaning of each family that it reads.
 
     Raises:
         UnknownMetricError: A query reads what is not exported.
@@ -75,249 +54,167 @@ def described(text: str, queries: Sequence[Query]) -> str:
     return "\n".join([text, "", *(f"- `{family}`: {help_of(family)}" for family in families)])
 
 
-def _targets(queries: Sequence[Query], *, instant: bool, as_table: bool = False) -> list[prometheus.Dataquery]:
-    targets = []
-    for number, query in enumerate(queries):
-        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + number)).datasource(DATASOURCE)
-        target = target.instant() if instant else target.range()
-        target.format(PromQueryFormat.TABLE if as_table else PromQueryFormat.TIME_SERIES)
-        targets.append(target.legend_format(query.legend or "__auto"))
-    return targets
-
-
-def _dressed(panel: Any, title: str, text: str, queries: Sequence[Query], *, unit: str, width: int, height: int) -> Any:
-    """What every kind of panel has."""
-    panel.title(title).description(described(text, queries)).datasource(DATASOURCE)
-    panel.unit(unit).span(width).height(height)
-    return panel
-
-
-def _thresholds(steps: Steps) -> dashboards.ThresholdsConfig:
-    made = [
-        models.Threshold(value=None if number == 0 else at, color=color)
-        for number, (at, color) in enumerate(steps.items())
-    ]
-    return dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(made)
-
-
-def _with_empty(panel: Any, empty: str | None) -> Any:
-    return panel if empty is None else panel.no_value(empty)
-
-
-def _color(color: str) -> list[models.DynamicConfigValue]:
-    return [models.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": color})]
-
-
-def stat_panel(
+def panel(
+    kind: str,
     title: str,
     text: str,
     queries: Sequence[Query],
     *,
     unit: str = "none",
-    steps: Steps = {0: GREEN},  # noqa: B006 - nobody changes it
-    names: bool = False,
     empty: str | None = None,
-    width: int = 3,
-) -> stat.Panel:
-    """One number, coloured by thresholds; or, with `names`, the names of the series that there are."""
-    panel = _dressed(stat.Panel(), title, text, queries, unit=unit, width=width, height=4)
-    panel.targets(_targets(queries, instant=True))
-    panel.graph_mode(common.BigValueGraphMode.NONE).color_mode(common.BigValueColorMode.BACKGROUND)
-    panel.reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
-    panel.thresholds(_thresholds(steps)).color_scheme(dashboards.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
+    width: int | None = None,
+    height: int | None = None,
+    **options: Any,
+) -> Json:
+    """Return a panel as Grafana keeps it, without its number and place.
+
+    Args:
+        kind: `stat`, `series`, `states` or `table`.
+        title: Its title.
+        text: What it shows, for somebody who sees it for the first time.
+        queries: The queries drawn.
+        unit: Grafana's name of the unit.
+        empty: The text without data.
+        width: Of 24; None: that of the kind.
+        height: In rows; None: that of the kind.
+        options: The arguments of the kind's function below.
+    """
+    made = deepcopy(GRAFANA["kinds"][kind])
+    made |= {"title": title, "description": described(text, queries), "datasource": DATASOURCE}
+    is_instant = kind in {"stat", "table"}
+    made["targets"] = [
+        {
+            "datasource": DATASOURCE,
+            "expr": query.expr,
+            "format": "table" if kind == "table" else "time_series",
+            "instant": is_instant,
+            "range": not is_instant,
+            "legendFormat": query.legend or "__auto",
+            "refId": letter,
+        }
+        for letter, query in zip(string.ascii_uppercase, queries, strict=False)
+    ]
+    made["gridPos"] |= {key: size for key, size in (("w", width), ("h", height)) if size is not None}
+    made["fieldConfig"]["defaults"] |= {"unit": unit} | ({} if empty is None else {"noValue": empty})
+    _KINDS[kind](made, queries, **options)
+    return made
+
+
+def _thresholds(steps: Steps) -> Json:
+    values = [None, *list(steps)[1:]]
+    colors = zip(values, steps.values(), strict=True)
+    return {"mode": "absolute", "steps": [{"value": value, "color": color} for value, color in colors]}
+
+
+def _property(name: str, value: object) -> Json:
+    return {"id": name, "value": value}
+
+
+def _fixed(color: str) -> Json:
+    return _property("color", {"mode": "fixed", "fixedColor": color})
+
+
+def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
+    made["fieldConfig"]["overrides"].append(
+        {"matcher": {"id": matcher, "options": name}, "properties": list(properties)}
+    )
+
+
+def _stat(made: Json, queries: Sequence[Query], *, steps: Steps | None = None, names: bool = False) -> None:
+    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are."""
+    del queries
+    made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "green"})
     if names:
-        panel.text_mode(common.BigValueTextMode.NAME)
-        for name, color in STATE_COLORS.items():
-            panel.override_by_name(name, _color(color))
-    return _with_empty(panel, empty)
+        made["options"]["textMode"] = "name"
+        for name, color in GRAFANA["state_colors"].items():
+            _override(made, "byName", name, _fixed(color))
 
 
-def series_panel(
-    title: str,
-    text: str,
+def _series(
+    made: Json,
     queries: Sequence[Query],
     *,
-    unit: str = "none",
     stacked: bool = False,
     bars: bool = False,
     lines: Mapping[str, str] = {},
     steps: Steps | None = None,
-    width: int = 12,
-    height: int = 8,
     at_least: float | None = 0,
     at_most: float | None = None,
-    empty: str | None = None,
     repeat: str | None = None,
-) -> timeseries.Panel:
-    """Series over time.
+) -> None:
+    """Draw series over time.
 
-    Args:
-        title: Its title.
-        text: What it shows, for whoever sees it for the first time.
-        queries: What is drawn.
-        unit: Grafana's name of the unit.
-        stacked: One upon the other.
-        bars: For what happens now and then.
-        lines: Legends that are drawn as a line of this colour over a stack, not as part of it.
-        steps: Dashed lines at these values.
-        width: Of 24.
-        height: In rows.
-        at_least: Where the axis begins.
-        at_most: Where the axis ends.
-        empty: Shown where there is nothing.
-        repeat: A variable of which every value has a panel of its own.
+    `lines` are legends drawn as a line of a colour over a stack, `steps` dashed lines at values, `at_least` and
+    `at_most` the ends of the axis, and `repeat` a variable of which every value has a panel of its own.
     """
-    panel = _dressed(timeseries.Panel(), title, text, queries, unit=unit, width=width, height=height)
-    panel.targets(_targets(queries, instant=False))
-    panel.legend(
-        common_builders.VizLegendOptions()
-        .display_mode(common.LegendDisplayMode.TABLE)
-        .placement(common.LegendPlacement.BOTTOM)
-        .show_legend(True)
-        .calcs(["lastNotNull", "max"])
-    )
-    panel.tooltip(
-        common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING)
-    )
-    panel.show_points(common.VisibilityMode.NEVER).line_width(1).fill_opacity(60 if stacked else 0)
-    panel.draw_style(common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE)
+    defaults = made["fieldConfig"]["defaults"]
+    if stacked:
+        defaults["custom"]["fillOpacity"] = 60
     if bars:
-        panel.fill_opacity(80)
+        defaults["custom"] |= {"drawStyle": "bars", "fillOpacity": 80}
     if stacked or bars:
-        panel.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+        defaults["custom"]["stacking"] = {"mode": "normal", "group": "A"}
     if steps is not None:
-        panel.thresholds(_thresholds(steps))
-        panel.thresholds_style(
-            common_builders.GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED)
-        )
-    if at_least is not None:
-        panel.min(at_least)
-    if at_most is not None:
-        panel.max(at_most)
+        defaults["thresholds"] = _thresholds(steps)
+        defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
+    defaults |= {key: bound for key, bound in (("min", at_least), ("max", at_most)) if bound is not None}
     for name, color in (COMPONENT_COLORS if stacked else {}).items():
-        panel.override_by_name(name, _color(color))
-    for number, query in enumerate(queries):
+        _override(made, "byName", name, _fixed(color))
+    for letter, query in zip(string.ascii_uppercase, queries, strict=False):
         if query.legend in lines:
-            panel.override_by_query(chr(ord("A") + number), _as_line(lines[query.legend]))
+            as_line = {
+                "stacking": {"mode": "none", "group": "A"},
+                "fillOpacity": 0,
+                "lineWidth": 2,
+                "lineStyle": {"fill": "dash", "dash": [10, 6]},
+            }
+            styles = [_property(f"custom.{name}", value) for name, value in as_line.items()]
+            _override(made, "byFrameRefID", letter, _fixed(lines[query.legend]), *styles)
     if repeat is not None:
-        panel.repeat(repeat).repeat_direction("h").max_per_row(4)
-    return _with_empty(panel, empty)
+        made |= {"repeat": repeat, "maxPerRow": 4}
 
 
-def _as_line(color: str) -> list[models.DynamicConfigValue]:
-    return [
-        *_color(color),
-        models.DynamicConfigValue(id_val="custom.stacking", value={"mode": "none", "group": "A"}),
-        models.DynamicConfigValue(id_val="custom.fillOpacity", value=0),
-        models.DynamicConfigValue(id_val="custom.lineWidth", value=2),
-        models.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [10, 6]}),
-    ]
+def _states(made: Json, queries: Sequence[Query], *, values: Sequence[str] = (), link: str | None = None) -> None:
+    """Show which of several states holds, over time: a row for each series.
 
-
-def states_panel(
-    title: str,
-    text: str,
-    queries: Sequence[Query],
-    *,
-    values: Sequence[str] = (),
-    link: str | None = None,
-    width: int = 12,
-    height: int = 5,
-    empty: str | None = None,
-) -> statetimeline.Panel:
-    """Which of several states holds, over time: a row for each series.
-
-    Args:
-        title: Its title.
-        text: What it shows.
-        queries: What is drawn: 1 where it holds; with `values` the number of the one that does.
-        values: What the numbers from 1 on mean, each shown by its name and in its colour.
-        link: Where a click leads.
-        width: Of 24.
-        height: In rows.
-        empty: Shown where there is nothing.
+    A query is 1 where the state holds; with `values` it is the number, from 1 on, of the state that does.
     """
-    panel = _dressed(statetimeline.Panel(), title, text, queries, unit="none", width=width, height=height)
-    panel.targets(_targets(queries, instant=False))
-    panel.show_value(common.VisibilityMode.AUTO if values else common.VisibilityMode.NEVER)
-    panel.merge_values(True).fill_opacity(80).line_width(0)
-    shown = {
-        "0": models.ValueMappingResult(text="no", color="transparent", index=0),
-        "1": models.ValueMappingResult(text="yes", color=GREEN, index=1),
-    }
+    del queries
     if values:
-        shown = {
-            str(number): models.ValueMappingResult(text=value, color=STATE_COLORS[value], index=number)
-            for number, value in enumerate(values, 1)
-        }
-    panel.mappings([models.ValueMap(options=shown)])
+        made["options"]["showValue"] = "auto"
+        states = [(str(number), value, GRAFANA["state_colors"][value]) for number, value in enumerate(values, 1)]
+    else:
+        states = [("0", "no", "transparent"), ("1", "yes", "green")]
+    shown = {number: {"text": text, "color": color, "index": int(number)} for number, text, color in states}
+    made["fieldConfig"]["defaults"]["mappings"] = [{"type": "value", "options": shown}]
     if link is not None:
-        panel.data_links([dashboards.DashboardLink("Runbook").url(link).target_blank(True)])
-    return _with_empty(panel, empty)
+        made["fieldConfig"]["defaults"]["links"] = [GRAFANA["link"] | {"url": link}]
 
 
-def table_panel(
-    title: str,
-    text: str,
-    queries: Sequence[Query],
-    *,
-    labels: Sequence[str],
-    links: Mapping[str, str],
-    sort_by: str,
-    height: int = 12,
-) -> table.Panel:
-    """One row for each set of labels, one column for each query.
-
-    Args:
-        title: Its title.
-        text: What it shows.
-        queries: Each with its column, all by the same labels.
-        labels: Columns that stand before those of the queries.
-        links: Where a cell of a column leads.
-        sort_by: The column whose largest value is on top.
-        height: In rows.
-    """
-    panel = _dressed(table.Panel(), title, text, queries, unit="none", width=24, height=height)
-    panel.targets(_targets(queries, instant=True, as_table=True))
-    values = {f"Value #{chr(ord('A') + number)}": query.column.get("name") for number, query in enumerate(queries)}
-    named = {source: name for source, name in values.items() if name}
-    panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
-    panel.with_transformation(
-        models.DataTransformerConfig(
-            id_val="organize",
-            options={
-                "excludeByName": {"Time": True, **{source: True for source in values if source not in named}},
-                "indexByName": {name: number for number, name in enumerate((*labels, *named))},
-                "renameByName": named,
-            },
-        )
-    )
-    columns = {query.column["name"]: query.column for query in queries if "name" in query.column}
-    for name in sorted({*(name for name, column in columns.items() if len(column) > 1), *links}):
-        column = columns.get(name, {})
-        panel.override_by_name(name, _column(column.get("unit"), column.get("steps"), links.get(name)))
-    panel.sort_by([common_builders.TableSortByFieldState().display_name(sort_by).desc(True)])
-    return panel
+def _table(
+    made: Json, queries: Sequence[Query], *, labels: Sequence[str], links: Mapping[str, str], sort_by: str
+) -> None:
+    """Show one row for each set of labels, one column for each query; `labels` are the columns before those."""
+    sources = [f"Value #{letter}" for letter in string.ascii_uppercase[: len(queries)]]
+    columns = {source: query.column for source, query in zip(sources, queries, strict=True)}
+    named = {source: column["name"] for source, column in columns.items() if "name" in column}
+    organize = {
+        "excludeByName": {"Time": True, **{source: True for source in sources if source not in named}},
+        "indexByName": {name: number for number, name in enumerate((*labels, *named))},
+        "renameByName": named,
+    }
+    made["transformations"] = [{"id": "merge", "options": {}}, {"id": "organize", "options": organize}]
+    by_name = {column["name"]: column for column in columns.values() if "name" in column}
+    for name in sorted({*(name for name, column in by_name.items() if len(column) > 1), *links}):
+        column = by_name.get(name, {})
+        properties = [_property("unit", column["unit"])] if "unit" in column else []
+        if "steps" in column:
+            properties.append(_property("thresholds", _thresholds(column["steps"])))
+            properties.append(_property("custom.cellOptions", {"type": "color-background", "mode": "basic"}))
+        if name in links:
+            properties.append(_property("links", [{"title": "Open this server", "url": links[name]}]))
+        _override(made, "byName", name, *properties)
+    made["options"]["sortBy"] = [{"displayName": sort_by, "desc": True}]
 
 
-def _column(unit: str | None, steps: Steps | None, link: str | None) -> list[models.DynamicConfigValue]:
-    properties = []
-    if unit is not None:
-        properties.append(models.DynamicConfigValue(id_val="unit", value=unit))
-    if steps is not None:
-        properties += [
-            models.DynamicConfigValue(id_val="thresholds", value=_thresholds(steps).build()),
-            models.DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-background", "mode": "basic"}),
-        ]
-    if link is not None:
-        shown = [{"title": "Open this server", "url": link}]
-        properties.append(models.DynamicConfigValue(id_val="links", value=shown))
-    return properties
-
-
-KINDS: Mapping[str, Callable[..., Builder]] = {
-    "stat": stat_panel,
-    "series": series_panel,
-    "states": states_panel,
-    "table": table_panel,
-}
+_KINDS: Mapping[str, Callable[..., None]] = {"stat": _stat, "series": _series, "states": _states, "table": _table}

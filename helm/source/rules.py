@@ -30,7 +30,7 @@ NAMES = {
 
 
 def alerts() -> str:
-    """The text of the alerts' file."""
+    """Return the text of the alerts' file."""
     text = ALERTS.read_text(encoding="utf-8")
     for name, meaning in NAMES.items():
         # What stands before a command ends in a blank of its own, where there is something.

@@ -1,7 +1,7 @@
 """Access to the control paths: for callers with the admin token, and for no others unless ``trust_loopback`` is set.
 
-Where a path needs the token is said once, by the dependency of its route. That makes it part of the OpenAPI page, and
-``ControlGuard`` reads it from there: it answers before the body of a request is read.
+A path needs the token if its route depends on ``Access``. That is part of the OpenAPI page, where ``ControlGuard``
+reads it: it refuses a call before the body of the request is read.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from highwater.readings import Caller, Credential
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-# A question with a body: it calls no worker and changes nothing, so that it is as open as a read.
+# It calls no worker and changes nothing: as open as a read.
 _COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
 _LOGGED_CHARACTERS: Final = 200
+_CLOSED: Final = "control calls are refused: the sidecar has no usable admin token; its log says why and what to change"
 
-# What reverse proxies and service meshes add. Whoever comes through one has its address: their own is not known.
+# Headers that reverse proxies and service meshes add. A call through a proxy has the proxy's address.
 _FORWARDED = re.compile(r"forwarded|via|x-real-ip|(?:x-forwarded|x-envoy|l5d)-.*", re.IGNORECASE)
-# Istio's sidecar connects from here for everybody in the mesh, and to a plain TCP port without a word about it.
+# Istio's sidecar connects from here for every peer in the mesh, and to a plain TCP port without any such header.
 _MESH = ipaddress.ip_address("127.0.0.6")
 _CREDENTIALS = re.compile(rb"\r\n(?:authorization|x-api-key|api-key):[^\r]*", re.IGNORECASE)
 _BASIC = re.compile(rb"\r\nauthorization: *basic +([A-Za-z0-9+/=]+)", re.IGNORECASE)
@@ -49,29 +50,33 @@ log = logging.getLogger("highwater.access")
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why a control call is not let in, and what would be right."""
+    """The reason why a control call is refused, and what would be right."""
 
     reason: DenialReason
-    status: int
     message: str
+
+    @property
+    def status(self) -> int:
+        """The status of the response."""
+        return 403 if self.reason == "closed" else 401
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers that HTTP requires beside the status."""
-        return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}  # noqa: PLR2004 - HTTP's number
+        return {} if self.reason == "closed" else {"WWW-Authenticate": "Bearer"}
 
 
 class Access(SecurityBase):
     """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
 
-    A request that came through a reverse proxy, or from a web page in the operator's own browser, is never a loopback
-    peer, as far as that can be seen: a proxy on the same machine need not say that it is one. Hence the token.
+    A request through a reverse proxy, or from a web page in the operator's own browser, does not count as a loopback
+    peer, as far as that can be seen: a proxy on the same machine need not add a header. Hence the token.
 
     Args:
-        token: The one in force.
-        port: The sidecar's, for the command that messages name.
+        token: The admin token.
+        port: The sidecar's, for the command in messages.
         trust_loopback: Loopback peers need no token.
-        denied: Receives the reason of each call that is not let in.
+        denied: Counts the reason of each refused call.
     """
 
     def __init__(
@@ -91,10 +96,10 @@ class Access(SecurityBase):
         self._port = port
 
     async def __call__(self, request: Request) -> Caller:
-        """Return who calls.
+        """Return the caller.
 
         Raises:
-            HTTPException: 401 without the token or with a wrong one; 403 where there is none.
+            HTTPException: 401 without the token or with a wrong one; 403 if the sidecar has no token.
         """
         caller = self.judge(request)
         if isinstance(caller, Denial):
@@ -102,12 +107,12 @@ class Access(SecurityBase):
         return caller
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Return who calls a path that is open to all; ``None`` for who could not use the control paths."""
+        """Return the caller of an open path; ``None`` if it could not use the control paths."""
         judged = self._judge_open(request)
         return None if isinstance(judged, Denial) else judged
 
     def outcome(self, request: HTTPConnection) -> Credential | DenialReason:
-        """Return what lets the caller of an open path make control calls, or why they would be denied."""
+        """Return the credential of the caller of an open path, or why its control calls would be denied."""
         judged = self._judge_open(request)
         return judged.reason if isinstance(judged, Denial) else judged.by
 
@@ -129,18 +134,10 @@ class Access(SecurityBase):
         if self._trust_loopback and _is_local(request):
             return Caller(peer_of(request), "loopback")
         if token is None:
-            return Denial(
-                "closed",
-                403,
-                "control calls are refused: the sidecar has no usable admin token; its log says why and what to change",
-            )
-        wrong = bool(given)
-        said = "this is not the admin token" if wrong else "this call needs the admin token"
-        return Denial(
-            "wrong_token" if wrong else "no_token",
-            401,
-            f"{said}. Where the sidecar runs, this works: {self._command(request)}",
-        )
+            return Denial("closed", _CLOSED)
+        problem = "this is not the admin token" if given else "this call needs the admin token"
+        text = f"{problem}. Where the sidecar runs, this works: {self._command(request)}"
+        return Denial("wrong_token" if given else "no_token", text)
 
     def _command(self, request: HTTPConnection) -> str:
         """Return the call as a command line without quotes: the message comes as JSON, which would escape them."""
@@ -157,7 +154,7 @@ class Access(SecurityBase):
         self._log.warning(denial.reason, "control call denied (%s): %s %s from %s", denial.reason, method, path, peer)
 
     def without_token(self, head: bytes) -> bytes:
-        """A request's head without the admin token, for who sends it to the engine by mistake."""
+        """Return a request's head without the admin token, which a client may send to the engine by mistake."""
         token = self._token.current()
         # Every proxied request comes here: to look for the bytes costs a tenth of a microsecond, to read lines more.
         if token is None or (token.encode() not in head and not _is_basic_credential(token, head)):
@@ -174,19 +171,19 @@ def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:
 
 
 def _is_basic_credential(token: str, head: bytes) -> bool:
-    """Return whether a user name or password in it (``curl --user``) is the token: there it stands in base64."""
+    """Return whether a user name or password (``curl --user``, in base64) is the token."""
     if b"asic " not in head and b"ASIC " not in head:
         return False
-    with suppress(ValueError):  # of what is no base64
+    with suppress(ValueError):  # not base64
         return any(token.encode() in b64decode(line[1]) for line in _BASIC.finditer(head))
     return False
 
 
 class ControlGuard:
-    """A plain ASGI class in front of all else: whoever may not call is answered before a body is read or parsed.
+    """A plain ASGI class in front of all else: it refuses a call before its body is read or parsed.
 
-    Every method but GET, HEAD and OPTIONS needs the token, whatever the path but those that only compute; so do reads
-    for which the OpenAPI page says so.
+    Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute; so do reads for which the
+    OpenAPI page says so.
 
     Args:
         app: The application behind.
@@ -202,7 +199,7 @@ class ControlGuard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it."""
+        """Pass the request on, or refuse it."""
         if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"]):
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
@@ -220,7 +217,7 @@ class ControlGuard:
 
 
 def peer_of(request: HTTPConnection) -> str:
-    """The address that the socket shows; empty where it has none."""
+    """Return the address that the socket shows; empty if unknown."""
     return request.client.host if request.client is not None else ""
 
 
@@ -237,27 +234,18 @@ def _is_local(request: HTTPConnection) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:  # brackets that do not match, or hold no address
         return False
-    return name == "localhost" or _is_address(name)
+    return name == "localhost" or _address(name) is not None
 
 
 def _is_loopback(host: str) -> bool:
-    if not _is_address(host):
-        return False
-    address = _mapped(ipaddress.ip_address(host))
-    return address.is_loopback and address != _MESH
+    address = _address(host)
+    # An IPv4 peer on an IPv6 socket shows as ::ffff:127.0.0.1.
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address is not None and address.is_loopback and address != _MESH
 
 
-def _mapped(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An IPv4 peer on an IPv6 socket shows as ``::ffff:127.0.0.1``."""
-    inner = getattr(address, "ipv4_mapped", None)
-    return inner or address
-
-
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None

@@ -9,26 +9,24 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
+from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.readings import Caller, Components, Mode, RankDelta, RankReading, Target
 from highwater.relief import RemedyOutcome, RemedyRequest
 
-_FORBID = ConfigDict(extra="forbid")
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 _COMPONENTS = TypeAdapter(Components)
-# Ours, taken off the query string of the drop-in paths; everything else goes to vLLM as it is.
+# Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
 _OWN_PARAMETERS = ("mode", "force")
-_UNKEPT = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-class TrimOrder(BaseModel):
-    """A trim and how far it goes, on every rank; without a target, all that no running request still needs."""
-
-    model_config = _FORBID
+class TrimOrder(StrictModel):
+    """A trim and its target on every rank; without one, it lets go all that no running request still needs."""
 
     remedy: Literal["trim_encoder_cache"]
     free_bytes: int | None = Field(None, ge=0, strict=True, description="device bytes to let go")
@@ -47,14 +45,12 @@ class TrimOrder(BaseModel):
         return self
 
     def request(self) -> RemedyRequest:
-        """As relief takes it."""
+        """Return it for relief."""
         return RemedyRequest(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
-class ReclaimRequest(BaseModel):
+class ReclaimRequest(StrictModel):
     """The body of ``POST /memory/reclaim``; all of it may be left out."""
-
-    model_config = _FORBID
 
     remedies: list[str | TrimOrder] | None = Field(
         None,
@@ -67,7 +63,7 @@ class ReclaimRequest(BaseModel):
     dry_run: bool = False
 
     def requests(self) -> list[RemedyRequest]:
-        """As relief takes them; none for what relief itself would choose."""
+        """Return the remedies for relief; none: relief chooses."""
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 
@@ -102,7 +98,7 @@ def control_router(services: Services) -> APIRouter:
             answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
-        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=_UNKEPT)
+        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=_NO_STORE)
 
     for remedy in services.relief.remedies.values():
         if remedy.path is not None:
@@ -123,12 +119,12 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
     ) -> JSONResponse:
         """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
         if mode == "safe" and "reset_running_requests" in request.query_params:
-            # It throws running requests out of the engine, and up to 0.21 each may lose a token by it.
+            # It preempts running requests, and up to 0.21 each may lose a token by it.
             raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
         pairs = request.scope["query_string"].decode("latin-1").split("&")
-        kept = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
-        measured = await services.relief.drop_in(name, query=kept, mode=mode, force=force, caller=caller)
-        if measured.answer is None:  # the engine went before it could answer
+        query = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
+        measured = await services.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
+        if measured.answer is None:  # the engine stopped before it responded
             return JSONResponse({"schema": 1, **_shown(measured)}, 503)
         body = measured.answer.json_object() | {"schema": 1} | _shown(measured)
         return JSONResponse(body, measured.answer.status)

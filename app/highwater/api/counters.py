@@ -1,4 +1,4 @@
-"""Counters of what happens: polls, remedies, the policy's actions, denied control calls. ``metrics`` shows it."""
+"""Counters of what happens: polls, remedies, the policy's actions, denied control calls. ``metrics`` shows them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Counters:
 
     Attributes:
         registry: Holds the families.
-        changes: Moves with each of their values, and with the policy.
+        changes: Increases with each change of their values, and of the policy.
         internal_errors: Counts faults of our own.
         traffic: Counts proxied requests; the proxy's observer.
     """
@@ -31,42 +31,71 @@ class Counters:
         self.changes = 1
         self.internal_errors = InternalErrors()
         self.traffic = ProxyTraffic()
-        self._polls = _Polls(self.registry)
-        self._remedies = _Remedies(self.registry)
-        self._actions = Counter(
-            "highwater_policy_actions_total",
+        self._poll_seconds = self._histogram("poll_duration_seconds", "Duration of a poll of all sources.")
+        self._poll_failures = self._counter(
+            "poll_failures_total", "Sources that gave no good answer to a poll.", "source", "reason"
+        )
+        self._resets = self._counter(
+            "resets_total", "Remedies run, refused, failed or only observed.", "remedy", "trigger", "outcome"
+        )
+        self._freed = self._counter(
+            "reset_freed_bytes_total",
+            "Bytes that remedies gave back of what they can free, by component.",
+            "remedy",
+            "component",
+        )
+        self._reset_seconds = self._histogram(
+            "reset_duration_seconds", "Time from a remedy's start to the reading after it.", "remedy"
+        )
+        self._hold_seconds = self._histogram(
+            "reset_hold_seconds", "How long new requests waited for a remedy at the gate.", "remedy"
+        )
+        self._actions = self._counter(
+            "policy_actions_total",
             "Remedies that the policy ran on a rule's behalf; ineffective: done, and it gave less than it had to.",
-            ("rule", "remedy", "outcome"),
-            registry=self.registry,
+            "rule",
+            "remedy",
+            "outcome",
         )
-        self._denied = Counter(
-            "highwater_control_denied_total",
-            "Control calls that were not let in.",
-            ("reason",),
-            registry=self.registry,
-        )
+        self._denied = self._counter("control_denied_total", "Control calls that were not let in.", "reason")
         for reason in ("no_token", "wrong_token", "closed"):
             self._denied.labels(reason)
         build = Gauge("highwater_build_info", "Always 1; the version is a label.", ("version",), registry=self.registry)
         build.labels(__version__).set(1)
 
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"highwater_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        buckets = _RESET_BUCKETS if labels else _POLL_BUCKETS
+        return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=self.registry)
+
     def polled(self, seconds: float) -> None:
-        """Count a poll that is over."""
+        """Count a poll that has ended."""
         self.changes += 1
-        self._polls.seconds.observe(seconds)
+        self._poll_seconds.observe(seconds)
 
     def poll_failed(self, source: str, reason: str) -> None:
         """Count a source that gave no good answer."""
         self.changes += 1
-        self._polls.failures.labels(source, reason).inc()
+        self._poll_failures.labels(source, reason).inc()
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         """Count a remedy that was run, refused or failed."""
         self.changes += 1
-        self._remedies.ended(result, trigger)
+        self._resets.labels(result.remedy, trigger, result.outcome).inc()
+        if result.outcome not in {"done", "failed"}:
+            return
+        self._reset_seconds.labels(result.remedy).observe(result.seconds)
+        if result.held_seconds is not None:
+            self._hold_seconds.labels(result.remedy).observe(result.held_seconds)
+        for component in COMPONENTS:
+            size = getattr(result.credited_components, component.name)
+            if size is not None:
+                self._freed.labels(result.remedy, component.label).inc(size)
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """Count a remedy that the policy ran on a rule's behalf, or would have."""
+        """Count a remedy that the policy ran on a rule's behalf, or would have run."""
         self.changes += 1
         self._actions.labels(rule, remedy, outcome).inc()
 
@@ -78,65 +107,3 @@ class Counters:
         """Count a control call that was not let in."""
         self.changes += 1
         self._denied.labels(reason).inc()
-
-
-class _Polls:
-    """The families about polls."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.seconds = Histogram(
-            "highwater_poll_duration_seconds",
-            "Duration of a poll of all sources.",
-            buckets=_POLL_BUCKETS,
-            registry=registry,
-        )
-        self.failures = Counter(
-            "highwater_poll_failures_total",
-            "Sources that gave no good answer to a poll.",
-            ("source", "reason"),
-            registry=registry,
-        )
-
-
-class _Remedies:
-    """The families about remedies."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._ended = Counter(
-            "highwater_resets_total",
-            "Remedies run, refused, failed or only observed.",
-            ("remedy", "trigger", "outcome"),
-            registry=registry,
-        )
-        self._freed = Counter(
-            "highwater_reset_freed_bytes_total",
-            "Bytes that remedies gave back of what they can free, by component.",
-            ("remedy", "component"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "highwater_reset_duration_seconds",
-            "Time from a remedy's start to the reading after it.",
-            ("remedy",),
-            buckets=_RESET_BUCKETS,
-            registry=registry,
-        )
-        self._hold_seconds = Histogram(
-            "highwater_reset_hold_seconds",
-            "How long new requests waited for a remedy at the gate.",
-            ("remedy",),
-            buckets=_RESET_BUCKETS,
-            registry=registry,
-        )
-
-    def ended(self, result: RemedyResult, trigger: Trigger) -> None:
-        self._ended.labels(result.remedy, trigger, result.outcome).inc()
-        if result.outcome not in {"done", "failed"}:
-            return
-        self._seconds.labels(result.remedy).observe(result.seconds)
-        if result.held_seconds is not None:
-            self._hold_seconds.labels(result.remedy).observe(result.held_seconds)
-        for component in COMPONENTS:
-            size = getattr(result.credited_components, component.name)
-            if size is not None:
-                self._freed.labels(result.remedy, component.label).inc(size)

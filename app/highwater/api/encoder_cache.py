@@ -1,4 +1,4 @@
-"""``GET /memory/encoder-cache``: the entries, of the recorders where they have them, else of the workers."""
+"""``GET /memory/encoder-cache``: the entries, from the recorders if they have them, else from the workers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
+from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.sources.encoder_cache import EntriesReading, RankEntries
@@ -25,10 +26,8 @@ NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_ha
 SHORTENED = "with the admin token mm_hash is whole"
 
 
-class EntriesQuery(BaseModel):
+class EntriesQuery(StrictModel):
     """The query of ``GET /memory/encoder-cache``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     rank: int | None = None
     limit: int = Field(100, ge=0, le=10_000)
@@ -53,7 +52,7 @@ def encoder_cache_router(services: Services) -> APIRouter:
         reading = await _entries(services, may_ask=may_ask)
         report = services.poller.current()
         pids = {rank.pid for rank in report.ranks}
-        # Those of workers that are gone say nothing about the workers that there are now.
+        # The entries of earlier workers say nothing about those that run now.
         known = [] if reading is None else [rank for rank in reading.ranks if rank.head.get("pid") in pids]
         names = [rank.head.get("rank") for rank in known]
         if query.rank is not None and query.rank not in names and known:
@@ -68,9 +67,9 @@ def encoder_cache_router(services: Services) -> APIRouter:
 
 
 class Alias:
-    """A short name for a hash, the same as long as this process lives.
+    """A short name for a hash, the same while this process runs.
 
-    A part of the hash itself would still show whether a given image is cached: whoever has the image can make its hash.
+    A part of the hash itself would show whether a given image is cached to everybody who has the image.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class Alias:
 
 
 async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:
-    """The entries as far as the caller may have them read.
+    """Return the entries as far as the caller may have them read.
 
     Raises:
         NotAvailable: They cannot be read.
@@ -90,8 +89,7 @@ async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | Non
     recorded, entries = services.poller.coverage, services.entries
     if recorded.has_entries:
         return await entries.of_records(recorded.writing)
-    can_call = services.poller.capabilities.collective_rpc
-    if may_ask and can_call:
+    if may_ask and services.poller.capabilities.collective_rpc:
         try:
             return await entries.of_workers()
         except EngineError as exc:
@@ -102,7 +100,7 @@ async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | Non
 
 
 def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
-    """Say what is missing from the response, and what the admin token would change."""
+    """Return what is missing from the response, and what the admin token would change."""
     if not known and not may_ask:
         return NOT_READ
     without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from highwater.api.memory import wants_text
+from highwater.api.requests import wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.growth.floors import Floor

@@ -6,16 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from highwater.api.metrics import CONTENT_TYPE
+from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 
 
-class MetricsQuery(BaseModel):
+class MetricsQuery(StrictModel):
     """The query of ``GET /metrics``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     engine: bool = Field(True, description="with the engine's own families; 0: the sidecar's alone")
 

@@ -1,4 +1,4 @@
-"""``GET /memory/history`` and ``GET /memory/events``: what was, and what happens as it does."""
+"""``GET /memory/history`` and ``GET /memory/events``: past readings, and events also as a live stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.access import peer_of
+from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
@@ -25,23 +26,18 @@ MIN_STEP_SECONDS = 0.001
 _REPORT = TypeAdapter(Report)
 _EVENT = TypeAdapter(Event)
 _EVENTS = TypeAdapter(list[Event])
-_FORBID = ConfigDict(extra="forbid")
 
 
-class HistoryQuery(BaseModel):
+class HistoryQuery(StrictModel):
     """The query of ``GET /memory/history``."""
-
-    model_config = _FORBID
 
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
     step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
     recorded: bool = Field(False, description="adds what the workers' recorders hold, at their own rate")
 
 
-class EventsQuery(BaseModel):
+class EventsQuery(StrictModel):
     """The query of ``GET /memory/events``."""
-
-    model_config = _FORBID
 
     limit: int = Field(100, ge=1, le=1000)
 
@@ -50,7 +46,7 @@ def history_router(services: Services) -> APIRouter:
     """``/memory/history`` and ``/memory/events``."""
     router = APIRouter(tags=["memory"])
     history = services.history
-    history_turn = asyncio.Lock()
+    history_lock = asyncio.Lock()
 
     @router.get("/memory/history")
     async def readings(query: Annotated[HistoryQuery, Query()]) -> Response:
@@ -67,8 +63,8 @@ def history_router(services: Services) -> APIRouter:
             if services.recorders is None:
                 raise NotAvailable("the workers have no recorders: recorder_dir is not set")
             body["recorded"] = await services.recorders.samples(since)
-        # Anybody may ask, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
-        async with history_turn:
+        # Open to all, and an hour of many ranks is megabytes: not on the loop that proxies, and one at a time.
+        async with history_lock:
             content = await asyncio.to_thread(lambda: _history_json(body, *history.readings(since, step)))
         return Response(content, media_type="application/json")
 
@@ -104,13 +100,13 @@ def _moment(marks: Mapping[str, Mark], since: str | None) -> float:
 
 
 def _history_json(body: dict[str, Any], step: float, readings: list[dict[str, Any]]) -> bytes:
-    """Piece by piece: one call that writes megabytes would hold the interpreter, and with it every other thread."""
+    # Piece by piece: one call that writes megabytes would hold the interpreter, and with it every other thread.
     written = ",".join(json.dumps(reading, allow_nan=False, separators=(",", ":")) for reading in readings)
     return f'{json.dumps(body | {"step": step}, allow_nan=False)[:-1]}, "readings": [{written}]}}'.encode()
 
 
 class _Live(StreamingResponse):
-    """The live events, for one watcher: counted from before its first byte is sent."""
+    """The live events for one watcher, which is counted from before its first byte is sent."""
 
     def __init__(self, services: Services, peer: str | None) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -125,8 +121,8 @@ class _Live(StreamingResponse):
 
 
 async def _live(services: Services, queue: asyncio.Queue[Update | None]) -> AsyncIterator[bytes]:
-    """The report now, and then every report and event; ends when the sidecar stops or the reader is too slow."""
-    yield format_sse_event(event="report", data_str=_report_json(services.report()))
+    """Yield the report now, and then every report and event, until the sidecar stops or the reader is too slow."""
+    yield _report_message(services)
     while True:
         try:
             update = await asyncio.wait_for(queue.get(), PING_SECONDS)
@@ -139,8 +135,8 @@ async def _live(services: Services, queue: asyncio.Queue[Update | None]) -> Asyn
             data = _EVENT.dump_json(update.value).decode()
             yield format_sse_event(event="event", data_str=data, id=str(update.value.id))
         else:
-            yield format_sse_event(event="report", data_str=_report_json(services.report()))
+            yield _report_message(services)
 
 
-def _report_json(report: Report) -> str:
-    return _REPORT.dump_json(report).decode()
+def _report_message(services: Services) -> bytes:
+    return format_sse_event(event="report", data_str=_REPORT.dump_json(services.report()).decode())

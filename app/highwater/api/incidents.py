@@ -8,15 +8,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict
 
+from highwater.api.requests import FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
 from highwater.incidents.fitting import to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
-_FORBID = ConfigDict(extra="forbid")
-# A line of a log may stand in it: no cache keeps it, nothing guesses at its type, no other site learns its address.
+# A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _PAGE_POLICY = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
 _PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
@@ -24,18 +23,8 @@ _PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
 _Form: TypeAlias = Literal["json", "text", "html"]
 
 
-class IncidentsQuery(BaseModel):
-    """The query of ``GET /memory/incidents``."""
-
-    model_config = _FORBID
-
-    format: Literal["json", "text"] | None = None
-
-
-class IncidentQuery(BaseModel):
+class IncidentQuery(StrictModel):
     """The query of ``GET /memory/incidents/{incident_id}``."""
-
-    model_config = _FORBID
 
     format: _Form | None = None
 
@@ -45,10 +34,10 @@ def incidents_router(incidents: Incidents) -> APIRouter:
     router = APIRouter(tags=["memory"])
 
     @router.get("/memory/incidents", responses={200: {"content": {"text/plain": {}}}})
-    async def listed(request: Request, query: Annotated[IncidentsQuery, Query()]) -> Response:
+    async def listed(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
         """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
         headlines = await incidents.headlines()
-        if _form(request, query.format, ("text/plain",)) == "text":
+        if wants_text(request, query.format):
             return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
         body = {
             "schema": 1,
@@ -64,39 +53,29 @@ def incidents_router(incidents: Incidents) -> APIRouter:
         incident_id: Annotated[str, Path(description="as in the list")],
         query: Annotated[IncidentQuery, Query()],
     ) -> Response:
-        """One incident: what was known, what it means, what to change. For a browser a page, else as the list."""
-        incident = await _found(incidents, incident_id)
-        form = _form(request, query.format, ("text/html", "text/plain"))
+        """Return one incident: what was known, what it means, what to change; as a page for a browser."""
+        try:
+            incident = await incidents.read(incident_id)
+        except UnreadableIncident as exc:
+            raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
+        if incident is None:
+            raise HTTPException(404, f"id: {incident_id[:64]!r} is no incident's; GET /memory/incidents lists them")
         # In a thread: it may be megabytes, and the data plane shares this loop.
-        return await asyncio.to_thread(_shown, incident, form)
+        return await asyncio.to_thread(_rendered, incident, _form(request, query.format))
 
     return router
 
 
-async def _found(incidents: Incidents, incident_id: str) -> Incident:
-    try:
-        incident = await incidents.read(incident_id)
-    except UnreadableIncident as exc:
-        raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
-    if incident is None:
-        raise HTTPException(404, f"id: {incident_id[:64]!r} is no incident's; GET /memory/incidents lists them")
-    return incident
-
-
-def _shown(incident: Incident, form: _Form) -> Response:
+def _rendered(incident: Incident, form: _Form) -> Response:
     if form == "html":
-        return HTMLResponse(
-            markdown.page(incident_markdown(incident, charts=True), title=incident.id), headers=_PAGE_HEADERS
-        )
+        page = markdown.page(incident_markdown(incident, charts=True), title=incident.id)
+        return HTMLResponse(page, headers=_PAGE_HEADERS)
     if form == "text":
         return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)
     return Response(to_bytes(incident), media_type="application/json", headers=_HEADERS)
 
 
-def _form(request: Request, chosen: _Form | None, offered: tuple[str, ...]) -> _Form:
-    if chosen is not None:
-        return chosen
-    accept = request.headers.get("accept", "")
-    if "text/html" in offered and "text/html" in accept:
+def _form(request: Request, chosen: _Form | None) -> _Form:
+    if chosen is None and "text/html" in request.headers.get("accept", ""):
         return "html"
-    return "text" if "text/plain" in accept and "application/json" not in accept else "json"
+    return chosen or ("text" if wants_text(request, None) else "json")

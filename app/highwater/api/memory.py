@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from highwater.accounting.attribution import compare
+from highwater.api.requests import FormatQuery, StrictModel, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
-from highwater.memory.history import MARKS_KEPT, Mark
+from highwater.memory.history import MARKS_KEPT
 from highwater.readings import Caller, RankDelta, Report
 from highwater.text.report import report_text
 
 _REPORT = TypeAdapter(Report)
 _DELTAS = TypeAdapter(tuple[RankDelta, ...])
-_FORBID = ConfigDict(extra="forbid")
 
 
-class MemoryQuery(BaseModel):
+class MemoryQuery(FormatQuery):
     """The query of ``GET /memory``."""
 
-    model_config = _FORBID
-
-    format: Literal["json", "text"] | None = None
     since: str | None = Field(None, max_length=128, description="a mark: adds what changed since")
 
 
-class MarkRequest(BaseModel):
+class MarkRequest(StrictModel):
     """The body of ``POST /memory/marks``."""
-
-    model_config = _FORBID
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$", examples=["after bench"])
 
@@ -53,7 +46,9 @@ def memory_router(services: Services) -> APIRouter:
             return PlainTextResponse(report_text(report))
         if query.since is None:
             return Response(_REPORT.dump_json(report), media_type="application/json")
-        mark = _mark(history.marks, query.since)
+        mark = history.marks.get(query.since)
+        if mark is None:
+            raise UnknownName("since", query.since, [repr(known) for known in history.marks])
         since = {
             "mark": mark.name,
             "at": mark.at,
@@ -65,22 +60,8 @@ def memory_router(services: Services) -> APIRouter:
     async def mark(body: MarkRequest, caller: Caller = control) -> JSONResponse:
         """Name this moment; ``/memory?since=NAME`` then shows what changed."""
         report = await services.poller.poll()
-        made = history.mark(body.name, () if report.stale else report.ranks, caller=caller)
-        known = {"name": made.name, "at": made.at, "ranks": [asdict(rank)["rank"] for rank in made.ranks]}
-        return JSONResponse({"schema": 1, **known, "kept": MARKS_KEPT}, 201)
+        new = history.mark(body.name, () if report.stale else report.ranks, caller=caller)
+        ranks = [rank.rank for rank in new.ranks]
+        return JSONResponse({"schema": 1, "name": new.name, "at": new.at, "ranks": ranks, "kept": MARKS_KEPT}, 201)
 
     return router
-
-
-def wants_text(request: Request, chosen: str | None) -> bool:
-    """Return whether to answer as text: as the query says, else as the ``Accept`` header does."""
-    if chosen is not None:
-        return chosen == "text"
-    accept = request.headers.get("accept", "")
-    return "text/plain" in accept and "application/json" not in accept
-
-
-def _mark(marks: Mapping[str, Mark], name: str) -> Mark:
-    if name not in marks:
-        raise UnknownName("since", name, [repr(known) for known in marks])
-    return marks[name]

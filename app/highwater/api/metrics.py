@@ -1,7 +1,7 @@
 """Prometheus families, from the last report and from what is counted as it happens.
 
 A page needs no I/O: it shows the last report, and per-rank families vanish while that is stale, so that a dead engine's
-numbers do not look alive. Pickers of endpoints scrape twenty times a second, so each part of the page is rendered once
+numbers do not look current. Endpoint pickers scrape twenty times a second, so each part of the page is rendered once
 and then only when what it shows has changed. The golden file ``tests/unit/api/golden/metrics.txt`` shows every family.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar, get_args
 
 from prometheus_client import ProcessCollector
@@ -25,12 +25,10 @@ from highwater.api.host_families import host_families
 from highwater.host.watch import HostNow
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.process.internal_errors import Part
 from highwater.process.own_cgroup import memory_limit
 from highwater.proxy.traffic import Connections, connection_families
 from highwater.readings import (
     EngineState,
-    EngineStatus,
     PolicyLevel,
     PolicyMode,
     PolicyStatus,
@@ -43,8 +41,9 @@ from highwater.readings import (
 from highwater.text.table import device_title, rank_title
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
-"""Of the classic text format, whatever a scraper asks for: vLLM speaks no other, and a page has one format."""
+"""Of the classic text format, whatever a scraper accepts: vLLM speaks no other, and a page has one format."""
 _RANK_LABELS = ("rank", "device", "host")
+_T = TypeVar("_T")
 
 
 def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
@@ -97,16 +96,8 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
         lambda r: r.torch.alloc_retries,
     ),
     ("torch_ooms", "Allocations that failed for lack of memory.", lambda r: r.torch.ooms),
-    (
-        "encoder_cache_spills",
-        "Encoder outputs moved to host memory.",
-        _of_encoder_cache("spills"),
-    ),
-    (
-        "encoder_cache_restores",
-        "Encoder outputs brought back at an access.",
-        _of_encoder_cache("restores"),
-    ),
+    ("encoder_cache_spills", "Encoder outputs moved to host memory.", _of_encoder_cache("spills")),
+    ("encoder_cache_restores", "Encoder outputs brought back at an access.", _of_encoder_cache("restores")),
     (
         "encoder_cache_restore_seconds",
         "Time that steps waited for encoder outputs to be brought back.",
@@ -115,21 +106,18 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
 )
 
 
-T = TypeVar("T")
-
-
-class _Part(Collector, Generic[T]):
-    """Families of the page that show one value, rendered again when it is another.
+class _Part(Collector, Generic[_T]):
+    """Families of the page that show one value, rendered again when it changes.
 
     Args:
-        read: Returns the value as it stands.
+        read: Returns the value as it stands; None: no families.
         families: Makes its families.
     """
 
-    def __init__(self, read: Callable[[], T], families: Callable[[T], Iterable[Metric]]) -> None:
+    def __init__(self, read: Callable[[], _T], families: Callable[[_T], Iterable[Metric]]) -> None:
         self._read = read
         self._families = families
-        self._value: T | None = None
+        self._value: _T | None = None
         self._text = b""
 
     def text(self) -> bytes:
@@ -145,30 +133,11 @@ class _Part(Collector, Generic[T]):
         return () if self._value is None else self._families(self._value)
 
 
-@dataclass(frozen=True, slots=True)
-class _CountedElsewhere:
-    """The counts that other parts of the sidecar keep, as they are now.
-
-    Attributes:
-        held: Requests held at the gate.
-        connections: The proxy's.
-        dropped_lines: Lines that the access log lost.
-        incidents: Incidents by kind.
-        internal_errors: Faults of our own by part.
-    """
-
-    held: int
-    connections: Connections
-    dropped_lines: int
-    incidents: Mapping[IncidentKind, int]
-    internal_errors: Mapping[Part, int]
-
-
 class Exporter:
-    """Shows the last report, and what was counted.
+    """The page of metrics.
 
     Args:
-        counters: What is counted as it happens; also an attribute.
+        counters: The counts of what happens; also an attribute.
         report: Returns the last report.
         policy: Returns the policy as it stands.
         held: Returns the number of requests held at the gate.
@@ -203,25 +172,32 @@ class Exporter:
 
         self.counters = counters
 
-        def elsewhere() -> _CountedElsewhere:
-            kinds, errors = dict(incidents()), dict(counters.internal_errors.counts)
-            return _CountedElsewhere(held(), connections(), dropped_lines(), kinds, errors)
-
         def ageless() -> Report:
             # The age goes on while the report stays what it is.
             return replace(report(), age_seconds=None)
 
+        def process_families(_: int) -> Iterator[Metric]:
+            yield from own_process.collect()
+            yield from _known("process_memory_limit_bytes", _MEMORY_LIMIT, process_memory_limit())
+
         self._parts = (
             _Part(ageless, _report_families),
-            _Part(lambda: report().age_seconds, _age_families),
+            _value("report_age_seconds", "Age of the last reading of the workers.", lambda: report().age_seconds),
             # To judge the rules takes longer than to render them, and they are judged by the report.
             _Part(lambda: (ageless(), counters.changes), lambda _: _policy_families(policy())),
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
             _Part(lambda: counters.traffic.counted, lambda _: counters.traffic.collect()),
             _Part(host, host_families),
-            _Part(elsewhere, _elsewhere_families),
+            _value("proxy_requests_held", "Proxied requests that wait for a reset to end.", held),
+            _Part(connections, connection_families),
+            _value("access_log_lines_dropped", _DROPPED_LINES, dropped_lines, CounterMetricFamily),
+            _Part(lambda: dict(incidents()), lambda kinds: [_counted("incidents", _INCIDENTS, "kind", kinds)]),
+            _Part(
+                lambda: dict(counters.internal_errors.counts),
+                lambda parts: [_counted("internal_errors", _INTERNAL_ERRORS, "part", parts)],
+            ),
             _Part(growth, growth_families),
-            _Part(lambda: int(clock()), lambda _: (*own_process.collect(), *_process_families(process_memory_limit()))),
+            _Part(lambda: int(clock()), process_families),
         )
 
     def page(self) -> bytes:
@@ -233,29 +209,33 @@ def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFam
     return GaugeMetricFamily(f"highwater_{name}", text, labels=labels)
 
 
-def _age_families(seconds: float | None) -> Iterator[Metric]:
-    if seconds is not None:
-        yield GaugeMetricFamily(
-            "highwater_report_age_seconds", "Age of the last reading of the workers.", value=seconds
-        )
+_DROPPED_LINES: Final = (
+    "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
+)
+_INCIDENTS: Final = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
+_INTERNAL_ERRORS: Final = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
+_MEMORY_LIMIT: Final = "Memory that the sidecar's container may use, its page cache included; absent without a limit."
 
 
-def _elsewhere_families(now: _CountedElsewhere) -> Iterator[Metric]:
-    text = "Proxied requests that wait for a reset to end."
-    yield GaugeMetricFamily("highwater_proxy_requests_held", text, value=now.held)
-    yield from connection_families(now.connections)
-    text = "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
-    yield CounterMetricFamily("highwater_access_log_lines_dropped", text, value=now.dropped_lines)
-    text = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
-    yield _counted("incidents", text, "kind", now.incidents)
-    text = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
-    yield _counted("internal_errors", text, "part", now.internal_errors)
+def _value(
+    name: str,
+    text: str,
+    read: Callable[[], float | None],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> _Part[float | None]:
+    """Return the part of a family with one value."""
+    return _Part(read, lambda value: _known(name, text, value, kind))
 
 
-def _process_families(limit: int | None) -> Iterator[Metric]:
-    if limit is not None:
-        text = "Memory that the sidecar's container may use, its page cache included; absent without a limit."
-        yield GaugeMetricFamily("highwater_process_memory_limit_bytes", text, value=limit)
+def _known(
+    name: str,
+    text: str,
+    value: float | None,
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Iterator[Metric]:
+    """Yield the family of a value; none where it is not known."""
+    if value is not None:
+        yield kind(f"highwater_{name}", text, value=float(value))
 
 
 def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> CounterMetricFamily:
@@ -274,66 +254,46 @@ def _report_families(report: Report) -> Iterator[Metric]:
 
 
 def _engine_families(report: Report) -> Iterator[Metric]:
-    state = report.engine.state
-    yield GaugeMetricFamily(
-        "highwater_engine_up",
-        "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep.",
-        value=float(report.engine.traits.is_up),
-    )
-    yield CounterMetricFamily(
-        "highwater_engine_restarts",
-        "Starts of the engine that the sidecar saw after the first.",
-        value=float(report.engine.restarts),
-    )
-    states = _gauge("engine_state", "1 for the state that the engine is in.", ("state",))
-    for name in get_args(EngineState):
-        states.add_metric((name,), float(name == state))
-    yield states
+    engine = report.engine
+    text = "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep."
+    yield from _known("engine_up", text, engine.traits.is_up)
+    text = "Starts of the engine that the sidecar saw after the first."
+    yield from _known("engine_restarts", text, engine.restarts, CounterMetricFamily)
+    yield _one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
     # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
     info = _gauge("engine_info", "Always 1; the engine's version and model are labels.", ("version", "model"))
-    info.add_metric((report.engine.version or "", report.engine.model or ""), 1.0)
+    info.add_metric((engine.version or "", engine.model or ""), 1.0)
     yield info
-    yield from _start_families(report.engine)
-    for name, text, value in (
-        ("engine_requests_running", "Requests in the engine's running batch.", report.engine.requests_running),
-        ("engine_requests_waiting", "Requests queued in the engine's scheduler.", report.engine.requests_waiting),
-        (
-            "engine_kv_cache_usage_ratio",
-            "Used share of the KV cache's blocks, of the fullest engine.",
-            report.engine.kv_cache_usage_ratio,
-        ),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(f"highwater_{name}", text, value=value)
-    if report.ranks_expected is not None:
-        text = "Workers that the engine's configuration asks for."
-        yield GaugeMetricFamily("highwater_ranks_expected", text, value=report.ranks_expected)
-    text = "Workers in the last report."
-    yield GaugeMetricFamily("highwater_ranks_reported", text, value=0 if report.stale else report.ranks_reported)
-
-
-def _start_families(engine: EngineStatus) -> Iterator[Metric]:
-    if engine.started_at is not None:
-        text = "When the first process of the engine's workers was started, since unix epoch in seconds."
-        yield GaugeMetricFamily("highwater_engine_start_time_seconds", text, value=engine.started_at)
-    if engine.is_loading is not None:
-        text = "Whether the workers' recorders show a start under way; absent where they would not show one."
-        yield GaugeMetricFamily("highwater_engine_loading", text, value=float(engine.is_loading))
+    text = "When the first process of the engine's workers was started, since unix epoch in seconds."
+    yield from _known("engine_start_time_seconds", text, engine.started_at)
+    text = "Whether the workers' recorders show a start under way; absent where they would not show one."
+    yield from _known("engine_loading", text, engine.is_loading)
     versions = _gauge("extension_info", "Always 1; the version of the workers' package is a label.", ("version",))
     for version in engine.extension_versions:
         versions.add_metric((version,), 1.0)
     yield versions
+    yield from _known("engine_requests_running", "Requests in the engine's running batch.", engine.requests_running)
+    yield from _known("engine_requests_waiting", "Requests queued in the engine's scheduler.", engine.requests_waiting)
+    text = "Used share of the KV cache's blocks, of the fullest engine."
+    yield from _known("engine_kv_cache_usage_ratio", text, engine.kv_cache_usage_ratio)
+    yield from _known("ranks_expected", "Workers that the engine's configuration asks for.", report.ranks_expected)
+    yield from _known("ranks_reported", "Workers in the last report.", 0 if report.stale else report.ranks_reported)
+
+
+def _one_of(name: str, text: str, label: str, literal: object, now: str) -> Metric:
+    """Return a family that is 1 for the value that holds now, and 0 for the others of a ``Literal``."""
+    family = _gauge(name, text, (label,))
+    for value in get_args(literal):
+        family.add_metric((value,), float(value == now))
+    return family
 
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
-    modes = _gauge("policy_mode", "1 for the mode that the policy is in.", ("mode",))
-    for mode in get_args(PolicyMode):
-        modes.add_metric((mode,), float(mode == policy.mode))
-    levels = _gauge("policy_level", "1 for how memory stands by the rule that is worst off.", ("level",))
-    for level in get_args(PolicyLevel):
-        levels.add_metric((level,), float(level == policy.level))
-    recent = _gauge("policy_actions_last_hour", "Remedies that the policy started within the last hour.")
-    recent.add_metric((), policy.actions_last_hour)
+    yield _one_of("policy_mode", "1 for the mode that the policy is in.", "mode", PolicyMode, policy.mode)
+    text = "1 for how memory stands by the rule that is worst off."
+    yield _one_of("policy_level", text, "level", PolicyLevel, policy.level)
+    text = "Remedies that the policy started within the last hour."
+    yield from _known("policy_actions_last_hour", text, policy.actions_last_hour)
     rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
     states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
     short = _gauge(
@@ -348,20 +308,15 @@ def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
         for rank in rule.ranks:
             if rank.short_bytes is not None:
                 short.add_metric((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
-    yield from (modes, levels, recent, rules, states, short)
-    for unit in ("bytes", "ratio"):
-        yield from _water_families([rule for rule in policy.rules if _unit(rule) == unit], unit)
-
-
-def _water_families(rules: list[RuleStatus], unit: str) -> Iterator[Metric]:
-    """Yield the families of the rules of one unit, value and waters: no family mixes units."""
-    for name, text, read in _WATERS:
-        family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
-        for rule in rules:
-            value = read(rule)
-            if value is not None:
-                family.add_metric((rule.name,), value)
-        yield family
+    yield from (rules, states, short)
+    # Value and waters by unit: no family mixes units.
+    for unit, are_ratios in (("bytes", False), ("ratio", True)):
+        for name, text, read in _WATERS:
+            family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
+            for rule in policy.rules:
+                if (value := read(rule)) is not None and (rule.signal in RATIO_SIGNALS) == are_ratios:
+                    family.add_metric((rule.name,), value)
+            yield family
 
 
 _WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
@@ -371,20 +326,15 @@ _WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
 )
 
 
-def _unit(rule: RuleStatus) -> str:
-    return "ratio" if rule.signal in RATIO_SIGNALS else "bytes"
-
-
 def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
     labels = [_labels(rank) for rank in ranks]
-    for name, text, read in _RANK_GAUGES:
-        family = _gauge(name, text, _RANK_LABELS)
-        _add(family, labels, ranks, read)
-        yield family
-    for name, text, read in _RANK_COUNTERS:
-        counter = CounterMetricFamily(f"highwater_{name}", text, labels=_RANK_LABELS)
-        _add(counter, labels, ranks, read)
-        yield counter
+    for kind, table in ((GaugeMetricFamily, _RANK_GAUGES), (CounterMetricFamily, _RANK_COUNTERS)):
+        for name, text, read in table:
+            family = kind(f"highwater_{name}", text, labels=_RANK_LABELS)
+            for label, rank in zip(labels, ranks, strict=True):
+                if (value := read(rank)) is not None:
+                    family.add_metric(label, value)
+            yield family
     parts = _gauge("memory_component_bytes", "Exclusive parts of the used bytes.", (*_RANK_LABELS, "component"))
     cache_bytes = _gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", (*_RANK_LABELS, "residency"))
     entries = _gauge("encoder_cache_entries", "Encoder outputs kept.", (*_RANK_LABELS, "residency"))
@@ -410,21 +360,17 @@ def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
         numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
         info.add_metric((*_labels(rank), *numbers, device.uuid or "", device.name or ""), 1.0)
     yield info
-    for name, text, value in (
-        ("total", "Memory of all devices, each counted once.", device_total(ranks)),
-        ("used", "Memory in use on all devices, each counted once, however many ranks it has.", used_total(ranks)),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(f"highwater_devices_memory_{name}_bytes", text, value=value)
+    text = "Memory of all devices, each counted once."
+    yield from _known("devices_memory_total_bytes", text, device_total(ranks))
+    text = "Memory in use on all devices, each counted once, however many ranks it has."
+    yield from _known("devices_memory_used_bytes", text, used_total(ranks))
 
 
 def _growth_families(report: Report) -> Iterator[Metric]:
-    if report.growth.since_ready_bytes is not None:
-        text = "Growth of used bytes over all ranks since the engine became ready."
-        yield GaugeMetricFamily("highwater_growth_bytes", text, value=report.growth.since_ready_bytes)
-    if report.growth.bytes_per_second is not None:
-        text = "Slope of used bytes over all ranks in the last minute."
-        yield GaugeMetricFamily("highwater_growth_bytes_per_second", text, value=report.growth.bytes_per_second)
+    text = "Growth of used bytes over all ranks since the engine became ready."
+    yield from _known("growth_bytes", text, report.growth.since_ready_bytes)
+    text = "Slope of used bytes over all ranks in the last minute."
+    yield from _known("growth_bytes_per_second", text, report.growth.bytes_per_second)
     text = "When the device is full at the pace of the last minute; absent where that is not within a day."
     family = _gauge("device_memory_seconds_to_full", text, _RANK_LABELS)
     ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
@@ -434,22 +380,5 @@ def _growth_families(report: Report) -> Iterator[Metric]:
     yield family
 
 
-def _add(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    labels: list[tuple[str, str, str]],
-    ranks: tuple[RankReading, ...],
-    read: Callable[[RankReading], float | None],
-) -> None:
-    for label, rank in zip(labels, ranks, strict=True):
-        value = read(rank)
-        if value is not None:
-            family.add_metric(label, value)
-
-
 def _labels(rank: RankReading) -> tuple[str, str, str]:
-    """Rank, device and host."""
     return rank_title(rank.dp_rank, rank.rank, unknown=""), device_title(rank.device), rank.host or ""
-
-
-def _short(component: str) -> str:
-    return component.removesuffix("_bytes")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from functools import lru_cache
 from html import escape
@@ -12,31 +10,22 @@ from typing import Final
 
 from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
+from markdown_it import MarkdownIt
+
+from highwater.findings.markdown import CONTENT_SECURITY_POLICY, STYLE
 
 PREFIX: Final = "/docs/runbooks/"
-# Beneath the package where it is installed, beneath the repository where it is not.
+# In an installed package beneath it, else beneath the repository.
 FOLDER: Final = next(
     (folder for parent in Path(__file__).resolve().parents if (folder := parent / "docs" / "runbooks").is_dir()), None
 )
-# One page leads to another of this folder, or to one that the sidecar does not have: that one is named instead.
+# A link leads to another page of this folder, or to a page that the sidecar does not have: that one is named instead.
 _LINK: Final = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _RUNBOOK: Final = re.compile(r"(Highwater\w+)\.md(#.*)?")
 
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-code { font: 13px/1.45 ui-monospace, monospace; } pre { overflow-x: auto; background: #f5f6f8; padding: .6rem; }
-table { border-collapse: collapse; } td, th { padding: .2rem .7rem; text-align: left; border-top: 1px solid #dde1e6; }
-"""
-# No script, no image, no font, no frame, no form, nothing from elsewhere: this page's own style and no other.
-CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; style-src 'sha256-"
-    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    + "'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS: Final = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Content-Security-Policy": f"{CONTENT_SECURITY_POLICY}; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -79,13 +68,11 @@ def _read(folder: Path | None) -> dict[str, str]:
 @lru_cache(maxsize=64)
 def page(title: str, text: str) -> str:
     """Return Markdown as a whole HTML document; HTML within the Markdown is shown as text."""
-    from markdown_it import MarkdownIt  # noqa: PLC0415 - megabytes that a sidecar without an alert never needs
-
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(_LINK.sub(_link, text))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n{body}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n"
     )
 
 

@@ -29,26 +29,12 @@ class Services:
     """The wired parts.
 
     Attributes:
-        poller: Keeps the last report.
-        governor: Watches, by the rules.
-        relief: Runs remedies.
-        policy: The policy in force, and where it is kept.
-        history: Readings, events, marks.
-        exporter: Prometheus families.
-        engine_page: The engine's own metrics.
-        entries: The encoder caches' contents.
-        budgets: What workers that have no recorder report of their start.
-        growth: The verdicts on growth.
-        incidents: What is kept of engines that died or hung.
-        recorders: The workers' recorders, if they have any.
-        snapshots: PyTorch's own memory snapshots.
-        report: The last report with its age, the policy's state and the verdicts on growth.
-        host: Host memory.
-        report: The last report with its age and the policy's state.
-        alive: Whether the loops run.
-        stopping: Whether the sidecar has been asked to stop.
+        recorders: The workers' recorders; None if they have none.
+        report: Returns the last report with its age, the policy's state and the verdicts on growth.
+        alive: Returns whether the loops run.
+        stopping: Returns whether the sidecar has been asked to stop.
         server_info: The engine's own ``GET /server_info``, by its query string.
-        control: Lets control calls through, or not.
+        control: Judges who may make control calls.
     """
 
     poller: Poller

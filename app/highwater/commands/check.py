@@ -1,4 +1,4 @@
-"""Gathers the facts for ``highwater check`` from a sidecar, and shows what the checks found."""
+"""Read the facts for ``highwater check`` from a sidecar, and show the results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from highwater.errors import SidecarRefused
 from highwater.files.admin_token import FoundToken
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
+_OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
 
 
 def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
-    """Return everything that the checks look at.
+    """Return the facts that the checks judge.
 
     Args:
-        connect: Makes a client, with a token or without.
-        token: The one that was found here.
+        connect: Creates a client, with a token or without.
+        token: The token found on this machine.
 
     Raises:
-        SidecarError: No sidecar answers.
+        SidecarError: No sidecar responds.
     """
     with connect(None) as sidecar:
         report = report_of(sidecar.get("/memory"))
@@ -42,7 +43,7 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
             incidents=cleaned(_optional(sidecar, "/memory/incidents")),
             events=events_of(listed.get("events")),
             without_token=_access(policy),
-            with_token=_access_with(connect, token.value),
+            with_token=None if token.value is None else _access_with(connect, token.value),
             token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
             own_version=__version__,
@@ -50,20 +51,18 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
         )
 
 
-def _access_with(connect: Callable[[str | None], SidecarClient], token: str | None) -> ControlAccess | None:
-    if token is None:
-        return None
+def _access_with(connect: Callable[[str | None], SidecarClient], token: str) -> ControlAccess:
     with connect(token) as sidecar:
         return _access(_optional(sidecar, "/policy"))
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:
-    """Return what the sidecar says of this caller, on an open path: it would count and log a denied call."""
+    """Return the access that an open path reports: the sidecar would count and log a denied call."""
     return next((known for known in get_args(ControlAccess) if known == policy.get("caller")), "unknown")
 
 
 def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what a sidecar of another version may not have."""
+    """Return a path's JSON; empty if a sidecar of another version does not have it."""
     try:
         answer = sidecar.get(path, params)
     except SidecarRefused:
@@ -72,19 +71,17 @@ def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | Non
 
 
 def check_text(findings: Sequence[SetupCheck]) -> str:
-    """Return a line for each check, and one beneath it for what to change."""
+    """Return a line for each check, and one beneath it with the change."""
     lines = []
     for finding in findings:
-        word = click.style(f"{finding.level:<5}", fg=_COLOURS[finding.level])
-        lines.append(f"{word} {finding.name:<11} {finding.text}")
+        lines.append(
+            f"{click.style(f'{finding.level:<5}', fg=_COLOURS[finding.level])} {finding.name:<11} {finding.text}"
+        )
         if finding.change is not None:
             lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
     summary = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
-    if counts["note"]:
-        summary.append(f"{counts['note']} could be better")
-    if counts["skip"]:
-        summary.append(f"{counts['skip']} could not be checked")
+    summary += [f"{counts[name]} {text}" for name, text in _OPTIONAL_COUNTS.items() if counts[name]]
     return "\n".join([*lines, ", ".join(summary)])
 
 

@@ -23,32 +23,25 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 5.0
-# As many as the sidecar keeps at most and hands out at once.
+# The most that the sidecar keeps and returns at once.
 MAX_EVENTS: Final = 1000
 _KIND_WIDTH: Final = 9
 
 
 def event_text(event: Event) -> str:
-    """Return one line: when by this machine's clock, of which kind, what happened, and who asked for it."""
+    """Return one line: the time by this machine's clock, the kind, the summary, and the caller or rule."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    return plain(f"{at} {event.kind:<{_KIND_WIDTH}} {event.summary}{_by(event)}")
-
-
-def _by(event: Event) -> str:
+    by = f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
     if event.caller is not None:
-        return f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"
-    return f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
+        by = f" (by {event.caller.by} from {event.caller.address or 'an unknown peer'})"
+    return plain(f"{at} {event.kind:<{_KIND_WIDTH}} {event.summary}{by}")
 
 
 def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Return the events of ``GET /memory/events``, oldest first.
-
-    Args:
-        answer: What it returned.
-        last: So many of the newest.
+    """Return the newest ``last`` events of a response of ``GET /memory/events``, oldest first.
 
     Raises:
-        SidecarUnreachable: It is no list of events.
+        SidecarUnreachable: It is not a list of events.
     """
     events = answer.get("events") if isinstance(answer, dict) else None
     if not isinstance(events, list):
@@ -61,18 +54,18 @@ def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JS
 def follow(
     connect: Callable[[], SidecarClient], pause: Callable[[float], None], last: int, lost: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the newest events, and then each as it happens, without an end: a sidecar that went is looked for again.
+    """Yield the newest ``last`` events, and then each as it happens, without end.
 
-    What happened meanwhile is made up for. An event that was yielded is not yielded again.
+    Without a sidecar it tries again, and yields the events of the time between. No event is yielded twice.
 
     Args:
-        connect: Makes a client.
+        connect: Creates a client.
         pause: Waits so many seconds.
-        last: So many of the events that have been are yielded first.
-        lost: Receives a sentence where the sidecar cannot be reached.
+        last: The number of past events to begin with.
+        lost: Receives a sentence when the sidecar cannot be reached.
 
     Raises:
-        SidecarError: None answers the first time.
+        SidecarError: No sidecar responds the first time.
     """
     seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
     seconds, is_first = FIRST_PAUSE_SECONDS, True
@@ -94,7 +87,7 @@ def follow(
 
 
 def _from_now_on(sidecar: SidecarClient) -> Iterator[list[dict[str, Any]]]:
-    """Yield the events that have been, once the stream is open so that none is missed, and then each that comes."""
+    """Yield the past events, once the stream is open so that none is missed, and then each new event."""
     is_open = False
     for name, data in sidecar.events():
         if not is_open:  # the first message is the report
@@ -141,7 +134,7 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
 
 
 def _show(events: Iterable[dict[str, Any]], as_json: bool) -> None:
-    """Print each on a line; one that this version does not know only as JSON."""
+    """Print each on a line; events that this version does not know only as JSON."""
     from highwater.client.answers import event_of
 
     for data in events:

@@ -1,4 +1,4 @@
-"""``highwater get``: any path of the control plane by its name, with the token, for runbooks without curl."""
+"""``highwater get``: any path of the control plane, with the token, for runbooks without curl."""
 
 # ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
 

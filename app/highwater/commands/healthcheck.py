@@ -1,7 +1,7 @@
 """``highwater healthcheck``: the health of the sidecar on this machine as an exit status.
 
-For a container's HEALTHCHECK and for scripts. It is started again and again beside a sidecar that serves traffic: it
-loads no server and no HTTP client but the standard library's, and sends no token.
+For a container's HEALTHCHECK and for scripts. It runs often, beside a sidecar that serves traffic: it loads no server
+and no HTTP client but the standard library's, and sends no token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from highwater.client.options import URL_VARIABLE, examples, own_url
 from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
-# Docker knows two statuses of a health check.
-_UNWELL: Final = 1
+_UNHEALTHY: Final = 1  # Docker knows two statuses of a health check
 _OK: Final = 200
 _SHOWN_LENGTH: Final = 400
 
@@ -42,19 +41,19 @@ _SHOWN_LENGTH: Final = 400
 @click.option("--timeout", "seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 600))
 def healthcheck(what: str, url: str | None, seconds: float) -> None:
     """Ask the sidecar's own health: exits with 0 if all is well, with 1 if not, or if nobody answers."""
-    base = url or own_url(os.environ)
-    problem = ask(base, PATHS[what], seconds)
+    problem = ask(url or own_url(os.environ), PATHS[what], seconds)
     if problem is not None:
-        raise click.exceptions.Exit(_report(problem))
+        click.echo(f"highwater: {plain(problem)}", err=True)
+        raise click.exceptions.Exit(_UNHEALTHY)
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:
-    """Return what is wrong there; ``None`` if nothing is.
+    """Return the problem of a sidecar; ``None`` if it is healthy.
 
     Args:
         base: The sidecar's URL.
-        path: Answered with 200 where all is well.
-        seconds: For connecting, and for each piece of the answer.
+        path: It returns 200 if all is well.
+        seconds: For connecting, and for each piece of the response.
     """
     try:
         parts = urlsplit(base)
@@ -75,14 +74,8 @@ def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTT
         return HTTPConnection(host, port, timeout=seconds)
     if scheme != "https":
         raise ValueError("it is no http or https URL")
-    # The certificate is for the name that clients use, and this is its own machine: nothing is sent, and nothing is
-    # believed but a status.
+    # The certificate is for the name that clients use, and this is its own machine: nothing secret is sent, and only a
+    # status is read.
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return HTTPSConnection(host, port, timeout=seconds, context=context)
-
-
-def _report(problem: str) -> int:
-    """Print it as one line that a terminal does not obey, and return the exit status."""
-    click.echo(f"highwater: {plain(problem)}", err=True)
-    return _UNWELL

@@ -92,10 +92,10 @@ def set_policy(file: Any, url: str, *, as_json: bool) -> None:  # noqa: ANN401 -
 
 
 def change_of(content: object) -> dict[str, Any]:
-    """Return the body of ``PUT /policy`` that a file means.
+    """Return the body of ``PUT /policy`` from a file's content.
 
     Raises:
-        ValueError: It has neither mode nor rules, or something else beside them.
+        ValueError: It has neither mode nor rules, or other keys.
     """
     if isinstance(content, dict) and set(content) == {"policy"}:
         content = content["policy"]
@@ -117,16 +117,16 @@ def _change(url: str, change: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _show(answer: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
-    text = policy_text(answer)  # also where JSON is wanted: it is no sidecar's otherwise
+    text = policy_text(answer)  # checks the response, also for JSON
     click.echo(json.dumps(answer, indent=1) if as_json else text)
     sys.stdout.flush()
 
 
 def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return what ``GET /policy`` and ``PUT /policy`` return, for people.
+    """Return the response of ``GET /policy`` and ``PUT /policy`` as text.
 
     Raises:
-        SidecarUnreachable: It is no policy, or one that this version cannot read.
+        SidecarUnreachable: It is not a policy that this version can read.
     """
     from pydantic import TypeAdapter
 
@@ -142,9 +142,9 @@ def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
         kept = f"kept in {shown['kept_in']}" if shown["kept"] else "ends with the sidecar"
         changed = shown["source"] == "put"
         rules = {rule["name"]: rule for rule in shown["rules"]}
+        origin = f"changed while it runs; the change {kept}" if changed else "as it was configured"
         lines = [
-            f"mode: {shown['mode']}, {'changed while it runs; the change' if changed else 'as it was configured'}"
-            f"{' ' + kept if changed else ''}",
+            f"mode: {shown['mode']}, {origin}",
             f"{status.level}: {status.summary}",
             f"actions in the last hour: {status.actions_last_hour}",
             *(_rule_text(rule, rules.get(rule.name, {})) for rule in status.rules),

@@ -1,4 +1,4 @@
-"""The request of ``highwater reclaim``, and its result as text. Pure."""
+"""The request body of ``highwater reclaim``, and its result as text. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES: Final = frozenset({"refused", "failed"})
 
 
 class Reclaimed(NamedTuple):
-    """One remedy, run or not, with the ranks before and after it."""
+    """The result of one remedy, with the ranks before and after it."""
 
     result: RemedyResult
     before: tuple[RankReading, ...] = ()
@@ -25,15 +25,15 @@ class Reclaimed(NamedTuple):
 
 
 def known_remedies() -> list[str]:
-    """Return those that this version knows, for shell completion. What there is, the sidecar says."""
+    """Return the remedies of this version, for shell completion; a sidecar may have others."""
     return sorted(ALL_REMEDIES)
 
 
 def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mapping[str, Any]]:
-    """Return the remedies as ``POST /memory/reclaim`` takes them; none for what the sidecar itself would choose.
+    """Return the remedies as ``POST /memory/reclaim`` takes them; none: the sidecar chooses.
 
     Raises:
-        ValueError: A size was given, and no trim that it would be for.
+        ValueError: A size was given without the trim that it is for.
     """
     names = [name.replace("-", "_") for name in remedies]
     if free_bytes is None:
@@ -45,7 +45,7 @@ def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mappin
 
 
 def reclaimed_of(answer: Any) -> list[Reclaimed]:  # noqa: ANN401 - JSON
-    """Return what ``POST /memory/reclaim`` returned.
+    """Return the results in a response of ``POST /memory/reclaim``.
 
     Raises:
         SidecarUnreachable: This version cannot read it.
@@ -62,7 +62,7 @@ def succeeded(results: Sequence[Reclaimed]) -> bool:
 
 
 def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
-    """Return what came of each remedy, what it freed by component and rank, and why not."""
+    """Return each remedy's outcome, what all freed by component and rank, and the reasons of refusals."""
     if not results:
         return "nothing was done"
     headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]

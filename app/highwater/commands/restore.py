@@ -31,7 +31,7 @@ def restore(url: str, *, as_json: bool) -> None:
 
 
 def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return what ``POST /memory/encoder-cache/restore`` returned, a line for each rank.
+    """Return a response of ``POST /memory/encoder-cache/restore`` as a table with a row for each rank.
 
     Raises:
         SidecarUnreachable: This version cannot read it.
@@ -41,13 +41,8 @@ def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     from highwater.units import size_text
 
     with understood("/memory/encoder-cache/restore"):
-        shown: Any = cleaned(answer)
-        rows = [
-            [
-                rank_title(rank.get("dp_rank"), rank["rank"]),
-                str(rank["restored_entries"]),
-                size_text(rank["restored_bytes"]),
-            ]
-            for rank in shown["ranks"]
-        ]
+        ranks: Any = cleaned(answer)["ranks"]
+        names = [rank_title(rank.get("dp_rank"), rank["rank"]) for rank in ranks]
+        sizes = [(str(rank["restored_entries"]), size_text(rank["restored_bytes"])) for rank in ranks]
+        rows = [[name, *size] for name, size in zip(names, sizes, strict=True)]
     return table(["rank", "entries brought back", "bytes"], rows) if rows else "nothing was on the host"

@@ -1,4 +1,4 @@
-"""A report judged, and as plain text. Pure; ``highwater status`` prints it."""
+"""The verdict on a report, and both as text for ``highwater status``. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SHORT: Final = frozenset({"short", "urgent"})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on a report: an exit status, and why it is not 0."""
+    """The verdict on a report: an exit status, and the reasons if it is not 0."""
 
     code: int
     reasons: tuple[str, ...] = ()
 
 
 def judged(report: Report) -> Verdict:
-    """Judge whether the engine is ready, every rank has just reported, memory is not short and every rule can act."""
+    """Judge a report: is the engine ready, has every rank just reported, is memory not short, can every rule act."""
     state, policy = report.engine.state, report.policy
     worries = []
     if state != "ready":
@@ -44,7 +44,7 @@ def judged(report: Report) -> Verdict:
 
 
 def _worry(rule: RuleStatus, level: str) -> str | None:
-    """Return why somebody should look at the rule; ``None`` if nobody need."""
+    """Return the reason why an operator should look at the rule; ``None`` if none."""
     why = f": {rule.reason}" if rule.reason else ""
     if rule.phase in _SHORT or rule.phase == "acting":
         return f"rule {rule.name} is {rule.phase}{why}"
@@ -55,7 +55,7 @@ def _worry(rule: RuleStatus, level: str) -> str | None:
 
 
 def is_relief(event: Event) -> bool:
-    """Return whether something was given back, or tried to be."""
+    """Return whether the event is a remedy that was run."""
     return event.kind == "reset" and event.result is not None
 
 

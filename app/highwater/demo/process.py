@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from highwater.demo import keeper
 from highwater.demo.errors import DemoError
@@ -26,8 +28,8 @@ class KeptProcess:
     """One server process and everything that it starts.
 
     Args:
-        what: What it is, for error messages (`the engine`).
-        log_path: Where all of its processes write; another start appends.
+        what: Its name in error messages (`the engine`).
+        log_path: The file that all of its processes write to; another start appends.
     """
 
     def __init__(self, what: str, log_path: Path) -> None:
@@ -36,7 +38,7 @@ class KeptProcess:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def is_running(self) -> bool:
-        """Say whether the process is running; whether it answers is another matter."""
+        """Return whether the process is running, ready or not."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def pids(self) -> list[int]:
@@ -46,7 +48,7 @@ class KeptProcess:
         return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        """Start it; that it is ready is `wait_until_answers`'s to say."""
+        """Start it, and do not wait until it is ready."""
         with self._log_path.open("ab") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS), *command],
@@ -59,14 +61,14 @@ class KeptProcess:
             )
 
     def wait_until_answers(self, port: int, path: str, timeout_seconds: float) -> None:
-        """Return when `GET path` on 127.0.0.1 answers with 200; stop it when that does not come to pass.
+        """Return when `GET path` on 127.0.0.1 returns 200.
 
         Raises:
-            DemoError: It ended, or was not ready in time; nothing of it is left then.
+            DemoError: It ended, or was not ready in time; all its processes are ended then.
         """
         try:
             self._wait(port, path, timeout_seconds)
-        except BaseException:  # also Ctrl-C: whoever did not get a server cannot stop it
+        except BaseException:  # also Ctrl-C: the caller has no server to stop yet
             self.stop()
             raise
 
@@ -95,15 +97,57 @@ class KeptProcess:
         keeper.end_session(process.pid)
 
 
+class KeptServer(ABC):
+    """A server on a port of 127.0.0.1; a context manager that starts and stops it.
+
+    Args:
+        what: Its name in error messages.
+        log_path: The file that all of its processes write to.
+        port: The port to listen on; None: a free one.
+    """
+
+    def __init__(self, what: str, log_path: Path, port: int | None) -> None:
+        self.log_path = log_path
+        self.port = port or free_port()
+        self._process = KeptProcess(what, log_path)
+
+    @property
+    def url(self) -> str:
+        """The server's base URL, without a slash at its end."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def pids(self) -> list[int]:
+        """Return the ids of its live processes."""
+        return self._process.pids()
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start it and return when it serves.
+
+        Raises:
+            DemoError: It ended or was not ready in time; all its processes are ended then.
+        """
+
+    def stop(self) -> None:
+        """End every process of it and return when none is left; a second call does nothing."""
+        self._process.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on at this moment."""
+    """Return a port of 127.0.0.1 on which nothing listens now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
 def answers(port: int, path: str) -> bool:
-    """Say whether a server on 127.0.0.1 answers `GET path` with 200 within two seconds."""
+    """Return whether `GET path` on 127.0.0.1 returns 200 within two seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
     try:
         connection.request("GET", path)
@@ -115,6 +159,6 @@ def answers(port: int, path: str) -> bool:
 
 
 def environ_with(extra: Mapping[str, str], *, without_prefix: str | None = None) -> dict[str, str]:
-    """The environment with `extra`, and without what begins with `without_prefix`."""
+    """Return this process's environment with `extra`, and without the variables that begin with `without_prefix`."""
     kept = {k: v for k, v in os.environ.items() if without_prefix is None or not k.startswith(without_prefix)}
     return kept | dict(extra)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from highwater.demo.errors import DemoError
-from highwater.demo.process import KeptProcess, environ_with, free_port
+from highwater.demo.process import KeptServer, environ_with
 from highwater.files.admin_token import find_token
 
 START_SECONDS = 60.0
 CALL_SECONDS = 60.0
 
 
-class DemoSidecar:
+class DemoSidecar(KeptServer):
     """`highwater serve` beside an engine; a context manager that starts and stops it.
 
     Args:
         engine_url: The engine.
-        folder: Gets the log; made where missing.
+        folder: Gets the log; created if it does not exist.
         port: Where to listen; a free port where None.
         settings: Further settings, by environment variable.
     """
@@ -31,81 +30,53 @@ class DemoSidecar:
     def __init__(
         self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
-        self.port = port or free_port()
+        super().__init__("the sidecar", folder / "sidecar.log", port)
         self._settings = dict(settings or {})
-        self.control_port = int(self._settings.get("HIGHWATER_CONTROL_PORT", self.port))
-        self.log_path = folder / "sidecar.log"
         self._engine_url = engine_url
-        self._process = KeptProcess("the sidecar", self.log_path)
+        self.control_port = int(self._settings.get("HIGHWATER_CONTROL_PORT", self.port))
         self._client = httpx.Client(base_url=self.control_url, timeout=CALL_SECONDS, trust_env=False)
-
-    @property
-    def url(self) -> str:
-        """The sidecar's base URL, without a slash at its end."""
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def control_url(self) -> str:
         """The base URL of its control plane: the same, unless it has a port of its own."""
         return f"http://127.0.0.1:{self.control_port}"
 
-    def pids(self) -> list[int]:
-        """Return its live processes."""
-        return self._process.pids()
-
     def start(self) -> Self:
         """Start it and return when it is running, with or without an engine.
 
         Raises:
-            DemoError: It ended or was not there in time.
+            DemoError: It ended or was not running in time.
         """
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "highwater",
-            "serve",
-            "--engine-url",
-            self._engine_url,
-            "--port",
-            str(self.port),
-        ]
-        self._process.start(command, env=self._environ(), cwd=Path.cwd())
+        command = [sys.executable, "-m", "highwater", "serve", "--engine-url", self._engine_url]
+        self._process.start([*command, "--port", str(self.port)], env=self._environ(), cwd=Path.cwd())
         self._process.wait_until_answers(self.control_port, "/livez", START_SECONDS)
         return self
 
     def stop(self) -> None:
         """End it; a second call does nothing."""
         self._client.close()
-        self._process.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
+        super().stop()
 
     def _environ(self) -> dict[str, str]:
         # Settings of the caller's own sidecar must not leak into this one.
         return environ_with(self._settings, without_prefix="HIGHWATER_")
 
     def authorization(self) -> dict[str, str]:
-        """The header that lets control calls in: with its admin token, as an operator on this machine finds it."""
-        found = find_token(self.control_url, self._environ())
-        return {} if found.value is None else {"Authorization": f"Bearer {found.value}"}
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
+        """Return the header that control calls need: the admin token, as an operator on this machine finds it."""
+        token = find_token(self.control_url, self._environ()).value
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
         """Call the sidecar and return its JSON.
 
         Raises:
-            DemoError: It did not answer, or answered with an error.
+            DemoError: It did not respond, or responded with an error.
         """
         try:
             response = self._client.request(method, path, json=body, headers=self.authorization())
         except httpx.HTTPError as exc:
             raise DemoError.with_log(f"{method} {path}: {exc}", self.log_path) from exc
         if response.is_error:
-            raise DemoError.with_log(f"{method} {path} answered {response.status_code}: {response.text}", self.log_path)
+            raise DemoError.with_log(f"{method} {path} returned {response.status_code}: {response.text}", self.log_path)
         return response.json()

@@ -1,4 +1,4 @@
-"""The story of the mission, replayed on a real engine: growth, the reset that frees nothing, the one that does.
+"""The demonstration: a real engine is watched, and then the mission's story is replayed on one that may be acted on.
 
 It drives the sidecar over HTTP as an operator would, and every number that it prints comes from the sidecar.
 """
@@ -9,11 +9,11 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -22,12 +22,14 @@ from highwater.demo.engine import Engine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.traffic import TrafficResult, send_images
+from highwater.demo.traffic import send_images
 from highwater.text.table import component_title, table
 from highwater.units import MIB, mib
 
 CONCURRENCY = 8
 READY_SECONDS = 60.0
+_SETTLE_SECONDS = 2.0
+"""A worker's newest sample, and the sidecar's reading of it, are at most a second old each."""
 # The demonstration's own rule: a threshold so low that a few dozen images cross it, whatever the machine.
 RULE_HIGH_BYTES = 160 * MIB
 RULE = {
@@ -44,50 +46,120 @@ MAX_AUTOMATIC_IMAGES = 240
 AUTOMATIC_CONCURRENCY = 2  # traffic that goes on refills the cache while the reset is measured: not too fast here
 _ROWS = ("used_bytes", *COMPONENTS)
 
+Ranks: TypeAlias = list[dict[str, Any]]
+"""The ranks of ``GET /memory``."""
+
 
 @dataclass(slots=True)
 class Story:
-    """The findings of the replay, for the printed table and for tests.
+    """The results of the replay, for the printed table and for tests.
 
     Attributes:
         images: How many were sent.
         moments: The ranks' readings at each moment, in order.
-        mm_reset: The sidecar's answer to ``POST /reset_mm_cache``.
-        reclaim: Its answer to ``POST /memory/reclaim``.
+        mm_reset: The response to ``POST /reset_mm_cache``.
+        reclaim: The response to ``POST /memory/reclaim``.
         automatic: The events of the automatic reset, oldest first.
     """
 
     images: int
-    moments: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    moments: dict[str, Ranks] = field(default_factory=dict)
     mm_reset: dict[str, Any] = field(default_factory=dict)
     reclaim: dict[str, Any] = field(default_factory=dict)
-    automatic: list[dict[str, Any]] = field(default_factory=list)
+    automatic: Ranks = field(default_factory=list)
+
+
+@contextmanager
+def _beside(
+    environment: EngineEnvironment, options: EngineOptions, port: int | None, **settings: str
+) -> Iterator[tuple[Engine, DemoSidecar]]:
+    """Start an engine and a sidecar beside it; both are ended at the end."""
+    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
+        folder = Path(name)
+        engine = Engine(environment, options, folder=folder / "engine")
+        with DemoSidecar(engine.url, folder=folder, port=port, settings=settings) as sidecar, engine:
+            yield engine, sidecar
+
+
+def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int, say: Callable[[str], None]) -> None:
+    """Watch an engine with nothing changed about it: show its start, send it images, and show what grew.
+
+    The worker package is on its path and a folder is named; there is no development mode, no flag and no call into the
+    engine, and requests go to vLLM itself.
+
+    Args:
+        environment: Where vLLM is installed.
+        options: What kind of engine; how it is watched is decided here.
+        images: How many to send.
+        say: Prints.
+
+    Raises:
+        DemoError: The engine or the sidecar did not come up, a request failed, or the recorders show nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as recorders:
+        variable = {"HIGHWATER_RECORDER_DIR": recorders}
+        watched = replace(
+            options, dev_mode=False, extension=False, plugin=True, extra_env=(*options.extra_env, *variable.items())
+        )
+        with _beside(environment, watched, None, **variable) as (engine, sidecar):
+            ready = _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
+            say(start_table(ready))
+            say(f"\n{images} image requests to vLLM itself, at {engine.url}")
+            _send(engine, engine.url, range(images))
+            time.sleep(_SETTLE_SECONDS)
+            say(growth_table(ready, _wait_ready(sidecar, lambda ranks: all(map(_entries, ranks)))))
+            say("Each worker wrote this into its file, and the sidecar read it: no worker was called.")
+
+
+def start_table(ranks: Ranks) -> str:
+    """Return each rank's start: how long each phase took, what was in use when it ended, and what it added."""
+    parts = []
+    for rank in ranks:
+        rows: list[list[str]] = []
+        before: int | None = None
+        for phase in rank["start"]:
+            used: int | None = phase["used_bytes"]
+            rows.append([phase["name"], f"{phase['seconds']:.1f}", mib(used), _difference(used, before, signed=True)])
+            before = used
+        parts.append(f"\n{_title(rank)}\n{table(['start', 'seconds', 'MiB in use then', 'added'], rows)}")
+    return "\n".join(parts)
+
+
+def growth_table(ready: Ranks, after: Ranks) -> str:
+    """Return each component of each rank before and after the images."""
+    parts = []
+    for old, new in zip(ready, after, strict=True):
+        sizes = [(name, _size(old, name), _size(new, name)) for name in _ROWS]
+        rows = [
+            [component_title(name), mib(before), mib(now), _difference(now, before, signed=True)]
+            for name, before, now in sizes
+        ]
+        parts.append(f"\n{_title(new)}\n{table(['MiB', 'ready', 'after the images', 'growth'], rows)}")
+        parts.append(f"encoder cache: {_entries(new)} entries")
+    return "\n".join(parts)
 
 
 @contextmanager
 def stage(
     environment: EngineEnvironment, options: EngineOptions, port: int | None
 ) -> Iterator[tuple[Engine, DemoSidecar]]:
-    """An engine and a sidecar beside it, both ready; both ended at the end."""
-    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
-        folder = Path(name)
-        engine = Engine(environment, options, folder=folder / "engine")
-        with DemoSidecar(engine.url, folder=folder, port=port) as sidecar, engine:
-            _wait_ready(sidecar)
-            yield engine, sidecar
+    """Start an engine and a sidecar in front of it, both ready; both are ended at the end."""
+    with _beside(environment, options, port) as (engine, sidecar):
+        _wait_ready(sidecar)
+        yield engine, sidecar
 
 
 def tell(engine: Engine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
-    """Replay the story.
+    """Replay the story: growth, the reset that frees nothing, the remedies that do, and the policy by itself.
 
     Raises:
         DemoError: A request failed, or what must happen did not.
     """
     story = Story(images)
-    story.moments["ready"] = _now(sidecar, "ready")
+    story.moments["ready"] = _mark(sidecar, "ready")
     say(f"\n{images} image requests through the sidecar at {sidecar.url}/v1/chat/completions")
-    _send(engine, sidecar, range(images), label="  images")
-    story.moments["after traffic"] = _now(sidecar, "after traffic")
+    _send(engine, sidecar.url, range(images))
+    story.moments["after traffic"] = _mark(sidecar, "after traffic")
     story.mm_reset = sidecar.call("POST", "/reset_mm_cache")
     story.moments["after reset_mm_cache"] = story.mm_reset["after"]
     story.reclaim = sidecar.call("POST", "/memory/reclaim")
@@ -98,35 +170,25 @@ def tell(engine: Engine, sidecar: DemoSidecar, *, images: int, say: Callable[[st
 
 
 def story_table(story: Story) -> str:
-    """The table that an operator would want: per rank and component, what grew and what each reset gave back."""
-    ready, traffic, mm, reclaimed = story.moments.values()
-    parts = []
+    """Return, per rank and component, what grew and what each reset gave back."""
     headers = ["MiB", "ready", "after traffic", "growth", "reset_mm_cache freed", "reclaim freed", "after reclaim"]
-    for index, rank in enumerate(ready):
+    parts = []
+    for ranks in zip(*story.moments.values(), strict=True):
         rows = []
         for name in _ROWS:
-            sizes = [_size(moment[index], name) for moment in (ready, traffic, mm, reclaimed)]
-            before, grown, after_mm, after = sizes
-            shown = [
-                mib(before),
-                mib(grown),
-                _difference(grown, before, signed=True),
-                _difference(grown, after_mm),
-                _difference(after_mm, after),
-                mib(after),
-            ]
-            rows.append([component_title(name), *shown])
-        parts.append(
-            f"\nrank {rank['rank']} ({rank['device']['type']}, {rank['device']['name']})\n{table(headers, rows)}"
-        )
+            before, grown, after_mm, after = (_size(rank, name) for rank in ranks)
+            freed = [_difference(grown, after_mm), _difference(after_mm, after)]
+            growth = _difference(grown, before, signed=True)
+            rows.append([component_title(name), mib(before), mib(grown), growth, *freed, mib(after)])
+        parts.append(f"\n{_title(ranks[0])}\n{table(headers, rows)}")
     return "\n".join([*parts, "", *_sentences(story)])
 
 
 def _sentences(story: Story) -> Iterator[str]:
-    traffic, mm = story.moments["after traffic"], story.moments["after reset_mm_cache"]
+    traffic, after_mm = story.moments["after traffic"], story.moments["after reset_mm_cache"]
     yield (
-        f"POST /reset_mm_cache answered 200 and freed {mib(story.mm_reset['freed_bytes']['total'])} MiB: the encoder "
-        f"cache held {_cached(traffic)} before it and {_cached(mm)} after. It frees "
+        f"POST /reset_mm_cache returned 200 and freed {mib(story.mm_reset['freed_bytes']['total'])} MiB: the encoder "
+        f"cache held {_cached(traffic)} before it and {_cached(after_mm)} after. It frees "
         f"{story.mm_reset['frees']}."
     )
     for result in story.reclaim["results"]:
@@ -136,15 +198,13 @@ def _sentences(story: Story) -> Iterator[str]:
         )
 
 
-def _cached(ranks: Sequence[dict[str, Any]]) -> str:
+def _cached(ranks: Ranks) -> str:
     caches = [rank["encoder_cache"] for rank in ranks if rank["encoder_cache"]]
     return f"{sum(c['entries'] for c in caches)} entries, {mib(sum(c['device_bytes'] for c in caches))} MiB"
 
 
-def _automatic(
-    engine: Engine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Traffic until the policy acts by itself; returns the events of it, oldest first."""
+def _automatic(engine: Engine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> Ranks:
+    """Send traffic until the policy acts by itself; return its events, oldest first."""
     before = sidecar.call("GET", "/policy")
     say(
         f"\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds {mib(RULE_HIGH_BYTES)} MiB, "
@@ -161,7 +221,7 @@ def _automatic(
     return events
 
 
-def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int) -> list[dict[str, Any]]:
+def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int) -> Ranks:
     started = sidecar.call("GET", "/memory/history?step=86400")["now"]
     done = threading.Event()
 
@@ -171,26 +231,22 @@ def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int)
                 return
             yield seed
 
-    sender = threading.Thread(target=lambda: _send(engine, sidecar, seeds(), label=None), name="traffic")
+    sender = threading.Thread(target=lambda: _send(engine, sidecar.url, seeds()), name="traffic")
     sender.start()
     try:
         while True:
             alive = sender.is_alive()
             listed = sidecar.call("GET", "/memory/events?limit=200")["events"]
-            ours = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
-            if any(_relieved(event) for event in ours):
-                return ours
+            events = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
+            if any((event["result"] or {}).get("outcome") == "done" for event in events):
+                return events
             if not alive:
-                seen = "; ".join(event["summary"] for event in ours) or "none"
+                seen = "; ".join(event["summary"] for event in events) or "none"
                 raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
             time.sleep(0.2)
     finally:
         done.set()
         sender.join()
-
-
-def _relieved(event: dict[str, Any]) -> bool:
-    return (event["result"] or {}).get("outcome") == "done"
 
 
 def _event_text(event: dict[str, Any]) -> str:
@@ -204,46 +260,52 @@ def _event_text(event: dict[str, Any]) -> str:
     )
 
 
-def _send(engine: Engine, sidecar: DemoSidecar, seeds: Any, *, label: str | None) -> None:  # noqa: ANN401 - seeds
-    """Send images, with a progress bar where there is a label.
+def _send(engine: Engine, url: str, seeds: range | Iterator[int]) -> None:
+    """Send images to a URL: a range with a progress bar and as fast as the engine goes, others slowly.
 
     Raises:
         DemoError: A request failed.
     """
-
-    def run(on_done: Callable[[], None] | None) -> TrafficResult:
-        return asyncio.run(
-            send_images(sidecar.url, engine.served_model, images=seeds, concurrency=concurrency, on_done=on_done)
+    total = len(seeds) if isinstance(seeds, range) else None
+    concurrency = AUTOMATIC_CONCURRENCY if total is None else CONCURRENCY
+    with click.progressbar(length=total or MAX_AUTOMATIC_IMAGES, label="  images", hidden=total is None) as bar:
+        sending = send_images(
+            url, engine.served_model, images=seeds, concurrency=concurrency, on_done=lambda: bar.update(1)
         )
-
-    concurrency = CONCURRENCY if label else AUTOMATIC_CONCURRENCY
-    if label is None:
-        result = run(None)
-    else:
-        with click.progressbar(length=len(seeds), label=label) as bar:
-            result = run(lambda: bar.update(1))
+        result = asyncio.run(sending)
     if result.failed:
         raise DemoError.with_log(f"{result.failed} of {result.sent} requests failed: {result.errors}", engine.log_path)
 
 
-def _now(sidecar: DemoSidecar, mark: str) -> list[dict[str, Any]]:
-    """Name the moment, which takes a fresh reading, and return the ranks of that reading."""
+def _mark(sidecar: DemoSidecar, mark: str) -> Ranks:
+    """Set a mark, which takes a new reading, and return the ranks of that reading."""
     sidecar.call("POST", "/memory/marks", {"name": mark})
     report = sidecar.call("GET", "/memory")
     if report["stale"] or not report["ranks"]:
         raise DemoError(f"no reading of the workers at {mark!r}: {report['engine']}")
-    ranks: list[dict[str, Any]] = report["ranks"]
+    ranks: Ranks = report["ranks"]
     return ranks
 
 
-def _wait_ready(sidecar: DemoSidecar) -> None:
+def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> Ranks:
+    """Return the ranks once the engine is ready, every rank is seen, and `holds` is true of them."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         report = sidecar.call("GET", "/memory")
-        if report["engine"]["state"] == "ready" and report["ranks"]:
-            return
+        ranks: Ranks = report["ranks"]
+        is_complete = bool(ranks) and len(ranks) == report["ranks_expected"]
+        if report["engine"]["state"] == "ready" and is_complete and holds(ranks):
+            return ranks
         time.sleep(0.2)
-    raise DemoError.with_log(f"the sidecar does not see the engine: {report['engine']}", sidecar.log_path)
+    raise DemoError.with_log(f"the sidecar does not see what it should: {report['engine']}", sidecar.log_path)
+
+
+def _title(rank: dict[str, Any]) -> str:
+    return f"rank {rank['rank']} ({rank['device']['type']}, {rank['device']['name']})"
+
+
+def _entries(rank: dict[str, Any]) -> int:
+    return int((rank["encoder_cache"] or {}).get("entries") or 0)
 
 
 def _size(rank: dict[str, Any], name: str) -> int | None:

@@ -11,18 +11,17 @@ from starlette.types import ASGIApp
 
 from highwater import __version__
 from highwater.api.access import Access, ControlGuard, DenialReason
-from highwater.api.body_limit import BodyLimit
 from highwater.api.budget import budget_router
 from highwater.api.control import control_router
 from highwater.api.dashboard import dashboard_router
 from highwater.api.encoder_cache import encoder_cache_router
 from highwater.api.growth import growth_router
-from highwater.api.head import HeadAsGet
 from highwater.api.health import health_router
 from highwater.api.history import history_router
 from highwater.api.host import host_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
+from highwater.api.middleware import BodyLimit, HeadAsGet
 from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.demo.watch import growth_table, start_table
+from highwater.demo.story import growth_table, start_table
 from highwater.units import MIB
 
 

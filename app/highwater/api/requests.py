@@ -1,0 +1,28 @@
+"""The parts that the routes' requests share: strict models and the format of the response."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict
+
+
+class StrictModel(BaseModel):
+    """A query or body that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FormatQuery(StrictModel):
+    """The query of a path that responds with JSON or text."""
+
+    format: Literal["json", "text"] | None = None
+
+
+def wants_text(request: Request, chosen: str | None) -> bool:
+    """Return whether to respond with text: as the query says, else as the ``Accept`` header does."""
+    if chosen is not None:
+        return chosen == "text"
+    accept = request.headers.get("accept", "")
+    return "text/plain" in accept and "application/json" not in accept
