@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
-from highwater.policy.settings import Finite, PolicySettings
+from highwater.policy.rules import Finite
+from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT

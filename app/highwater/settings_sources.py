@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from highwater.errors import SettingsError, sentences
 from highwater.files.settings_file import parse_yaml, read_settings_file
-from highwater.policy.settings import RuleSettings
+from highwater.policy.rules import Rule
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -87,7 +87,7 @@ def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str
 def _nearest_key(key: str) -> str | None:
     """Return the key of a file that was probably meant, in dotted form; `policy.rules.0.` stands before a rule's."""
     rule = re.match(r"policy\.rules\.\d+\.", key)
-    known = [f"{rule[0]}{name}" for name in RuleSettings.model_fields] if rule else [*_FIELDS, *_SECTIONS]
+    known = [f"{rule[0]}{name}" for name in Rule.model_fields] if rule else [*_FIELDS, *_SECTIONS]
     # A key of a section is often written without it.
     return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
 

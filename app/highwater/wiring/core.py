@@ -146,7 +146,7 @@ def wire_core(inputs: CoreInputs) -> Core:
         relief,
         poller,
         history,
-        rules=[rule.rule() for rule in policy.in_force.rules],
+        rules=policy.in_force.rules,
         mode=policy.in_force.mode,
         shared_cards=lambda: shared.cards,
         observer=inputs.observer,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from highwater import __version__
-from highwater.policy.settings import RuleSettings
+from highwater.policy.rules import Rule
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.text.printable import plain
@@ -30,7 +30,7 @@ def start_line(settings: Settings) -> str:
     return plain(f"highwater {__version__}: {', '.join(parts)}")
 
 
-def _rule(rule: RuleSettings) -> str:
+def _rule(rule: Rule) -> str:
     if rule.high_water is None:
         return f"{rule.name} ({rule.signal}, waters from the engine's own plan)"
     high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
