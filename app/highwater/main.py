@@ -1,4 +1,4 @@
-"""The one place that wires: settings in, an ASGI application out. The lifespan owns every task.
+"""Wires the sidecar: settings in, an ASGI application out. The lifespan owns every task.
 
 ::
 
@@ -6,10 +6,10 @@
                                 ├── admitted by the allow list ──► Proxy ──► engine
                                 └── anything else ──► 404 or 403, naming the setting that would allow it
 
-With ``control_port`` the first way is on that port alone, and the second one on ``port``; without a data plane there is
-no second one. Both ports share one ``Proxy``, with a limit of clients each.
+With ``control_port`` the first way is on that port alone, and the second on ``port``; without a data plane there is no
+second. Both ports share one ``Proxy``, with a limit of clients each.
 
-Each area is made by a builder of ``wiring``, from those that were made before it::
+A function of ``wiring`` builds each area from those before it::
 
     counters ──► access ──► data plane ──► core ──► growth ──► incidents ──► exporter ──► control plane ──► ports
 """
@@ -43,16 +43,12 @@ from highwater.memory.snapshots import Snapshots
 from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.readings import Report
 from highwater.settings import Settings
-from highwater.wiring.clocks import Clocks
 from highwater.wiring.control_plane import wire_access, wire_control_plane
-from highwater.wiring.core import Core, CoreInputs, wire_core, wire_engine, wire_recorders
+from highwater.wiring.core import Clocks, Core, CoreInputs, wire_core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import DataPlane, RootPathWatch, listening_ports, make_front, wire_data_plane
-from highwater.wiring.growth import wire_growth
-from highwater.wiring.host import wire_host
-from highwater.wiring.incidents import wire_incidents
-from highwater.wiring.loops import Loops
-from highwater.wiring.sidecar import Sidecar
+from highwater.wiring.sidecar import Loops, Sidecar
 from highwater.wiring.start_line import WaitingLog
+from highwater.wiring.watches import wire_growth, wire_host, wire_incidents
 
 
 def create_app(
@@ -62,14 +58,7 @@ def create_app(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Sidecar:
-    """Wire a sidecar.
-
-    Args:
-        settings: All of them.
-        clock: Monotonic seconds: ``Clocks.monotonic``.
-        wall_clock: Unix seconds: ``Clocks.wall``.
-        transport: Replaces the network towards the engine on the control plane, in tests.
-    """
+    """Wire a sidecar. Tests replace the clocks (``Clocks``) and the network towards the engine on the control plane."""
     clocks, counters = Clocks(clock, wall_clock), Counters()
     errors = counters.internal_errors
     tls = listening_context(settings.tls.files)
@@ -125,7 +114,7 @@ class _Areas:
 
 
 def _serve(areas: _Areas, tls: ssl.SSLContext | None) -> Sidecar:
-    """Put the control plane before the parts, and the ports before both planes."""
+    """Put the control plane in front of the parts, and the ports in front of both planes."""
     settings, core, proxy = areas.settings, areas.core, areas.data.proxy
     stopping = asyncio.Event()
     services = _services(areas, stopping.is_set)
@@ -153,7 +142,7 @@ def _serve(areas: _Areas, tls: ssl.SSLContext | None) -> Sidecar:
 
 
 def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
-    """The parts as the routers get them."""
+    """Return the parts for the routers."""
     core, data, clocks = areas.core, areas.data, areas.clocks
     poller, governor = core.poller, core.governor
     exporter = Exporter(
