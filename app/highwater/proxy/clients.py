@@ -1,6 +1,6 @@
 """The clients connected to one port, and the limits on them.
 
-Each port has its own: whoever takes every connection of the data port takes none from the probes on the control port.
+Each port has its own: clients that use up the data port's connections take none from the probes on the control port.
 """
 
 from __future__ import annotations
@@ -39,12 +39,8 @@ class Clients:
 
     Args:
         limit: How many may be connected and be served as usual. None: no limit.
-        too_many: What a client above the limit gets.
+        too_many: The error for a client above the limit.
         log: Gets a line for each client that is cut.
-
-    Attributes:
-        limit: As given.
-        too_many: As given.
     """
 
     def __init__(self, limit: int | None, too_many: Failure, log: LimitedLog) -> None:
@@ -73,13 +69,10 @@ class Clients:
         self._connected.discard(client)
 
     def shed_unread(self, max_bytes: int) -> None:
-        """Cut the clients with the most unread bytes, where all of them together leave too many.
+        """Cut the clients with the most unread bytes, where all of them together leave more than ``max_bytes``.
 
-        A response of the sidecar's own is made whole, and one connection has one of them at most; but connections are
-        many, and some responses have megabytes.
-
-        Args:
-            max_bytes: The most that they may leave unread together.
+        The sidecar's own responses are made whole, one a connection; but connections are many, and some responses have
+        megabytes.
         """
         unread = [(size, id(client), client) for client in self._connected if (size := client.unread_bytes)]
         total = sum(size for size, _, _ in unread)

@@ -23,8 +23,8 @@ class ProxyLimits:
     idle_seconds: float = 600.0
     """Between two pieces of a response, of an upload or in a tunnel, whichever side is waited for. 0: no limit."""
     slow_body_seconds: float = 300.0
-    """Waiting for pieces of an upload may take so long in all, and a second more for each body_bytes_per_second that
-    came: a byte now and then buys no time."""
+    """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came: a byte
+    now and then buys no time."""
     body_bytes_per_second: int = 512
     """No link that carries images, and no live audio, is slower."""
     keepalive_seconds: float = 4.0
@@ -35,9 +35,9 @@ class ProxyLimits:
     """For a request's head from its first byte, for the whole body of a request to a sidecar path, and for a client to
     take a response that the sidecar made."""
     held_bytes_per_second: int = 8 * 1024
-    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it is
-    memory that nobody else gets meanwhile. Responses that still come from the engine are not held, and may be read as
-    slowly as the client likes."""
+    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it
+    holds memory. Responses that still come from the engine are not held, and may be read as slowly as the client
+    likes."""
     max_unread_bytes: int = 64 * 1024 * 1024
     """Response bytes that all clients of a port have not read; above it the clients with the most unread are cut."""
     max_connections: int | None = None
@@ -62,7 +62,7 @@ class ProxyLimits:
 
 
 class ProxyObserver(Protocol):
-    """Counts requests. Every label that it gets comes from a small fixed set."""
+    """Counts requests. Every label comes from a small fixed set."""
 
     def request_started(self) -> None:
         """Count a request for the engine that arrived."""
