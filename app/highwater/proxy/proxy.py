@@ -50,21 +50,18 @@ class Proxy:
         upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         observer: Counts requests, times and failures.
         limits: Sizes and times.
-        gate: Admits requests that can reach the model, and holds them while a reset needs an idle engine.
+        gate: Admits requests that can reach the model.
         tls: For an engine on https; the system's authorities where ``None``.
         access_log: Gets a line for each request that ended; disabled where ``None``.
         forwarded: How the headers that name the client to the engine are written.
         root_path: The engine's.
-        withhold: Takes the lines out of each request's head that are not for the engine.
-        internal_error: Counts faults of the sidecar's own that were caught here.
+        withhold: Removes the lines of each request's head that are not for the engine.
+        internal_error: Counts an unexpected exception.
 
     Attributes:
         exchanges: The requests under way.
         clients: The clients of the port that requests for the engine come to.
-        control_clients: The clients of the port that serves the control plane alone, where there is one.
-        tunnels: The number of open tunnels.
-        requests_on_new: Requests sent over a connection opened for them.
-        requests_on_reused: Requests sent over a connection that had served another one.
+        control_clients: The clients of the port that serves the control plane alone.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class Proxy:
         return self._write_batch
 
     def connections(self) -> Connections:
-        """The connections that are open now, and the requests sent so far."""
+        """Return the connections that are open now, and the requests sent so far."""
         pool = self._pool
         return Connections(
             clients=len(self.clients),
@@ -149,11 +146,7 @@ class Proxy:
     def report(self, failure: Failure, head: RequestHead, peer: str, result: Result) -> None:
         """Count a failure, and log it at a bounded rate: without the query, which may hold a secret.
 
-        Args:
-            failure: The failure.
-            head: The request's; an empty one where it could not be read.
-            peer: The client.
-            result: The request's end; a response that was cut was not refused.
+        The head is empty where it could not be read. A response that was cut was not refused.
         """
         if failure.status in ENGINE_FAULTS:
             self.observer.upstream_error(failure.reason)
@@ -170,14 +163,7 @@ class Proxy:
         )
 
     def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
-        """Count and log a request that got an error before a conversation began.
-
-        Args:
-            failure: The error that the client got.
-            head: The request's; an empty one where it could not be read.
-            peer: The client.
-            response_bytes: The length of the response.
-        """
+        """Count and log a request that got an error before a conversation began."""
         self.report(failure, head, peer, "refused")
         self.log_ended(
             head,
@@ -232,11 +218,7 @@ class Proxy:
         return raw if self._withhold is None else self._withhold(raw)
 
     def loop_failure(self, ends: Any) -> Failure | None:  # noqa: ANN401 - addresses of any family
-        """Return why a client's request is not sent on: the client is this proxy. None for every other client.
-
-        Args:
-            ends: The client's address, and the one at which it reached this proxy.
-        """
+        """Return the failure of a request whose client is this proxy, by its two addresses; None for other clients."""
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
@@ -284,11 +266,10 @@ class Proxy:
         for clients in (self.clients, self.control_clients):
             clients.shed_unread(self.limits.max_unread_bytes)
         timed: list[Timed] = [*self.exchanges, *self.clients, *self.control_clients]
-        for one in timed:
+        for each in timed:
             try:
-                one.tick()
+                each.tick()
             except Exception:
-                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
-                # and counted.
+                # Broad: one connection's fault must not stop the deadlines of all others. It is logged and counted.
                 self._internal_error()
                 log.exception("a connection's deadlines could not be checked")

@@ -1,7 +1,7 @@
-"""Counters of the traffic through the proxy: plain numbers that cost a request a fraction of a microsecond to change.
+"""Counters of the traffic through the proxy: plain numbers, which a request changes in a fraction of a microsecond.
 
-``prometheus_client``'s own counters take a lock and look up labels each time, which is a fifth of all that a request
-costs here. Everything is counted on the event loop's thread; a scrape only reads.
+``prometheus_client``'s own counters take a lock and look up labels each time, a fifth of a request's whole cost here.
+Everything is counted on the event loop's thread; a scrape only reads.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ class Connections:
 
 
 class _Histogram:
-    """Values counted by bucket.
-
-    Args:
-        bounds: The upper bounds, in rising order.
-    """
+    """Values counted by bucket; the bounds are upper ones, in rising order."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -138,7 +134,7 @@ class ProxyTraffic:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """Sums of which one is another whenever anything was counted: a few additions instead of all families."""
+        """Sums that change whenever anything is counted: a few additions instead of all families."""
         ended = sum(each.ended.total() for each in self._classes.values())
         return self._under_way, ended, self._upstream_errors.total(), self._refused.total()
 
