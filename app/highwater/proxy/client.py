@@ -362,15 +362,6 @@ class ClientConnection(Client):
         else:
             self.write_side.close()
 
-    def drop(self) -> None:
-        """Close at once; bytes that the client has not taken are lost."""
-        self.write_side.abort()
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes written that neither the client nor its socket has taken."""
-        return self.transport.get_write_buffer_size()
-
     def shutdown(self) -> None:
         """Close, now or after the response under way."""
         self._is_last = True

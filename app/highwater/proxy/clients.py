@@ -6,32 +6,10 @@ Each port has its own: clients that use up the data port's connections take none
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from highwater.process.limited_log import LimitedLog
 from highwater.proxy.failures import Failure
-
-
-class Timed(Protocol):
-    """Checks its deadlines at each tick."""
-
-    def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
-
-
-class Connected(Timed, Protocol):
-    """A client's connection."""
-
-    @property
-    def peer(self) -> str:
-        """The client's address and port."""
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes written to it that it has not taken yet."""
-
-    def drop(self) -> None:
-        """Close at once; bytes that it has not taken are lost."""
+from highwater.proxy.roles import Client
 
 
 class Clients:
@@ -47,12 +25,12 @@ class Clients:
         self.limit = limit
         self.too_many = too_many
         self._log = log
-        self._connected: set[Connected] = set()
+        self._connected: set[Client] = set()
 
     def __len__(self) -> int:
         return len(self._connected)
 
-    def __iter__(self) -> Iterator[Connected]:
+    def __iter__(self) -> Iterator[Client]:
         return iter(self._connected)
 
     @property
@@ -60,11 +38,11 @@ class Clients:
         """The number of clients connected above the limit; 0 or less: the limit is kept."""
         return 0 if self.limit is None else len(self._connected) - self.limit
 
-    def add(self, client: Connected) -> None:
+    def add(self, client: Client) -> None:
         """Count a client that has connected."""
         self._connected.add(client)
 
-    def discard(self, client: Connected) -> None:
+    def discard(self, client: Client) -> None:
         """Forget a client that has left."""
         self._connected.discard(client)
 

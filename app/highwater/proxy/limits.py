@@ -1,12 +1,9 @@
-"""The limits of one request, and the interface that counts requests."""
+"""The limits of one request."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
-
-from highwater.proxy.traffic import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +56,3 @@ class ProxyLimits:
             self.linger_seconds,
         )
         return min(max(shortest / 4, 0.005), 1.0)
-
-
-class ProxyObserver(Protocol):
-    """Counts requests. Every label comes from a small fixed set."""
-
-    def request_started(self) -> None:
-        """Count a request for the engine that arrived."""
-
-    def request_ended(
-        self,
-        path_class: str,
-        method: str,
-        code: int,
-        result: Result,
-        *,
-        seconds: float,
-        first_byte_seconds: float | None,
-        request_bytes: int,
-        response_bytes: int,
-    ) -> None:
-        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
-
-    def upstream_error(self, reason: str) -> None:
-        """Count a request that the engine failed."""
-
-    def request_refused(self, reason: str) -> None:
-        """Count a request that the sidecar refused: it was not passed on, or not to its end."""

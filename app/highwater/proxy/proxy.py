@@ -7,12 +7,12 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.access_log import AccessLog, EndedRequest
-from highwater.proxy.clients import Clients, Timed
+from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
     STOPPING,
@@ -26,21 +26,15 @@ from highwater.proxy.failures import (
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
 from highwater.proxy.heads import EngineOrigin, RequestHead
-from highwater.proxy.limits import ProxyLimits, ProxyObserver
-from highwater.proxy.traffic import Connections, Result
+from highwater.proxy.limits import ProxyLimits
+from highwater.proxy.roles import Client, Conversation
+from highwater.proxy.traffic import Connections, ProxyTraffic, Result
 from highwater.proxy.transports import WriteBatch
 from highwater.proxy.upstream import Pool
 
 log = logging.getLogger("highwater.proxy")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class UnderWay(Timed, Protocol):
-    """A request on its way to the engine and back."""
-
-    def fail(self, failure: Failure) -> None:
-        """End now, for this reason."""
 
 
 class Proxy:
@@ -68,7 +62,7 @@ class Proxy:
         self,
         upstream: str,
         *,
-        observer: ProxyObserver,
+        observer: ProxyTraffic,
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
@@ -104,7 +98,7 @@ class Proxy:
         self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
-        self.exchanges: set[UnderWay] = set()
+        self.exchanges: set[Conversation] = set()
         limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
         self.clients = Clients(limit, too_many_connections(limit or 0), self._log)
         self.control_clients = Clients(control_limit, too_many_control_connections(control_limit or 0), self._log)
@@ -265,7 +259,7 @@ class Proxy:
         self.pool.sweep()
         for clients in (self.clients, self.control_clients):
             clients.shed_unread(self.limits.max_unread_bytes)
-        timed: list[Timed] = [*self.exchanges, *self.clients, *self.control_clients]
+        timed: list[Conversation | Client] = [*self.exchanges, *self.clients, *self.control_clients]
         for each in timed:
             try:
                 each.tick()

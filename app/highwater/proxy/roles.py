@@ -47,6 +47,10 @@ class Conversation:
         """Let this be the connection's last response."""
         raise NotImplementedError
 
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+        raise NotImplementedError
+
 
 @trait
 class Requester:
@@ -96,7 +100,7 @@ class Requester:
 
 
 class Client:
-    """The client's side of a conversation.
+    """A client's connection.
 
     Attributes:
         transport: Of the connection.
@@ -114,6 +118,19 @@ class Client:
     def peer(self) -> str:
         """The client's address and port."""
         return peer_of(self.transport)
+
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes written that neither the client nor its socket has taken."""
+        return self.transport.get_write_buffer_size()
+
+    def drop(self) -> None:
+        """Close at once; bytes that the client has not taken are lost."""
+        self.write_side.abort()
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+        raise NotImplementedError
 
     def response_done(self, *, close: bool) -> None:
         """End the conversation: its response is complete."""

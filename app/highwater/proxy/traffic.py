@@ -81,7 +81,7 @@ class _PathClass:
 
 
 class ProxyTraffic:
-    """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them."""
+    """The counters of proxied requests, and their metric families. Every label comes from a small fixed set."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -107,7 +107,7 @@ class ProxyTraffic:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count a request that is over."""
+        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
         self._under_way -= 1
         counted = self._classes.get(path_class)
         if counted is None:

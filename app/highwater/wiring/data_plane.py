@@ -15,8 +15,9 @@ from highwater.proxy.allowlist import AllowList
 from highwater.proxy.client import protocol
 from highwater.proxy.front import ControlFront, Front, SidecarPaths
 from highwater.proxy.gate import Gate
-from highwater.proxy.limits import ProxyLimits, ProxyObserver
+from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
+from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.wiring.core import Clocks
@@ -64,7 +65,7 @@ def wire_data_plane(
     *,
     clocks: Clocks,
     tls: ssl.SSLContext | None,
-    observer: ProxyObserver,
+    observer: ProxyTraffic,
     withhold: Callable[[bytes], bytes],
     internal_errors: InternalErrors,
 ) -> DataPlane:
