@@ -20,10 +20,11 @@ from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
 from highwater.plan.ascend import RULES, Rule
 from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
-from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
+from highwater.policy.core import RETRY_SECONDS, URGENT_REST_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.policy.rules import MIN_GAIN_BYTES
 from highwater.policy.rules import Rule as PolicyRule
+from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
 from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from highwater.readings import STATES, Device, WorkerBudget, WorkerMemory
 from highwater.settings import keys, variable

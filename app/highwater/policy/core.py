@@ -27,18 +27,15 @@ from highwater.policy.gains import is_integrated, possible_gain
 from highwater.policy.memory import MAX_RELAPSES, LifeMemory, RankMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from highwater.policy.rules import Rule
+from highwater.policy.tidying import may_tidy, tidying_ranks, tidying_text, with_idleness
 from highwater.policy.wording import held_text, reason_text, rest_text, short_text
 from highwater.readings import UNNEEDED, PolicyLevel, Report, RulePhase, Target
-from highwater.units import MIB
 
 URGENT_REST_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
 RETRY_SECONDS: Final = 10.0
 # A rank whose reading is this much older than the newest is silent.
 SILENT_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 30.0
-MIN_TIDY_BYTES: Final = 1024 * MIB
-TIDY_SHARE: Final = 0.02
 # From the best to the worst: where nothing is known or nothing may be done, nothing is worse either.
 LEVELS: Final[tuple[PolicyLevel, ...]] = ("unknown", "held", "calm", "short", "urgent")
 
@@ -110,7 +107,7 @@ def decide(
     """
     if memory.life != facts.life:
         memory = LifeMemory(life=facts.life)
-    memory = _with_idleness(memory, report, now)
+    memory = with_idleness(memory, report, now)
     views, memories, actions = [], dict(memory.rules), []
     for rule in rules:
         looked, view, action = _judge(rule, memories.get(rule.name, RuleMemory()), report, facts, now)
@@ -118,8 +115,11 @@ def decide(
             looked = replace(looked, phase=view.phase, since=now)
         memories[rule.name] = looked
         views.append(view)
-        if action is None and _may_tidy(rule, memory, report, facts, now):
-            action = _tidy(view, looked)
+        if action is None and may_tidy(rule, memory, report, facts, now):
+            ranks = tidying_ranks(rule, view.pressures, looked)
+            if ranks:
+                why = tidying_text(ranks)
+                action = Action(rule=rule, remedy="release", why=why, ranks=ranks, is_tidying=True)
         if action is not None:
             actions.append(action)
     urgent = {view.rule.name for view in views if view.level == "urgent"}
@@ -138,19 +138,9 @@ def _judge(
     rule: Rule, memory: RuleMemory, report: Report, facts: Facts, now: float
 ) -> tuple[RuleMemory, RuleView, Action | None]:
     found = tuple(pressures(rule, report, facts))
-    halted = replace(memory, reached_since=None, relief=None)
-    engine = report.engine.state.replace("_", " ")
-    if report.engine.traits.lacks_weights:
-        text = f"the engine is {report.engine.state}"
-        return halted, RuleView(rule=rule, level="held", phase="held", reason=text, pressures=found), None
-    if report.stale:
-        text = f"no fresh reading of the workers (the engine is {engine})"
-        return halted, RuleView(rule=rule, level="unknown", phase="held", reason=text), None
-    problem = unreachable(rule, facts.baseline, report.ranks)
-    if problem is not None:
-        view = RuleView(rule=rule, level="held", phase="held", reason=problem, pressures=found, finding=problem)
-        return halted, view, None
-
+    held = _held_view(rule, report, facts, found)
+    if held is not None:
+        return replace(memory, reached_since=None, relief=None), held, None
     silent = _silent(memory, report)
     fresh = [pressure for pressure in found if pressure.key not in silent]
     memory = _with_ranks(rule, memory, fresh, now)
@@ -167,7 +157,7 @@ def _judge(
         finding=next((pressure.note for pressure in found if pressure.is_finding), None),
     )
     if not report.engine.traits.takes_remedies:
-        text = f"the engine is {engine}: nothing is run until it answers soon again"
+        text = f"the engine is {_state_text(report)}: nothing is run until it answers soon again"
         return halted, replace(view, phase="held", reason=text), None
     if not counted:
         text = held_text(found, silent)
@@ -190,6 +180,24 @@ def _judge(
         rest_until=rest_until if is_resting else None,
     )
     return memory, view, action
+
+
+def _held_view(rule: Rule, report: Report, facts: Facts, found: tuple[Pressure, ...]) -> RuleView | None:
+    """Return the rule as held where nothing may be judged: without weights, a fresh reading or a reachable water."""
+    if report.engine.traits.lacks_weights:
+        text = f"the engine is {report.engine.state}"
+        return RuleView(rule=rule, level="held", phase="held", reason=text, pressures=found)
+    if report.stale:
+        text = f"no fresh reading of the workers (the engine is {_state_text(report)})"
+        return RuleView(rule=rule, level="unknown", phase="held", reason=text)
+    problem = unreachable(rule, facts.baseline, report.ranks)
+    if problem is None:
+        return None
+    return RuleView(rule=rule, level="held", phase="held", reason=problem, pressures=found, finding=problem)
+
+
+def _state_text(report: Report) -> str:
+    return report.engine.state.replace("_", " ")
 
 
 def _step(
@@ -363,47 +371,3 @@ def _worst(rule: Rule, counted: Sequence[Pressure]) -> Pressure | None:
         return min(known, key=lambda pressure: (pressure.value or 0) - (pressure.high or 0), default=None)
     pick = min if rule.signal == "device_free_bytes" else max
     return pick(known, key=lambda pressure: pressure.value or 0, default=None)
-
-
-# --- an idle engine ---
-
-
-def _with_idleness(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
-    engine = report.engine
-    is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
-    # A short request may come and go between two readings; it leaves its tokens in the counters.
-    has_worked = None not in {engine.work_done, memory.work_done} and engine.work_done != memory.work_done
-    memory = replace(memory, work_done=engine.work_done if engine.work_done is not None else memory.work_done)
-    if not is_idle:
-        return replace(memory, idle_since=None, is_tidied=False)
-    if has_worked:
-        return replace(memory, idle_since=now, is_tidied=False)
-    return memory if memory.idle_since is not None else replace(memory, idle_since=now)
-
-
-def _may_tidy(rule: Rule, memory: LifeMemory, report: Report, facts: Facts, now: float) -> bool:
-    if not rule.is_derived or "release" not in rule.ordered_remedies or "release" in facts.unavailable:
-        return False
-    if memory.is_tidied or memory.idle_since is None or now - memory.idle_since < IDLE_SECONDS or report.stale:
-        return False
-    return report.engine.traits.takes_remedies and not any(reading.asleep_tags for reading in report.ranks)
-
-
-def _tidy(view: RuleView, memory: RuleMemory) -> Action | None:
-    """Return one release in each idle period, where it gives back much: nobody needs what a benchmark left."""
-    rule = view.rule
-    able: dict[RankKey, tuple[int, int]] = {}
-    for pressure in view.pressures:
-        reading = pressure.reading
-        if reading.device.type == "cpu" or not reading.total_bytes:
-            continue
-        gain, wait = possible_gain("release", rule.signal, reading), memory.wait("release", pressure.key)
-        enough = max(MIN_TIDY_BYTES, int(TIDY_SHARE * reading.total_bytes), (wait and wait.figure_bytes) or 0)
-        # An upper bound is tried once: that one release may teach the worker its own figure.
-        if gain.size is not None and gain.size >= enough and (gain.is_certain or "release" not in memory.runs):
-            able[pressure.key] = (gain.size, rule.min_gain_bytes)
-    if not able:
-        return None
-    most = max(size for size, _ in able.values())
-    why = f"no request for {IDLE_SECONDS:.0f} s and {most // MIB:,} MiB that nobody uses"
-    return Action(rule=rule, remedy="release", why=why, ranks=able, is_tidying=True)
