@@ -88,23 +88,23 @@ class ClientConnection(Client):
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
-        self._is_scheduled = False  # to go on with the rest
+        self._is_scheduled = False  # the loop will go on with the rest
         self._is_within_head = False  # some of the next request's head has come
-        self._receiving: _Incoming | None = None
-        self._plain_bytes = 0  # still to come of a counted body
-        self._chunks: Chunks | None = None  # still coming
+        self._receiving: _Incoming | None = None  # the request whose body is still coming
+        self._plain_bytes = 0  # still to come of its counted body
+        self._chunks: Chunks | None = None  # its chunked body
         self._current: _Incoming | None = None  # the request in conversation
         self._is_full = False  # the client takes no more for now
-        self._is_old = False  # it has seen a tick
+        self._is_old = False  # the connection has seen a tick
         self._ignores_input = False  # further bytes are dropped
-        self._is_last = False
-        self._is_surplus = False  # it is above the limit, and may send the engine nothing
-        self._is_lingering = False
+        self._is_last = False  # no request is served after the present one
+        self._is_surplus = False  # the client is above the limit, and may send the engine nothing
+        self._is_lingering = False  # the last response is sent, and the client may still read it
         self._quiet = 0  # ticks since the last response, or since a head began
-        self._unsent = 0  # bytes at the last tick, of complete responses
-        self._unsent_ticks = 0.0  # for which they have waited
+        self._unsent = 0  # bytes of complete responses that were unsent at the last tick
+        self._unsent_ticks = 0.0  # ticks for which they have waited
         self._unsent_patience = 0.0  # ticks for which they may wait
-        self._untaken_ticks = 0  # in which the client took none of them
+        self._untaken_ticks = 0  # ticks in which the client took none of them
 
     # --- called by the transport ---
 
@@ -381,7 +381,7 @@ class ClientConnection(Client):
             self._linger()
         elif incoming.conversation is not None:
             incoming.conversation.fail(failure)
-        else:  # it has its response
+        else:  # the request has its response
             self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:

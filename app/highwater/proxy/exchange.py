@@ -75,23 +75,23 @@ class Exchange(Conversation, Requester):
     _is_gated = False
     _admission: Admission | None = None  # while the gate counts it
     _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
-    _body_ticks = 0  # in which more of the body was waited for
+    _body_ticks = 0  # ticks in which more of the body was waited for
     _task: asyncio.Task[None] | None = None
-    _code: int | None = None  # that the client has seen
+    _code: int | None = None  # the status that the client has seen
     _first_byte_seconds: float | None = None
     _result: Result = "complete"
-    _reason: str | None = None  # for any other result
+    _reason: str | None = None  # of any other result
     _request_bytes = 0  # of the body
     _response_bytes = 0
     _held_since: float | None = None  # while it waits at the gate
     _held_seconds = 0.0
-    _was_reused: bool | None = None  # the engine's connection, once there is one
+    _was_reused: bool | None = None  # whether the engine's connection had served another request
     _engine_is_full = False
     _client_is_full = False
     _has_repeated = False
     _waiting_bytes = 0
-    _quiet = 0  # ticks since anything moved
-    _patience = math.inf
+    _quiet = 0  # ticks since the last byte in either direction
+    _patience = math.inf  # ticks that it may be quiet
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         self._proxy = proxy
@@ -99,8 +99,8 @@ class Exchange(Conversation, Requester):
         self._write = client.write_side.write
         self._head = head
         self._path_class = path_class
-        self._waiting: list[bytes] = []  # for the engine, until it can be sent
-        self._has_request = not (head.chunked or head.declared_bytes)  # all of the request has come
+        self._waiting: list[bytes] = []  # pieces for the engine that cannot be sent yet
+        self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
         self._started = time.perf_counter()
         self.to_head = head.method == b"HEAD"
