@@ -150,8 +150,8 @@ class GateSettings(BaseModel):
         10.0,
         gt=0,
         le=600,
-        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused, "
-        "and at once where one has taken longer already",
+        description="how long a safe reset waits for requests under way to finish while new ones are held; then it is "
+        "refused, and at once where a request has already taken longer",
     )
     hold_seconds: Finite = Field(30.0, gt=0, le=600, description="a request held longer is answered with 503")
     max_held: int = Field(1024, ge=0, le=100_000, description="requests held at once; one more is answered with 503")
@@ -181,8 +181,12 @@ class IncidentSettings(BaseModel):
     folder: _ExistingFolder | None = Field(
         None, description="keeps incidents as files; unset: the newest 16 in memory, until the sidecar ends"
     )
-    keep: int = Field(32, ge=1, le=10_000, description="the oldest of more files are removed")
-    max_bytes: int = Field(8 * MIB, ge=256 * KIB, le=64 * MIB, description="an incident is thinned until it fits")
+    keep: int = Field(
+        32, ge=1, le=10_000, description="the most incidents that are kept; the oldest of more are removed"
+    )
+    max_bytes: int = Field(
+        8 * MIB, ge=256 * KIB, le=64 * MIB, description="the largest incident; a larger one is thinned until it fits"
+    )
 
 
 class _KeyPair(BaseModel):
@@ -224,7 +228,7 @@ class TlsSettings(_KeyPair):
     cert_file: Path | None = Field(
         None, description="certificate chain to serve TLS with, PEM, read again when it changes; unset: plain HTTP"
     )
-    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
@@ -237,12 +241,13 @@ class EngineTlsSettings(_KeyPair):
 
     ca_file: Path | None = Field(
         None,
-        description="authorities trusted about the engine, PEM, read again when it changes; unset: the system's",
+        description="authorities trusted for the engine's certificate, PEM, read again when it changes; unset: the "
+        "system's",
     )
     cert_file: Path | None = Field(
         None, description="certificate chain to present to the engine, PEM, read again when it changes"
     )
-    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
@@ -284,7 +289,9 @@ class Settings(BaseModel):
     idle_poll_seconds: Finite = Field(
         5.0, ge=0.1, le=3600, description="time between calls to an idle engine's workers"
     )
-    rpc_deadline_seconds: Finite = Field(8.0, gt=0, le=600, description="after this a worker call counts as late")
+    rpc_deadline_seconds: Finite = Field(
+        8.0, gt=0, le=600, description="a worker call that takes longer counts as late"
+    )
     history_seconds: Finite = Field(3600.0, ge=60, le=86400, description="how far back the history reaches")
     engine_has_extension: bool = Field(
         False, description="the engine's worker extension is a subclass of Highwater's under another name"

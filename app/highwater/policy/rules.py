@@ -43,7 +43,7 @@ class Rule(BaseModel):
     model_config = FROZEN
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="unique name")
-    signal: str = Field(description="what is watched")
+    signal: str = Field(description="what the rule watches")
     high_water: Finite | None = Field(
         None,
         description="the rule acts at this value or beyond; unset, with device_free_bytes: derived for each rank",
@@ -51,14 +51,16 @@ class Rule(BaseModel):
     low_water: Finite | None = Field(
         None, description="the rule is satisfied at this value or better; unset as high_water"
     )
-    sustain_seconds: Finite = Field(0.0, ge=0, le=86400, description="how long at high water first")
+    sustain_seconds: Finite = Field(0.0, ge=0, le=86400, description="how long the signal must be at high water first")
     cooldown_seconds: Finite = Field(
         60.0, ge=0, le=86400, description="rest after a relief that did not reach low water"
     )
     min_gain_bytes: int = Field(
         MIN_GAIN_BYTES, ge=0, description="a remedy runs where it can give that much, or all that is missing"
     )
-    remedies: tuple[str, ...] = Field(default=(), description="in this order; unset: those that lower the signal")
+    remedies: tuple[str, ...] = Field(
+        default=(), description="names in the order in which they are tried; unset: those that lower the signal"
+    )
 
     @property
     def is_derived(self) -> bool:
