@@ -21,10 +21,11 @@ from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
 from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
-from highwater.policy.core import IDLE_SECONDS, MIN_TIDY_BYTES, RETRY_SECONDS, TIDY_SHARE, URGENT_REST_SECONDS
+from highwater.policy.core import RETRY_SECONDS, URGENT_REST_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.policy.rules import MIN_GAIN_BYTES
-from highwater.policy.settings import RuleSettings
+from highwater.policy.rules import Rule as PolicyRule
+from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
 from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
 from highwater.readings import STATES, Device, WorkerBudget, WorkerMemory
 from highwater.settings import keys, variable
@@ -66,7 +67,7 @@ def settings_table() -> str:
 def rule_table() -> str:
     """Every key of a policy rule."""
     rows = []
-    for name, field in RuleSettings.model_fields.items():
+    for name, field in PolicyRule.model_fields.items():
         default = "required" if field.is_required() else f"`{field.default}`"
         rows.append([f"`{name}`", "unset" if field.default in (None, ()) else default, str(field.description)])
     return _table(["key", "default", "meaning"], rows)
@@ -121,7 +122,7 @@ def figures_table() -> str:
     def size(count: int) -> str:
         return f"{count // GIB} GiB" if count % GIB == 0 else f"{count // MIB} MiB"
 
-    cooldown = RuleSettings.model_fields["cooldown_seconds"].default
+    cooldown = PolicyRule.model_fields["cooldown_seconds"].default
     rows = [
         [
             "bounds of high water",

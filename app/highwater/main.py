@@ -1,4 +1,4 @@
-"""The one place that wires: settings in, an ASGI application out. The lifespan owns every task.
+"""Wires the sidecar: settings in, an ASGI application out. The lifespan owns every task.
 
 ::
 
@@ -6,10 +6,10 @@
                                 ├── admitted by the allow list ──► Proxy ──► engine
                                 └── anything else ──► 404 or 403, naming the setting that would allow it
 
-With ``control_port`` the first way is on that port alone, and the second one on ``port``; without a data plane there is
-no second one. Both ports share one ``Proxy``, with a limit of clients each.
+With ``control_port`` the first way is on that port alone, and the second on ``port``; without a data plane there is no
+second. Both ports share one ``Proxy``, with a limit of clients each.
 
-Each area is made by a builder of ``wiring``, from those that were made before it::
+A function of ``wiring`` builds each area from those before it::
 
     counters ──► access ──► data plane ──► core ──► growth ──► incidents ──► exporter ──► control plane ──► ports
 """
@@ -17,41 +17,30 @@ Each area is made by a builder of ``wiring``, from those that were made before i
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import httpx
 from fastapi import FastAPI
 
-from highwater.api.access import Access
 from highwater.api.counters import Counters
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.api.services import Services
-from highwater.files.admin_token import AdminToken
 from highwater.files.tls import TlsWatch, engine_context, listening_context
-from highwater.growth.watch import GrowthWatch
-from highwater.host.watch import HostWatch
-from highwater.incidents import Incidents
-from highwater.incidents.watcher import IncidentWatcher
 from highwater.memory.snapshots import Snapshots
 from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.readings import Report
 from highwater.settings import Settings
-from highwater.wiring.clocks import Clocks
 from highwater.wiring.control_plane import wire_access, wire_control_plane
-from highwater.wiring.core import Core, CoreInputs, wire_core, wire_engine, wire_recorders
-from highwater.wiring.data_plane import DataPlane, RootPathWatch, listening_ports, make_front, wire_data_plane
-from highwater.wiring.growth import wire_growth
-from highwater.wiring.host import wire_host
-from highwater.wiring.incidents import wire_incidents
-from highwater.wiring.loops import Loops
-from highwater.wiring.sidecar import Sidecar
+from highwater.wiring.core import Clocks, CoreInputs, wire_core, wire_engine, wire_recorders
+from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
+from highwater.wiring.sidecar import Loops, Sidecar
 from highwater.wiring.start_line import WaitingLog
+from highwater.wiring.watches import wire_growth, wire_host, wire_incidents
 
 
 def create_app(
@@ -61,160 +50,131 @@ def create_app(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> Sidecar:
-    """Wire a sidecar.
-
-    Args:
-        settings: All of them.
-        clock: Monotonic seconds: ``Clocks.monotonic``.
-        wall_clock: Unix seconds: ``Clocks.wall``.
-        transport: Replaces the network towards the engine on the control plane, in tests.
-    """
-    clocks, counters = Clocks(clock, wall_clock), Counters()
-    errors = counters.internal_errors
-    tls = listening_context(settings.tls.files)
-    engine_tls = engine_context(settings.engine_url, settings.engine_tls.files)
-    token, access = wire_access(settings, counters.control_denied)
-    data = wire_data_plane(
-        settings,
-        clocks=clocks,
-        tls=engine_tls,
-        observer=counters.traffic,
-        withhold=access.without_token,
-        internal_errors=errors,
-    )
-    engine = wire_engine(settings, clocks, engine_tls, transport)
-    core = wire_core(
-        CoreInputs(
-            settings=settings,
-            engine=engine,
-            recorders=wire_recorders(settings, engine, clocks),
-            gate=data.gate,
-            clocks=clocks,
-            observer=counters,
-            internal_errors=errors,
-            requests_under_way=data.requests_under_way,
-        )
-    )
-    host = wire_host(settings, core.poller, clocks, errors)
-    growth = wire_growth(settings, core, host, clocks, errors)
-    incidents, watcher = wire_incidents(settings, core, clocks, errors, growth.verdicts)
-    shared = [core.shared.run] if core.shared.has_witness else []
-    tls_watch = TlsWatch(tls, engine_tls)
-    loops = Loops(core.poller.run, core.governor.run, watcher.run, host.run, growth.run, tls_watch.run, *shared)
-    areas = _Areas(settings, clocks, counters, token, access, data, core, growth, incidents, watcher, host, loops)
-    return _serve(areas, tls)
+    """Wire a sidecar. Tests replace the clocks (``Clocks``) and the network towards the engine on the control plane."""
+    return _Parts(settings, Clocks(clock, wall_clock), transport).sidecar()
 
 
-@dataclass(frozen=True, slots=True)
-class _Areas:
+class _Parts:
     """The parts that the control plane serves, and that the lifespan starts and stops."""
 
-    settings: Settings
-    clocks: Clocks
-    counters: Counters
-    token: AdminToken
-    access: Access
-    data: DataPlane
-    core: Core
-    growth: GrowthWatch
-    incidents: Incidents
-    watcher: IncidentWatcher
-    host: HostWatch
-    loops: Loops
+    def __init__(self, settings: Settings, clocks: Clocks, transport: httpx.AsyncBaseTransport | None) -> None:
+        self.settings, self.clocks, self.counters = settings, clocks, Counters()
+        errors = self.counters.internal_errors
+        self.tls = listening_context(settings.tls.files)
+        engine_tls = engine_context(settings.engine_url, settings.engine_tls.files)
+        self.token, self.access = wire_access(settings, self.counters.control_denied)
+        self.data = wire_data_plane(
+            settings,
+            clocks=clocks,
+            tls=engine_tls,
+            observer=self.counters.traffic,
+            withhold=self.access.without_token,
+            internal_errors=errors,
+        )
+        engine = wire_engine(settings, clocks, engine_tls, transport)
+        self.core = core = wire_core(
+            CoreInputs(
+                settings=settings,
+                engine=engine,
+                recorders=wire_recorders(settings, engine, clocks),
+                gate=self.data.gate,
+                clocks=clocks,
+                observer=self.counters,
+                internal_errors=errors,
+                requests_under_way=self.data.requests_under_way,
+            )
+        )
+        self.host = wire_host(settings, core.poller, clocks, errors)
+        self.growth = wire_growth(settings, core, self.host, clocks, errors)
+        self.incidents, self.watcher = wire_incidents(settings, core, clocks, errors, self.growth.verdicts)
+        watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
+        if core.shared.has_witness:
+            watches.append(core.shared.run)
+        self.loops = Loops(core.poller.run, core.governor.run, *watches)
+        self.stopping = asyncio.Event()
 
+    def sidecar(self) -> Sidecar:
+        """Put the control plane in front of the parts, and the ports in front of both planes."""
+        settings, core, proxy = self.settings, self.core, self.data.proxy
+        services = self._services()
+        control, paths = wire_control_plane(services, self._lifespan, self.counters.internal_errors.counter("http"))
+        front = make_front(settings, paths)
+        core.poller.listeners.append(WaitingLog(self.clocks.monotonic).notice)
+        if settings.has_data_plane:
+            watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
+            core.poller.listeners.append(watch.notice)
 
-def _serve(areas: _Areas, tls: ssl.SSLContext | None) -> Sidecar:
-    """Put the control plane before the parts, and the ports before both planes."""
-    settings, core, proxy = areas.settings, areas.core, areas.data.proxy
-    stopping = asyncio.Event()
-    services = _services(areas, stopping.is_set)
-    internal_error = areas.counters.internal_errors.counter("http")
-    control, paths = wire_control_plane(services, _lifespan(areas), internal_error)
-    front = make_front(settings, paths)
-    core.poller.listeners.append(WaitingLog(areas.clocks.monotonic).notice)
-    if settings.has_data_plane:
-        watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
-        core.poller.listeners.append(watch.notice)
+        def begin_stop() -> None:
+            self.stopping.set()
+            core.history.close()
 
-    def begin_stop() -> None:
-        stopping.set()
-        core.history.close()
+        return Sidecar(
+            ports=listening_ports(settings, proxy, front, paths),
+            services=services,
+            sidecar_paths=paths.exact,
+            begin_stop=begin_stop,
+            control=control,
+            tls=self.tls,
+            access_log=proxy.access_log,
+        )
 
-    return Sidecar(
-        ports=listening_ports(settings, proxy, front, paths),
-        services=services,
-        sidecar_paths=paths.exact,
-        begin_stop=begin_stop,
-        control=control,
-        tls=tls,
-        access_log=proxy.access_log,
-    )
+    def _services(self) -> Services:
+        core, data, clocks = self.core, self.data, self.clocks
+        poller, governor = core.poller, core.governor
+        exporter = Exporter(
+            self.counters,
+            poller.current,
+            governor.status,
+            held=lambda: data.gate.held,
+            connections=data.proxy.connections,
+            dropped_lines=data.dropped_lines,
+            incidents=lambda: self.incidents.counts,
+            growth=self.growth.verdicts,
+            host=lambda: self.host.now,
+        )
+        return Services(
+            poller=poller,
+            governor=governor,
+            relief=core.relief,
+            policy=core.policy,
+            history=core.history,
+            exporter=exporter,
+            engine_page=EnginePage(core.engine),
+            entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
+            budgets=core.budgets,
+            growth=self.growth,
+            incidents=self.incidents,
+            recorders=core.recorders,
+            snapshots=Snapshots(core.engine, poller, core.history, self.settings.recorder_dir, clock=clocks.wall),
+            report=self._report,
+            host=self.host,
+            alive=self.loops.alive,
+            stopping=self.stopping.is_set,
+            server_info=partial(core.engine.get, "/server_info"),
+            control=self.access,
+        )
 
-
-def _services(areas: _Areas, stopping: Callable[[], bool]) -> Services:
-    """The parts as the routers get them."""
-    core, data, clocks = areas.core, areas.data, areas.clocks
-    poller, governor = core.poller, core.governor
-    exporter = Exporter(
-        areas.counters,
-        poller.current,
-        governor.status,
-        held=lambda: data.gate.held,
-        connections=data.proxy.connections,
-        dropped_lines=data.dropped_lines,
-        incidents=lambda: areas.incidents.counts,
-        growth=areas.growth.verdicts,
-        host=lambda: areas.host.now,
-    )
-
-    def report() -> Report:
-        now = poller.current()
-        grown = replace(now.growth, series=areas.growth.verdicts())
-        host = None if areas.host.now is None else areas.host.now.summary
-        return replace(now, policy=governor.status(), host=host, growth=grown)
-
-    return Services(
-        poller=poller,
-        governor=governor,
-        relief=core.relief,
-        policy=core.policy,
-        history=core.history,
-        exporter=exporter,
-        engine_page=EnginePage(core.engine),
-        entries=EncoderCacheEntries(core.engine, clock=clocks.monotonic),
-        budgets=core.budgets,
-        growth=areas.growth,
-        incidents=areas.incidents,
-        recorders=core.recorders,
-        snapshots=Snapshots(core.engine, poller, core.history, areas.settings.recorder_dir, clock=clocks.wall),
-        report=report,
-        host=areas.host,
-        alive=areas.loops.alive,
-        stopping=stopping,
-        server_info=partial(core.engine.get, "/server_info"),
-        control=areas.access,
-    )
-
-
-def _lifespan(areas: _Areas) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    core, proxy = areas.core, areas.data.proxy
+    def _report(self) -> Report:
+        now = self.core.poller.current()
+        growth = replace(now.growth, series=self.growth.verdicts())
+        host = None if self.host.now is None else self.host.now.summary
+        return replace(now, policy=self.core.governor.status(), host=host, growth=growth)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        areas.token.start()
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        core, proxy = self.core, self.data.proxy
+        self.token.start()
         await proxy.start()
-        areas.loops.start()
+        self.loops.start()
         try:
             yield
         finally:
             core.history.close()
-            await areas.watcher.finish()
-            await areas.loops.stop()
-            areas.incidents.close()
+            await self.watcher.finish()
+            await self.loops.stop()
+            self.incidents.close()
             if core.recorders is not None:
                 core.recorders.close()
             await proxy.aclose()
             await core.engine.aclose()
-            areas.token.close()
-
-    return lifespan
+            self.token.close()

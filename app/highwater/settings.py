@@ -1,19 +1,20 @@
-"""Every setting with its type, default, unit and meaning, in one frozen object. ``settings_sources`` fills it."""
+"""The settings: type, default, unit and meaning of each, in one frozen object. ``settings_sources`` fills it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
-from highwater.policy.settings import Finite, PolicySettings
+from highwater.policy.rules import FROZEN, Finite
+from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
@@ -21,7 +22,7 @@ from highwater.proxy.allowlist import AllowList, root_path_flaw
 from highwater.units import KIB, MIB
 
 PREFIX = "HIGHWATER_"
-# Of 2 KiB each in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
+# Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
 MAX_RECORDS = 32_000
 
@@ -29,9 +30,26 @@ ForwardedMode = Literal["pass", "replace", "append"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
-_FROZEN = ConfigDict(frozen=True, extra="forbid")
-# Settings that are about requests for the engine: whoever sets one of them wants requests to be passed on.
+# Settings about requests for the engine: with one of them set, requests are passed on.
 _ABOUT_REQUESTS = frozenset({"engine_url", "engine_root_path", "engine_tls", "control_port", "gate", "proxy"})
+
+
+def _absolute(what: str, is_valid: Callable[[Path], bool]) -> AfterValidator:
+    def check(path: Path) -> Path:
+        if not (path.is_absolute() and is_valid(path)):
+            raise ValueError(f"must be the absolute path of {what}")
+        return path
+
+    return AfterValidator(check)
+
+
+_ExistingFolder: TypeAlias = Annotated[Path, _absolute("a folder that exists", Path.is_dir)]
+_Folder: TypeAlias = Annotated[Path, _absolute("a folder", lambda path: path.is_dir() or not path.exists())]
+_File: TypeAlias = Annotated[Path, _absolute("a file", lambda path: not path.is_dir())]
+_FileInFolder: TypeAlias = Annotated[
+    Path,
+    _absolute("a file in a folder that exists", lambda path: path.parent.is_dir() and not path.is_dir()),
+]
 
 
 def _too_many(room: int) -> str:
@@ -39,7 +57,7 @@ def _too_many(room: int) -> str:
 
 
 def _leads_to(url: str, host: str, port: int | None) -> bool:
-    """Return whether an engine's URL names the address that is listened on, as far as names alone tell."""
+    """Return whether an engine's URL names the address that is listened on, as far as names alone show."""
     parts = urlsplit(url)
     if parts.scheme == "unix" or (parts.port or _DEFAULT_PORTS.get(parts.scheme)) != port:
         return False
@@ -54,7 +72,7 @@ def _leads_to(url: str, host: str, port: int | None) -> bool:
 class ProxySettings(BaseModel):
     """The data plane."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     enabled: bool | None = Field(
         None,
@@ -71,28 +89,31 @@ class ProxySettings(BaseModel):
     max_header_bytes: int = Field(
         64 * KIB, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
     )
-    connect_seconds: Finite = Field(5.0, gt=0, description="to connect to the engine")
+    connect_seconds: Finite = Field(5.0, gt=0, description="the longest that connecting to the engine may take")
     first_byte_seconds: Finite = Field(
         600.0,
         ge=0,
-        description="until the head of the response, which comes at its end where it is not streamed; 0: no limit",
+        description="the longest wait for a response's head; one that is not streamed begins when it is complete; "
+        "0: no limit",
     )
     idle_seconds: Finite = Field(
         600.0,
         ge=0,
-        description="time between two pieces of a response or an upload, or in a WebSocket; 0: no limit",
+        description="the longest time between two pieces of a response or an upload, or in a WebSocket; 0: no limit",
     )
     keepalive_seconds: Finite = Field(
         4.0,
         gt=0,
         le=3600,
-        description="an idle engine connection is closed; must be less than vLLM's VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5)",
+        description="an engine connection idle for longer is closed; must be less than vLLM's "
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5)",
     )
     client_keepalive_seconds: Finite = Field(
         620.0,
         gt=0,
         le=86_400,
-        description="an idle client connection is closed; must exceed the keep-alive time of a load balancer in front",
+        description="a client connection idle for longer is closed; must exceed the keep-alive time of a load balancer "
+        "in front",
     )
     max_connections: int | None = Field(
         None,
@@ -123,14 +144,14 @@ class ProxySettings(BaseModel):
 class GateSettings(BaseModel):
     """Holding new requests while a reset waits for a safe moment."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     drain_seconds: Finite = Field(
         10.0,
         gt=0,
         le=600,
-        description="how long a safe reset waits for requests under way to finish, new ones held; then it is refused, "
-        "and at once where one has taken longer already",
+        description="how long a safe reset waits for requests under way to finish while new ones are held; then it is "
+        "refused, and at once where a request has already taken longer",
     )
     hold_seconds: Finite = Field(30.0, gt=0, le=600, description="a request held longer is answered with 503")
     max_held: int = Field(1024, ge=0, le=100_000, description="requests held at once; one more is answered with 503")
@@ -145,7 +166,7 @@ class GateSettings(BaseModel):
 class TrimSettings(BaseModel):
     """Moving encoder outputs to host memory."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     host_budget_bytes: int | None = Field(
         None, ge=0, description="host memory for encoder outputs, per rank; unset: half of what the host has free"
@@ -153,28 +174,25 @@ class TrimSettings(BaseModel):
 
 
 class IncidentSettings(BaseModel):
-    """Evidence that is kept when the engine dies, hangs or has no memory left."""
+    """Evidence kept when the engine dies, hangs or runs out of memory."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
-    folder: Path | None = Field(
+    folder: _ExistingFolder | None = Field(
         None, description="keeps incidents as files; unset: the newest 16 in memory, until the sidecar ends"
     )
-    keep: int = Field(32, ge=1, le=10_000, description="the oldest of more files are removed")
-    max_bytes: int = Field(8 * MIB, ge=256 * KIB, le=64 * MIB, description="an incident is thinned until it fits")
-
-    @field_validator("folder")
-    @classmethod
-    def _there(cls, value: Path | None) -> Path | None:
-        if value is not None and not (value.is_absolute() and value.is_dir()):
-            raise ValueError("must be the absolute path of a folder that exists")
-        return value
+    keep: int = Field(
+        32, ge=1, le=10_000, description="the most incidents that are kept; the oldest of more are removed"
+    )
+    max_bytes: int = Field(
+        8 * MIB, ge=256 * KIB, le=64 * MIB, description="the largest incident; a larger one is thinned until it fits"
+    )
 
 
 class _KeyPair(BaseModel):
     """A certificate and its key: both or neither, and they must load."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     cert_file: Path | None
     key_file: Path | None
@@ -189,7 +207,7 @@ class _KeyPair(BaseModel):
     @field_validator("key_file")
     @classmethod
     def _of_the_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
-        if "cert_file" not in info.data:  # it is wrong, and reported already
+        if "cert_file" not in info.data:  # it is invalid, and reported already
             return key_file
         cert_file: Path | None = info.data["cert_file"]
         if cert_file is None and key_file is not None:
@@ -210,7 +228,7 @@ class TlsSettings(_KeyPair):
     cert_file: Path | None = Field(
         None, description="certificate chain to serve TLS with, PEM, read again when it changes; unset: plain HTTP"
     )
-    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
@@ -223,12 +241,13 @@ class EngineTlsSettings(_KeyPair):
 
     ca_file: Path | None = Field(
         None,
-        description="authorities trusted about the engine, PEM, read again when it changes; unset: the system's",
+        description="authorities trusted for the engine's certificate, PEM, read again when it changes; unset: the "
+        "system's",
     )
     cert_file: Path | None = Field(
         None, description="certificate chain to present to the engine, PEM, read again when it changes"
     )
-    key_file: Path | None = Field(None, validate_default=True, description="its key, PEM, not encrypted")
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
 
     @property
     def files(self) -> TlsFiles:
@@ -239,7 +258,7 @@ class EngineTlsSettings(_KeyPair):
 class Settings(BaseModel):
     """All settings of ``highwater serve``."""
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
     engine_root_path: str | None = Field(
@@ -258,7 +277,7 @@ class Settings(BaseModel):
     admin_token: SecretStr | None = Field(
         None, description="control calls must carry it; unset: the token in admin_token_file"
     )
-    admin_token_file: Path | None = Field(
+    admin_token_file: _File | None = Field(
         None,
         description="holds the token, for its owner alone; made where it is missing, read again when it changes; "
         "unset: highwater/PORT.token in $XDG_STATE_HOME (~/.local/state), made at start",
@@ -268,14 +287,17 @@ class Settings(BaseModel):
     )
     poll_seconds: Finite = Field(1.0, ge=0.1, le=3600, description="time between polls")
     idle_poll_seconds: Finite = Field(
-        5.0, ge=0.1, le=3600, description="time between questions to an idle engine's workers"
+        5.0, ge=0.1, le=3600, description="time between calls to an idle engine's workers"
     )
-    rpc_deadline_seconds: Finite = Field(8.0, gt=0, le=600, description="after this a worker call counts as late")
-    history_seconds: Finite = Field(3600.0, ge=60, le=86400, description="reach of the history")
+    rpc_deadline_seconds: Finite = Field(
+        8.0, gt=0, le=600, description="a worker call that takes longer counts as late"
+    )
+    history_seconds: Finite = Field(3600.0, ge=60, le=86400, description="how far back the history reaches")
     engine_has_extension: bool = Field(
         False, description="the engine's worker extension is a subclass of Highwater's under another name"
     )
-    recorder_dir: Path | None = Field(
+    # It need not exist yet: the workers make it, and the sidecar may start first.
+    recorder_dir: _Folder | None = Field(
         None,
         description="folder shared with the workers, under the same path, for recorders and snapshots; unset: disabled",
     )
@@ -288,13 +310,13 @@ class Settings(BaseModel):
         description="a worker in one step for longer is stuck; before that it is busy (needs recorder_dir; "
         "without it, an engine that answers no call for that long is not ready)",
     )
-    engine_log: Path | None = Field(
+    engine_log: _File | None = Field(
         None, description="the engine's log, whose known messages an incident explains; unset: disabled"
     )
     shutdown_seconds: Finite = Field(
         30.0, ge=0, le=3600, description="how long streams may go on after the signal to stop"
     )
-    state_file: Path | None = Field(
+    state_file: _FileInFolder | None = Field(
         None, description="keeps PUT /policy across restarts, and idle floors in a file beside it; unset: disabled"
     )
     access_log: str | None = Field(
@@ -303,9 +325,11 @@ class Settings(BaseModel):
         "path; unset: disabled",
         json_schema_extra={"pattern": "^(-$|/)"},
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of the sidecar's own log")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="the lowest level in the sidecar's own log"
+    )
     log_format: LogFormat = Field(
-        "text", description="of the sidecar's own log, on standard error: text, or json: one JSON object a line"
+        "text", description="format of the sidecar's own log, on standard error: text, or one JSON object a line"
     )
     policy: PolicySettings = PolicySettings()
     gate: GateSettings = GateSettings()
@@ -335,22 +359,15 @@ class Settings(BaseModel):
 
     @field_validator("engine_root_path")
     @classmethod
-    def _as_the_engine_matches_it(cls, value: str | None) -> str | None:
+    def _well_formed_root_path(cls, value: str | None) -> str | None:
         flaw = None if value is None else root_path_flaw(value)
         if flaw:
             raise ValueError(flaw)
         return value
 
-    @field_validator("state_file")
-    @classmethod
-    def _in_a_folder_that_is_there(cls, value: Path | None) -> Path | None:
-        if value is not None and (not value.is_absolute() or value.is_dir() or not value.parent.is_dir()):
-            raise ValueError("must be the absolute path of a file in a folder that exists")
-        return value
-
     @field_validator("access_log")
     @classmethod
-    def _a_file_that_can_be_written(cls, value: str | None) -> str | None:
+    def _writable(cls, value: str | None) -> str | None:
         if value is None or value == STANDARD_OUTPUT:
             return value
         path = Path(value)
@@ -360,16 +377,9 @@ class Settings(BaseModel):
             raise ValueError("must be a file that can be written, and this process may not")
         return value
 
-    @field_validator("engine_log")
-    @classmethod
-    def _a_log(cls, value: Path | None) -> Path | None:
-        if value is not None and (not value.is_absolute() or value.is_dir()):
-            raise ValueError("must be the absolute path of a file")
-        return value
-
     @field_validator("recorder_seconds")
     @classmethod
-    def _fits_a_file(cls, value: float, info: ValidationInfo) -> float:
+    def _fits_recorder_file(cls, value: float, info: ValidationInfo) -> float:
         rate = info.data.get("recorder_rate", 0.0)  # a wrong one is reported already
         if (rate + 1) * value > MAX_RECORDS:
             most = int(MAX_RECORDS / (rate + 1))
@@ -378,17 +388,9 @@ class Settings(BaseModel):
             )
         return value
 
-    @field_validator("recorder_dir")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        # It need not be there yet: the workers make it, and the sidecar may start first.
-        if value is not None and (not value.is_absolute() or (value.exists() and not value.is_dir())):
-            raise ValueError("must be the absolute path of a folder")
-        return value
-
     @field_validator("engine_tls")
     @classmethod
-    def _for_an_engine_that_speaks_it(cls, value: EngineTlsSettings, info: ValidationInfo) -> EngineTlsSettings:
+    def _needs_https(cls, value: EngineTlsSettings, info: ValidationInfo) -> EngineTlsSettings:
         url = info.data.get("engine_url", "https:")  # a wrong one is reported already
         if any(value.files) and not url.startswith("https:"):
             raise ValueError(f"is for an https engine_url, and engine_url is {url!r}")
@@ -397,17 +399,13 @@ class Settings(BaseModel):
     @field_validator("admin_token")
     @classmethod
     def _strong_enough(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is None:
-            return None
-        if not is_strong_enough(value.get_secret_value()):
+        if value is not None and not is_strong_enough(value.get_secret_value()):
             raise ValueError(f"must be at least {MIN_LENGTH} printable ASCII characters without spaces")
         return value
 
     @field_validator("admin_token_file")
     @classmethod
-    def _in_place_of_a_token(cls, value: Path | None, info: ValidationInfo) -> Path | None:
-        if value is not None and (not value.is_absolute() or value.is_dir()):
-            raise ValueError("must be the absolute path of a file")
+    def _only_without_token(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if value is not None and info.data.get("admin_token") is not None:
             raise ValueError("admin_token is set too; set one of the two")
         return value
@@ -424,7 +422,7 @@ class Settings(BaseModel):
 
     @field_validator("port", "control_port")
     @classmethod
-    def _not_the_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _not_the_engines_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         engine_url, host = info.data.get("engine_url"), info.data.get("host")  # a wrong one is reported already
         if engine_url is not None and host is not None and _leads_to(engine_url, host, value):
             raise ValueError(
@@ -435,7 +433,7 @@ class Settings(BaseModel):
 
     @field_validator("control_port")
     @classmethod
-    def _another_than_port(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _differs_from_port(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value == info.data.get("port"):
             raise ValueError(f"must differ from port ({value}); unset: port serves both planes")
         return value
@@ -450,7 +448,7 @@ class Settings(BaseModel):
 
     @property
     def has_data_plane(self) -> bool:
-        """Requests for the engine are passed on."""
+        """True if requests for the engine are passed on."""
         if self.proxy.enabled is not None:
             return self.proxy.enabled
         return self.recorder_dir is None or not self.model_fields_set.isdisjoint(_ABOUT_REQUESTS)
@@ -462,12 +460,12 @@ class Settings(BaseModel):
 
     @property
     def stale_seconds(self) -> float:
-        """From this age on a report is shown as stale and not acted upon."""
+        """The age from which on a report is stale and not acted upon."""
         return max(10.0, 3 * self.poll_seconds, 2 * self.idle_poll_seconds + self.poll_seconds)
 
 
 def keys() -> Iterator[tuple[str, FieldInfo]]:
-    """Every leaf key in dotted form (``policy.mode``) with its field, in the order of the class."""
+    """Yield every leaf key in dotted form (``policy.mode``) with its field, in the order of the class."""
     for name, info in Settings.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             for inner, inner_info in info.annotation.model_fields.items():
@@ -482,5 +480,5 @@ def is_list(info: FieldInfo) -> bool:
 
 
 def variable(key: str) -> str:
-    """The environment variable of a dotted key."""
+    """Return the environment variable of a dotted key."""
     return PREFIX + key.upper().replace(".", "__")

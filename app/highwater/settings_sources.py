@@ -1,10 +1,10 @@
 """The sources of settings, and their order.
 
 A flag beats the file named by ``--config``, that the environment, that the file named by ``HIGHWATER_CONFIG``, and that
-the default. Every problem is found and reported at once, and nothing that is wrong is ever ignored.
+the default. All problems are reported at once, and no invalid value is ignored.
 
-This is not pydantic-settings: that stops at the first list that is not JSON, passes over unknown variables and files
-that are missing, and reports a YAML error in the parser's words, which quote the line, and the token in it.
+This is not pydantic-settings: that stops at the first list that is not JSON, ignores unknown variables and missing
+files, and reports a YAML error with the parser's message, which quotes the line, and the token in it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pydantic import BaseModel, ValidationError
 
 from highwater.errors import SettingsError, sentences
 from highwater.files.settings_file import parse_yaml, read_settings_file
-from highwater.policy.settings import RuleSettings
+from highwater.policy.rules import Rule
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-# Ours by name and no setting of a sidecar: which one the operator's commands speak to, and where the demonstration
-# keeps the engine's environment.
+# Variables with our prefix that are not settings: the sidecar that the operator's commands call, and the folder where
+# the demonstration keeps the engine's environment.
 _NOT_SETTINGS = frozenset({CONFIG_VARIABLE, f"{PREFIX}URL", f"{PREFIX}CACHE_DIR"})
 _FIELDS = dict(keys())
 _SECTIONS = tuple(key for key, info in Settings.model_fields.items() if isinstance(info.default, BaseModel))
-# Of difflib's ratio: one wrong letter, one too many or two swapped are over it; another setting of a family is not.
+# difflib's ratio: one wrong letter, one too many or two swapped are over it; another setting of a family is not.
 _ALIKE = 0.85
 # Kubernetes writes these for a Service called "highwater" into every pod of its namespace (service links).
 _SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w*)")
@@ -38,12 +38,7 @@ _SERVICE_LINK = re.compile(rf"{PREFIX}(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(T
 def load(
     flags: Mapping[str, str] | None = None, *, config: str | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Settings from flags, files, environment and defaults.
-
-    Args:
-        flags: Texts by dotted key (``policy.mode``).
-        config: A file named on the command line.
-        environ: The environment; ``os.environ`` by default.
+    """Load settings from flags (texts by dotted key), a file, the environment and defaults.
 
     Raises:
         SettingsError: With every problem found.
@@ -54,7 +49,7 @@ def load(
     merged: dict[str, Any] = {}
     for file, texts in ((env.get(CONFIG_VARIABLE), variables), (config, flags or {})):
         try:
-            _overlay(merged, _read_file(file))
+            _overlay(merged, read_settings_file(file) if file else {})
         except SettingsError as exc:
             problems += exc.problems
         for key, text in texts.items():
@@ -87,20 +82,16 @@ def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str
 def _nearest_key(key: str) -> str | None:
     """Return the key of a file that was probably meant, in dotted form; `policy.rules.0.` stands before a rule's."""
     rule = re.match(r"policy\.rules\.\d+\.", key)
-    known = [f"{rule[0]}{name}" for name in RuleSettings.model_fields] if rule else [*_FIELDS, *_SECTIONS]
+    known = [f"{rule[0]}{name}" for name in Rule.model_fields] if rule else [*_FIELDS, *_SECTIONS]
     # A key of a section is often written without it.
     return _nearest(key, known) or next((name for name in _FIELDS if name.endswith(f".{key}")), None)
 
 
-def _read_file(name: str | None) -> dict[str, Any]:
-    return read_settings_file(name) if name else {}
-
-
 def _nested(key: str, text: str) -> dict[str, Any]:
-    """A text by its dotted key as a tree; a list is parsed, everything else is the model's to read."""
+    """Return a text by its dotted key as a tree; a list is parsed, everything else is left to the model."""
     value: object = text
     if is_list(_FIELDS[key]):
-        with suppress(SettingsError):  # the model says what it must be
+        with suppress(SettingsError):  # the model reports what it must be
             value = parse_yaml(text)  # JSON is YAML
     section, _, leaf = key.rpartition(".")
     return {section: {leaf: value}} if section else {leaf: value}

@@ -11,7 +11,8 @@ from axe_playwright_python.async_playwright import Axe
 from highwater.accounting.attribution import COMPONENTS
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
-from highwater.policy.settings import PolicySettings, RuleSettings
+from highwater.policy.rules import Rule
+from highwater.policy.settings import PolicySettings
 from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour
@@ -509,7 +510,7 @@ async def test_each_ranks_waters_are_lines_in_its_own_chart(visit):
 
 async def test_a_rule_that_cannot_act_is_told_with_the_reason(visit):
     """Its waters cannot be reached: nothing that it could do would ever be enough."""
-    tight = RuleSettings(name="tight", signal="device_used_ratio", high_water=0.5, low_water=0.4)
+    tight = Rule(name="tight", signal="device_used_ratio", high_water=0.5, low_water=0.4)
     async with beside(policy=PolicySettings(rules=(tight,))) as here:
         page = await visit(here.port)
         await shown(page, "[data-notice=rule]", "Rule tight cannot act")

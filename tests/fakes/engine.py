@@ -37,8 +37,7 @@ from highwater.readings import RankReading, RemedyResult, Report, Trigger, Worke
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief
 from highwater.settings import GateSettings, Settings
-from highwater.wiring.clocks import Clocks
-from highwater.wiring.core import CoreInputs, wire_core, wire_engine
+from highwater.wiring.core import Clocks, CoreInputs, wire_core, wire_engine
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from highwater.errors import SettingsError
-from highwater.policy.settings import PolicyChange, RuleSettings
+from highwater.policy.rules import Rule
+from highwater.policy.settings import PolicyChange
 from highwater.process import descriptors
 from highwater.recorder.ring import MAX_FILE_BYTES
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
@@ -120,7 +121,7 @@ def test_lists_are_given_as_json(where):
     texts = {"policy.rules": json.dumps([GOOD_RULE]), "proxy.extra_paths": '["/invocations"]'}
     environ = {variable(key): text for key, text in texts.items()}
     settings = load(texts, environ={}) if where == "flag" else load(environ=environ)
-    assert settings.policy.rules[0].rule().remedies == ("release", "trim_encoder_cache", "reset_encoder_cache")
+    assert settings.policy.rules[0].ordered_remedies == ("release", "trim_encoder_cache", "reset_encoder_cache")
     assert settings.proxy.extra_paths == ("/invocations",)
 
 
@@ -437,12 +438,12 @@ def test_a_token_is_masked_wherever_settings_are_shown(caplog):
 def test_a_rule_that_cannot_work_is_refused(change, word):
     """The message names the value and what would be right."""
     with pytest.raises(ValidationError, match=word.replace("(", r"\(")):
-        RuleSettings(**{**GOOD_RULE, **change})
+        Rule(**{**GOOD_RULE, **change})
 
 
 def test_a_rule_without_remedies_owns_all_that_can_help():
     """In the order of the table."""
-    assert RuleSettings(name="d", signal="device_free_bytes", high_water=1, low_water=2).rule().remedies == (
+    assert Rule(name="d", signal="device_free_bytes", high_water=1, low_water=2).ordered_remedies == (
         "release",
         "trim_encoder_cache",
         "reset_encoder_cache",

@@ -10,12 +10,10 @@ from pydantic import TypeAdapter
 
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
-from highwater.policy import Rule
 from highwater.policy.settings import PolicyChange, PolicySettings
 from highwater.readings import Caller, Event, PolicyStatus
 
 DECISIONS_SHOWN = 20
-_RULES = TypeAdapter(tuple[Rule, ...])
 _STATUS = TypeAdapter(PolicyStatus)
 _EVENTS = TypeAdapter(list[Event])
 
@@ -41,14 +39,10 @@ def policy_router(services: Services) -> APIRouter:
 
         A rule whose waters this engine is known to be unable to reach at rest is refused.
         """
-        services.governor.check([rule.rule() for rule in change.rules or ()])
+        services.governor.check(change.rules or ())
         policy = await services.policy.change(change)
-        services.governor.replace_policy(
-            [rule.rule() for rule in policy.rules],
-            policy.mode,
-            _told(policy, services.policy.kept_in),
-            caller=caller,
-        )
+        what = _told(policy, services.policy.kept_in)
+        services.governor.replace_policy(policy.rules, policy.mode, what, caller=caller)
         services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
 
@@ -67,7 +61,7 @@ def _shown(services: Services) -> dict[str, Any]:
     return {
         "schema": 1,
         "mode": governor.mode,
-        "rules": _RULES.dump_python(governor.rules, mode="json"),
+        "rules": [rule.model_dump(mode="json") | {"remedies": rule.ordered_remedies} for rule in governor.rules],
         "source": store.source,
         "kept": store.kept_in is not None,
         "kept_in": store.kept_in,

@@ -2,14 +2,13 @@
 
 ::
 
-    admin_token                  the token itself
-    admin_token_file             the file's content; the file is made where it is missing, and read again when it
-    changes neither                      made at start in $XDG_STATE_HOME/highwater/PORT.token, removed at an orderly
-    end by
-                                 the sidecar that made it; one that a crash left is used again
+    admin_token         the token itself
+    admin_token_file    the file's content; made where it is missing, and read again when it changes
+    neither             made at start in $XDG_STATE_HOME/highwater/PORT.token, and removed at an orderly end by the
+                        sidecar that made it; one that a crash left is used again
 
-The sidecar and the commands find the token by the same rules, so that on the sidecar's machine nobody has to copy it
-from one to the other. It is never logged and is in no ``repr``.
+The sidecar and the commands find the token by the same rules, so that on the sidecar's machine nobody has to copy it.
+It is never logged and is in no ``repr``.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from urllib.parse import urlsplit
 
 from highwater.errors import os_reason
 from highwater.files.private_file import NotPrivate, read_private, replace_private
+from highwater.files.regular import signature
 
 TOKEN_VARIABLE = "HIGHWATER_ADMIN_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_FILE_VARIABLE = "HIGHWATER_ADMIN_TOKEN_FILE"  # noqa: S105 - the variable's name
@@ -43,7 +43,7 @@ class TokenUnusable(Exception):
 
 
 def is_strong_enough(token: str) -> bool:
-    """Return whether a text can be a token: 8 or more printable ASCII characters without spaces."""
+    """Return whether a text may be a token: 8 or more printable ASCII characters without spaces."""
     return len(token) >= MIN_LENGTH and token.isascii() and token.isprintable() and " " not in token
 
 
@@ -62,7 +62,7 @@ def read_token(path: Path) -> str:
     """Read the token in a file; line ends and blanks around it do not count.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: It does not exist.
         TokenUnusable: It cannot be read, others can read it, or its content is not a token.
     """
     try:
@@ -73,7 +73,7 @@ def read_token(path: Path) -> str:
         raise TokenUnusable(f"{path} {exc}") from exc
     except OSError as exc:
         raise TokenUnusable(f"{path} cannot be read: {os_reason(exc)}") from exc
-    # Not by decode's own exception: that one would show the content.
+    # Without decode's own exception, which would show the content.
     token = content.decode("ascii", errors="replace").strip()
     if not is_strong_enough(token):
         raise TokenUnusable(f"{path} holds no token: at least {MIN_LENGTH} printable ASCII characters without spaces")
@@ -82,12 +82,7 @@ def read_token(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundToken:
-    """The admin token, or why none was found.
-
-    Attributes:
-        value: The token; ``None`` where none was found.
-        source: For messages: the place where it was found, or the places searched and why each failed.
-    """
+    """The admin token, or ``None``; and for messages its place, or the places searched and why each failed."""
 
     value: str | None = field(repr=False)
     source: str
@@ -96,8 +91,8 @@ class FoundToken:
 def find_token(url: str, environ: Mapping[str, str]) -> FoundToken:
     """Find the admin token of the sidecar at ``url``.
 
-    It is searched in the environment; in the file that the environment names; or, for a sidecar on this machine, in the
-    file that a sidecar on this port makes. That file's token is sent to loopback addresses only.
+    It is searched in the environment, then in the file that the environment names, then, for a sidecar on this machine,
+    in the file that a sidecar on this port makes. That file's token is sent to loopback addresses only.
     """
     if value := environ.get(TOKEN_VARIABLE):
         return FoundToken(value, TOKEN_VARIABLE)
@@ -140,11 +135,11 @@ class AdminToken:
     Args:
         given: The setting itself; no file is read then.
         path: The file that holds it; ``None`` where no place for one is known.
-        is_temporary: Whether the file is made for this run, and removed with it.
+        is_temporary: True if the file is made for this run, and removed with it.
         clock: Monotonic seconds.
 
     Attributes:
-        problem: The reason why there is no token, in one sentence; ``None`` where there is one.
+        problem: Why no token is in force, in one sentence; ``None`` where one is.
     """
 
     def __init__(
@@ -181,7 +176,7 @@ class AdminToken:
         return self._token
 
     def source(self, port: int) -> str:
-        """Return the token's place, as part of a shell command."""
+        """Return the token as part of a shell command, without its value."""
         if not self._has_file:
             return "ADMIN_TOKEN"  # the setting's value, which only the operator knows
         return f"$(highwater token --port {port})" if self._is_temporary else f"$(cat {self._path})"
@@ -200,17 +195,17 @@ class AdminToken:
             self._shut("this user has no home folder, and XDG_STATE_HOME is not set")
             return
         try:
-            signature = _signature(self._path)
-            if signature is None:
+            found = _signature(self._path)
+            if found is None:
                 self._make_at(self._path)
-            elif signature != self._signature:
-                self._token, self._signature = read_token(self._path), signature
+            elif found != self._signature:
+                self._token, self._signature = read_token(self._path), found
             elif self._token is None:
                 return
         except FileNotFoundError:  # removed between the two looks
             self._next_look = 0.0
         except TokenUnusable as exc:
-            self._signature = signature
+            self._signature = found
             self._shut(str(exc))
         except OSError as exc:
             self._signature = None  # the same file is read again once it can be
@@ -221,15 +216,12 @@ class AdminToken:
             self.problem = None
 
     def _make_at(self, path: Path) -> None:
+        token = secrets.token_urlsafe(32)
         try:
-            self._make(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_private(path, f"{token}\n".encode())
         except FileNotFoundError as exc:  # raised about its folder, in which no file can be made
             raise TokenUnusable(_cannot_be_made(path, exc)) from exc
-
-    def _make(self, path: Path) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        token = secrets.token_urlsafe(32)
-        replace_private(path, f"{token}\n".encode())
         self._token, self._signature, self._was_made_here = token, _signature(path), True
 
     def _shut(self, problem: str) -> None:
@@ -248,9 +240,7 @@ def _cannot_be_made(path: Path, exc: OSError) -> str:
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """Return what changes with the file, its mode or its owner; ``None`` where it is missing."""
     try:
-        found = path.stat()
+        return signature(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

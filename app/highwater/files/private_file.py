@@ -1,7 +1,7 @@
-"""Files for their owner alone: made so that nobody can plant one, and read only where nobody else could have.
+"""Files for their owner alone: replaced in one step, and read only where no other user could have read or written them.
 
-A file is written beside its place under a name that nobody can guess, and takes its place in one step: a crash leaves
-the old or the new one whole, and a link or file that somebody put there is replaced and never written through.
+A file is written beside its place under a name that nobody can guess: a crash leaves the old or the new one whole, and
+a link or file that somebody put there is replaced and never written through.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ _ROOT = 0
 
 
 class NotPrivate(Exception):
-    """Somebody else can read the file, or could have written it. The message says which, and what would be right."""
+    """Another user can read the file, or could have written it. The message says which, and what would be right."""
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """Write the file whole, mode 0600, on the disk when this returns.
-
-    Args:
-        path: Its place, in a folder that exists. A link there is replaced, not followed.
-        content: All of it.
+    """Write the whole file, mode 0600, on the disk when this returns. Its folder must exist; a link is replaced.
 
     Raises:
-        OSError: It could not be written; what was there before still is.
+        OSError: It could not be written; the former file still stands.
     """
     # mkstemp opens with O_CREAT, O_EXCL and O_NOFOLLOW, and with mode 0600.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
@@ -49,8 +45,8 @@ def replace_private(path: Path, content: bytes) -> None:
 def read_private(path: Path, *, max_bytes: int) -> bytes:
     """Read a secret that is this user's or root's, and that no other user can read.
 
-    As PostgreSQL wants its keys: mode 0600 at most, or 0640 where root owns the file, as a Secret that Kubernetes
-    mounts does. A link is followed if this user or root made it: Kubernetes swaps Secrets by such links.
+    The rule is PostgreSQL's for keys: mode 0600 at most, or 0640 where root owns the file, as a mounted Kubernetes
+    Secret has. A link is followed if this user or root made it: Kubernetes swaps Secrets by such links.
 
     Raises:
         NotPrivate: It is not private, not a file, or larger than ``max_bytes``.

@@ -1,4 +1,4 @@
-"""Files that others wrote: opened without following a link, waiting for a pipe or touching a device."""
+"""Files that others wrote: opened without following a link, waiting for a pipe or opening a device."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ class NotARegularFileError(OSError):
 def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     """Open a regular file for reading, and return its descriptor.
 
-    Args:
-        path: Its path.
-        follows_link: Whether a link may stand there: an operator's own path may be one, a foreign file's never.
+    A link is followed only where told to: an operator's own path may be one, a foreign file's never.
 
     Raises:
         NotARegularFileError: It is something else, or a link.
         OSError: It cannot be opened.
     """
-    # Looked at before it is opened: opening a device can do something.
+    # Checked before it is opened, because opening a device can have an effect; and again after that, because another
+    # file may be there by then. Without O_NONBLOCK a named pipe would wait.
     if not stat.S_ISREG(os.stat(path, follow_symlinks=follows_link).st_mode):
         raise NotARegularFileError
-    # And again after it: what stands there may be another by now. Without O_NONBLOCK a named pipe would wait.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follows_link else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -41,3 +39,13 @@ def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
         os.close(descriptor)
         raise NotARegularFileError
     return descriptor
+
+
+def signature(path: Path) -> tuple[int, ...]:
+    """Return what changes with the file, its mode or its owner.
+
+    Raises:
+        OSError: It cannot be found.
+    """
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

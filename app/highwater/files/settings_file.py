@@ -1,7 +1,7 @@
-"""A settings file, TOML or YAML: read with bounds, and without doubt about what it says.
+"""A settings file, TOML or YAML, read with bounds.
 
 A pipe or a device is refused before it is opened: it could make the start wait for ever. A YAML key that is given twice
-is refused too, where the parser itself would let the last one win without a word.
+is refused too, where the parser itself would silently let the last one win.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which takes each key of a mapping once."""
+    """The safe loader, which takes each key of a mapping once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[Hashable, int] = {}
@@ -47,14 +47,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_settings_file(name: str) -> dict[str, Any]:
-    """Return what the file holds, a table by keys.
-
-    Args:
-        name: Its path, which ends in ``.toml``, ``.yaml`` or ``.yml``.
+    """Return the settings in a file whose name ends in ``.toml``, ``.yaml`` or ``.yml``.
 
     Raises:
-        SettingsError: It cannot be read, is no regular file, has over 1 MiB, or is no table; one line that never quotes
-            what stands in it: that may be the token.
+        SettingsError: It cannot be read, is not a regular file, has over 1 MiB, or is not a table; in one line that
+            never quotes its content, which may be the token.
     """
     suffix = Path(name).suffix
     if suffix not in {".toml", ".yaml", ".yml"}:
@@ -79,7 +76,7 @@ def read_settings_file(name: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> object:
-    """Return what YAML, and so JSON, says.
+    """Parse YAML, and so JSON.
 
     Raises:
         SettingsError: It is not YAML, or a key is given twice.
@@ -91,7 +88,7 @@ def parse_yaml(text: str) -> object:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as exc:
-        # Not in its own words: they quote the line, and what stands there; that may be the token.
+        # The parser's own message quotes the line, which may hold the token.
         mark, problem = exc.problem_mark, _QUOTED.sub("...", exc.problem or "is not YAML")
         where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise SettingsError([f"{problem}{where}"]) from None

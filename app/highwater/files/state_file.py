@@ -1,8 +1,7 @@
-"""State that outlives the sidecar: one small JSON object in one file, in sections that belong to others.
+"""State that outlives the sidecar: one small JSON object in one file, with a section for each part that keeps some.
 
-Written in one step, so that a crash leaves the old or the new one whole. What cannot be read is set aside, never
-deleted and never overwritten. The file belongs to one sidecar: it is read once, and nobody else's changes are looked
-for.
+It is replaced in one step, so that a crash leaves the old or the new one whole. A file that cannot be read is set
+aside, never deleted or overwritten. It belongs to one sidecar, which reads it once.
 
 ::
 
@@ -30,7 +29,7 @@ from highwater.units import MIB
 
 SCHEMA = 1
 MAX_FILE_BYTES = MIB
-# Earlier releases paused the engine for some resets, and wrote it down here so that the next start would resume it.
+# Earlier releases paused the engine for some resets, and kept that here so that the next start would resume it.
 _PAUSE = "pause"
 
 log = logging.getLogger("highwater.state")
@@ -41,13 +40,13 @@ class _Unusable(Exception):
 
 
 class StateFile:
-    """The file, or none at all: then nothing is kept and nothing is read.
+    """The state file. Without a path nothing is kept and nothing is read.
 
     Args:
         path: Its absolute path, in a folder that exists; no folder is ever made.
 
     Attributes:
-        path: Where it is, symbolic links followed; ``None`` where none is configured.
+        path: The same, symbolic links followed.
         problem: What was wrong with it at the start, in one sentence; ``None`` if nothing was.
     """
 
@@ -67,15 +66,15 @@ class StateFile:
         return self.path is not None
 
     def read(self, section: str) -> dict[str, Any] | None:
-        """A copy of the section, ``None`` where there is none."""
+        """Return a copy of the section; ``None`` without it."""
         with self._turn:
             return copy.deepcopy(self._sections.get(section))
 
     def write(self, section: str, value: Mapping[str, Any] | None) -> None:
-        """Keep the section, or with ``None`` remove it; on the disk when this returns. Blocks as long as that takes.
+        """Keep the section, or with ``None`` remove it; blocks until that is on the disk.
 
         Raises:
-            NotKept: It could not be written; what was kept before is still kept.
+            NotKept: It could not be written; the former content stands.
         """
         if self.path is None:
             return
@@ -109,7 +108,7 @@ class StateFile:
             "pauses nor resumes. If the engine's state is paused, resume it at its own port",
             path,
         )
-        # Where it cannot be written it is dropped, and reported, at the next start again.
+        # Where it cannot be written, the next start drops and reports it again.
         with suppress(NotKept):
             self._store(path, self._sections)
 
@@ -168,7 +167,7 @@ def _no_number(name: str) -> object:
 
 
 def _set_aside(path: Path) -> Path:
-    """Give the file another name, one that nothing has yet: what was set aside in the same second before stays."""
+    """Rename the file to a name that nothing has yet."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise _Unusable("it is no file of ours")
     stamp = int(time.time())

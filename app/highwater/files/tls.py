@@ -1,4 +1,4 @@
-"""TLS on both sides, from files that are checked regularly: certificates are renewed while the sidecar runs.
+"""TLS on both sides, from files that are checked regularly, because certificates are renewed while the sidecar runs.
 
 ::
 
@@ -8,27 +8,28 @@
 
 A context is never changed in place. ``load_cert_chain`` on one in use would leave it without a key between two calls,
 would keep a certificate of the old kind (RSA) beside a new one of another (ECDSA) and serve either, and a certificate
-authority once loaded would be trusted until the end. So new files make a new context, whole or not at all, and
-connections from then on are made with it; those that are open keep theirs. Files that do not load change nothing.
+authority once loaded would be trusted until the end. So new files make a new context for connections from then on;
+those that are open keep theirs. Files that do not load change nothing.
 
-It refuses to turn verification off, and to ask for a passphrase.
+Verification cannot be turned off, and no passphrase is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-LOOK_SECONDS = 5.0
+from highwater.files.regular import signature
+
+CHECK_SECONDS = 5.0
 # X509_V_ERR_*_MISMATCH (openssl/x509_vfy.h): the certificate is good, and for another name or address.
 _NAME_MISMATCHES = frozenset({62, 64})
-# SSLErrors that mean nothing about keys or certificates: data is waited for, or the peer left.
+# SSLErrors that say nothing about keys or certificates: data is waited for, or the peer left.
 _NO_TROUBLE = (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 log = logging.getLogger("highwater.tls")
@@ -36,13 +37,7 @@ log = logging.getLogger("highwater.tls")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of one side's certificates, in PEM.
-
-    Attributes:
-        ca_file: The authorities to trust; the system's where None.
-        cert_file: The sidecar's certificate, and the chain from it to an authority.
-        key_file: Its key.
-    """
+    """The PEM files of one side: authorities (None: the system's), the sidecar's certificate and chain, its key."""
 
     ca_file: Path | None = None
     cert_file: Path | None = None
@@ -53,14 +48,14 @@ class TlsFiles:
 
 
 class ReloadedContext(ssl.SSLContext):
-    """Stands for the context last made from some files; each connection is wrapped by that one.
+    """Wraps each connection by the context last made from some files.
 
-    asyncio, uvloop and httpx use nothing of a context but ``wrap_bio``. In itself this one has no certificate and
-    trusts nobody, so that any other use fails instead of ignoring the files.
+    asyncio, uvloop and httpx use nothing of a context but ``wrap_bio``. This one itself has no certificate and trusts
+    nobody, so that any other use fails instead of ignoring the files.
 
     Args:
-        make: Reads the files and makes a context; raises ``ValueError`` where they do not serve.
-        files: The files that it reads.
+        make: Makes a context of the files; raises ``ValueError`` where they do not serve.
+        files: The files.
         side: Its name in the log.
     """
 
@@ -72,20 +67,16 @@ class ReloadedContext(ssl.SSLContext):
         self._make = make
         self._files = files
         self._side = side
-        self._seen = _signature(files)
+        self._signatures = _signatures(files)
         self._current = make(files)
 
     def look(self) -> bool:
-        """Check the files, and load them if they changed.
-
-        Returns:
-            Whether connections from now on use the new files. Files that do not load are logged once.
-        """
-        seen = _signature(self._files)
-        if seen == self._seen:
+        """Load the files if they changed, and return whether connections from now on use new ones."""
+        signatures = _signatures(self._files)
+        if signatures == self._signatures:
             return False
         # Also when they do not load: a problem with these very files is logged once.
-        self._seen = seen
+        self._signatures = signatures
         try:
             self._current = self._make(self._files)
         except ValueError as exc:
@@ -107,16 +98,12 @@ class ReloadedContext(ssl.SSLContext):
 
 
 class TlsWatch:
-    """Checks the files of contexts every few seconds.
+    """Checks the files of contexts every few seconds; None is a side without TLS.
 
-    Kubernetes renews a mounted secret by pointing a link elsewhere; a check follows links, and needs no event.
-
-    Args:
-        contexts: One for each side; None where a side speaks no TLS.
-        every_seconds: Time between checks.
+    Kubernetes renews a mounted secret by pointing a link elsewhere: a check follows links, and needs no event.
     """
 
-    def __init__(self, *contexts: ReloadedContext | None, every_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, *contexts: ReloadedContext | None, every_seconds: float = CHECK_SECONDS) -> None:
         self._contexts = [context for context in contexts if context is not None]
         self._every_seconds = every_seconds
 
@@ -133,7 +120,7 @@ class TlsWatch:
 
 
 def listening_context(files: TlsFiles) -> ReloadedContext | None:
-    """Return the context for clients; None where no certificate is given, that is, plain HTTP.
+    """Return the context for clients; None, that is plain HTTP, without a certificate.
 
     Raises:
         ValueError: The files do not load.
@@ -151,7 +138,7 @@ def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
 
 
 def check_certificate(cert_file: Path) -> None:
-    """Check that the file holds certificates, of authorities or of the sidecar.
+    """Check that the file holds certificates.
 
     Raises:
         ValueError: It does not, or cannot be read.
@@ -174,10 +161,9 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
 
 
 def trouble(exc: BaseException) -> str | None:
-    """Return why TLS with the engine fails, with the setting to change; None where ``exc`` is about something else.
+    """Return why TLS with the engine fails, by an exception and its causes, with the setting to change.
 
-    Args:
-        exc: The exception that connecting or reading raised, with its causes.
+    None means that the exception is about something else.
     """
     cause: BaseException | None = exc
     while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _NO_TROUBLE)):
@@ -203,8 +189,7 @@ def trouble(exc: BaseException) -> str | None:
 
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    return _with_common_options(context, files)
+    return _with_common_options(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def _client_context(files: TlsFiles) -> ssl.SSLContext:
@@ -239,14 +224,11 @@ def _no_passphrase() -> str:
     raise ValueError("the key is encrypted; give one that is not, readable for the sidecar alone")
 
 
-def _signature(files: TlsFiles) -> tuple[tuple[int, ...] | None, ...]:
-    """Return what changes with the files' contents or permissions; None for a file that is missing."""
-    return tuple(_stat(path) for path in files)
-
-
-def _stat(path: Path) -> tuple[int, ...] | None:
-    try:
-        seen = os.stat(path)
-    except OSError:
-        return None
-    return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+def _signatures(files: TlsFiles) -> list[tuple[int, ...] | None]:
+    found: list[tuple[int, ...] | None] = []
+    for path in files:
+        try:
+            found.append(signature(path))
+        except OSError:
+            found.append(None)
+    return found

@@ -1,14 +1,14 @@
-"""The worker package in a folder for an engine's ``PYTHONPATH``, with the metadata by which vLLM finds its plugin.
+"""Copies the worker package to a folder for an engine's ``PYTHONPATH``, with the metadata that vLLM finds it by.
 
-Nothing is installed into the engine's environment. The folder is the copy's alone: one that holds anything else is
-refused, so that no file of others goes onto an engine's path or is removed. ::
+Nothing is installed into the engine's environment. The folder is for the copy alone: one that holds anything else is
+refused, so that no other file goes onto an engine's path or is removed. ::
 
     FOLDER/.highwater-worker-3q2x8k1z/...                    the copy, whole before it has a name
     FOLDER/highwater_worker -> .highwater-worker-3q2x8k1z/highwater_worker
     FOLDER/vllm_highwater_worker-0.1.0.dist-info -> .highwater-worker-3q2x8k1z/vllm_highwater_worker-0.1.0.dist-info
 
-A link is replaced in one step, and a folder that others have mounted cannot be: so an engine that starts at any moment
-finds the old package or the new one.
+A link is replaced in one step, which a mounted folder cannot be: an engine that starts at any moment finds the old
+package or the new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -34,9 +34,9 @@ _STORE_PREFIX = ".highwater-worker-"
 _METADATA_PREFIX = "vllm_highwater_worker-"
 _METADATA_SUFFIX = ".dist-info"
 _METADATA_FILES = ("METADATA", "entry_points.txt")
-# What a mounted disk has at its root.
+# A mounted disk has it at its root.
 _NOT_FOREIGN = frozenset({"lost+found"})
-# Readable by all: the engine may be another user, and our umask is our own.
+# Readable by all, whatever the umask is: the engine may run as another user.
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 
 
@@ -46,13 +46,7 @@ class WorkerPackageError(HighwaterError):
 
 @dataclass(frozen=True, slots=True)
 class CopiedPackage:
-    """A copy that is in place.
-
-    Attributes:
-        folder: What goes onto the engine's ``PYTHONPATH``.
-        version: The package's.
-        is_new: Whether it was written now; else the same was there before.
-    """
+    """A copy in a folder for the engine's ``PYTHONPATH``; not new if the same copy was there before."""
 
     folder: Path
     version: str
@@ -61,9 +55,6 @@ class CopiedPackage:
 
 def copy_worker_package(folder: Path) -> CopiedPackage:
     """Copy the worker package that is installed beside this one, in place of an older copy.
-
-    Args:
-        folder: Made where it does not exist.
 
     Raises:
         WorkerPackageError: The package is not installed as files, the folder holds something else, or it cannot be
@@ -75,7 +66,7 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
         _refuse_place(folder)
         made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        for place in made:  # the engine may run as another user, whatever the umask is
+        for place in made:
             place.chmod(_FOLDER_MODE)
         with _locked(folder):
             _refuse_foreign(folder)
@@ -93,21 +84,22 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Refuse a folder that cannot be on a ``PYTHONPATH``, and one within the package, which would be in its next copy.
-
-    Raises:
-        WorkerPackageError: It is one of these.
-    """
+    """Refuse a folder that cannot be on a ``PYTHONPATH``, and one within the package itself."""
     if not str(folder).isprintable() or os.pathsep in str(folder):
         raise WorkerPackageError(
             f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
         )
-    spec = find_spec(PACKAGE)
-    for place in [] if spec is None else spec.submodule_search_locations or ():
-        if folder.resolve().is_relative_to(Path(place).resolve()):
+    for place in _package_folders():
+        if folder.resolve().is_relative_to(place.resolve()):
             raise WorkerPackageError(
                 f"{folder} lies within the worker package itself: name a folder outside of {place}"
             )
+
+
+def _package_folders() -> list[Path]:
+    """Return where the package is imported from: an editable install has its files elsewhere than its metadata."""
+    spec = find_spec(PACKAGE)
+    return [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
 
 
 def _installed() -> tuple[str, dict[str, bytes]]:
@@ -119,9 +111,7 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             f"the distribution {DISTRIBUTION} is not installed beside highwater: run `pip install {DISTRIBUTION}`, or "
             "`pip install ./worker_ext` in the repository"
         ) from exc
-    # Where it is imported from and not where it was installed to: an editable install has its files elsewhere.
-    spec = find_spec(PACKAGE)
-    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    places = _package_folders()
     if not places or not (places[0] / "__init__.py").is_file():
         raise WorkerPackageError(f"the package {PACKAGE} is not a folder of files here, and so cannot be copied")
     files = {f"{PACKAGE}/{path.relative_to(places[0]).as_posix()}": path.read_bytes() for path in _sources(places[0])}
@@ -193,7 +183,7 @@ def _is_metadata(name: str) -> bool:
 
 def _content(folder: Path, version: str) -> dict[str, bytes]:
     """Return the files of the copy that is there, with links that lead nowhere left out."""
-    names = [path.name for path in folder.iterdir() if _is_metadata(path.name)]
+    names = _metadata_names(folder)
     if names != [_metadata_name(version)]:
         return {}
     return {
@@ -207,7 +197,10 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
     store = Path(tempfile.mkdtemp(prefix=_STORE_PREFIX, dir=folder))
     try:
         for name, content in files.items():
-            _write(store / name, content)
+            path = store / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(_FILE_MODE)
         for path in (store, *(path for path in store.rglob("*") if path.is_dir())):
             path.chmod(_FOLDER_MODE)
         # First the package, then the metadata that makes an engine load it.
@@ -226,7 +219,10 @@ def _remove_older(folder: Path) -> None:
         if _is_metadata(path.name) and not _leads_to(path, store):
             path.unlink()
         elif path.name.startswith(_STORE_PREFIX) and path != store:
-            _remove(path)
+            if path.is_symlink():
+                path.unlink()
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _metadata_names(folder: Path) -> list[str]:
@@ -237,23 +233,9 @@ def _leads_to(link: Path, store: Path) -> bool:
     return link.is_symlink() and link.readlink().parts[0] == store.name
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    path.chmod(_FILE_MODE)
-
-
 def _link(folder: Path, name: str, store: Path) -> None:
-    """Let a name lead into the store, in one step for whoever reads it."""
+    """Point a name into the store, in one step for its readers."""
     draft = folder / f"{_STORE_PREFIX}{name}"
-    with suppress(FileNotFoundError):
-        draft.unlink()
+    draft.unlink(missing_ok=True)
     draft.symlink_to(Path(store.name) / name)
     draft.replace(folder / name)
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)

@@ -1,16 +1,18 @@
-"""The policy: what is decided from a report and what is remembered of the engine's life; all but three files pure.
+"""The policy: what is decided from a report and remembered of the engine's life. All but three files are pure.
 
-``rules`` is what an operator may write, ``waters`` where the default rule acts, ``pressure`` how each rank stands to a
-rule, ``gains`` what a remedy can give and gave, ``core`` the decision. ``governor`` hands it reports and has its
-actions carried out, ``settings`` and ``store`` hold what is in force.
+``rules`` is what an operator may write, ``waters`` where the default rule acts, ``pressure`` how short each rank is by
+a rule, ``gains`` what a remedy can give, ``core`` the decision, ``tidying`` that of an idle engine, ``memory`` what is
+remembered, ``learning`` how it changes, ``wording`` the reasons. ``governor`` feeds it reports and has its
+actions run; ``settings`` and ``store`` hold the policy in force.
 """
 
 from __future__ import annotations
 
-from highwater.policy.core import Action, Decision, LastRun, LifeMemory, RuleMemory, RuleView, begin, decide, learn
-from highwater.policy.pressure import Facts, Pressure, is_reached, pressures, unreachable
+from highwater.policy.core import Action, Decision, decide
+from highwater.policy.learning import begin, learn
+from highwater.policy.memory import LifeMemory
+from highwater.policy.pressure import Facts
 from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES, Rule
-from highwater.readings import PolicyMode
 
 __all__ = [
     "ALL_REMEDIES",
@@ -20,17 +22,9 @@ __all__ = [
     "Action",
     "Decision",
     "Facts",
-    "LastRun",
     "LifeMemory",
-    "PolicyMode",
-    "Pressure",
     "Rule",
-    "RuleMemory",
-    "RuleView",
     "begin",
     "decide",
-    "is_reached",
     "learn",
-    "pressures",
-    "unreachable",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from highwater.accounting.attribution import host_share, host_used, rank_key
 from highwater.accounting.freed import credit
@@ -15,34 +15,25 @@ from highwater.readings import RankFreed, RankReading, RemedyResult
 _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """The bytes that a remedy can give on one rank.
-
-    Attributes:
-        size: So many bytes; ``None`` where there is no figure for it at all.
-        is_certain: Whether the worker says so; else it is no more than a bound.
-    """
+class PossibleGain(NamedTuple):
+    """The bytes that a remedy can give on one rank; ``None`` without any figure, a bound where it is not certain."""
 
     size: int | None
     is_certain: bool = True
 
 
-def word(remedy: str, signal: str, reading: RankReading) -> Word:
+def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
     """Return what the remedy can give on this rank of what the signal counts."""
     encoder = reading.components.encoder_cache_bytes
     if signal in HOST_SIGNALS:
-        return Word(None)
-    if remedy == "release" and reading.device.type == "cpu":
-        return Word(None)  # free heap, of which nobody knows how much there is
-    if remedy == "release" and signal != "encoder_cache_bytes":
-        return Word(reserve_bytes(reading) or 0, reading.releasable_bytes is not None)
+        return PossibleGain(None)
+    # On CPU a release gives free heap, of which the size is unknown.
+    if remedy == "release" and signal != "encoder_cache_bytes" and reading.device.type != "cpu":
+        return PossibleGain(reserve_bytes(reading) or 0, reading.releasable_bytes is not None)
     if remedy == "trim_encoder_cache":
         known = reading.trimmable_bytes
-        return Word(known if known is not None else encoder or 0, known is not None)
-    if remedy == "reset_encoder_cache":
-        return Word(encoder or 0)
-    return Word(None)
+        return PossibleGain(known if known is not None else encoder or 0, known is not None)
+    return PossibleGain(encoder or 0 if remedy == "reset_encoder_cache" else None)
 
 
 def freed(
@@ -68,5 +59,5 @@ def is_integrated(reading: RankReading) -> bool:
     return any(name in (reading.device.name or "") for name in _INTEGRATED)
 
 
-def _difference(was: int | None, now: int | None) -> int | None:
-    return max(was - now, 0) if was is not None and now is not None else None
+def _difference(before: int | None, after: int | None) -> int | None:
+    return max(before - after, 0) if before is not None and after is not None else None

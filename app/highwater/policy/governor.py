@@ -1,7 +1,6 @@
-"""The policy's side: looks at every report, and has relief carried out where a rule says so.
+"""Feeds every report to the policy, and has ``relief`` run the remedy that it decides on.
 
-Deciding is the pure policy's (``policy``), doing and measuring is ``relief``'s; in between stand the rules in force,
-what is remembered of the engine's life, and what of that is reported.
+It holds the rules in force and the memory of the engine's life, and reports on both.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -19,9 +18,9 @@ from highwater.accounting.attribution import RankKey
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn, unreachable
-from highwater.policy.core import LEVELS
+from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.pace import Pace, follow
+from highwater.policy.pressure import unreachable
 from highwater.policy.rules import FILL_SIGNALS
 from highwater.policy.shown import rule_status, summary
 from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
@@ -30,7 +29,7 @@ from highwater.relief import Relief, RemedyOutcome
 HOUR_SECONDS: Final = 3600.0
 QUICK_SECONDS: Final = 0.2
 FULL_WITHIN_SECONDS: Final = 10.0
-# A level that comes and goes is an event at most so often; what is done about it is always one.
+# The least time between two events about the level; every action is an event.
 LEVEL_EVENT_SECONDS: Final = 10.0
 # vllm-ascend began to profile the encoder with its cache in 0.13; before it the KV pool left nothing for them.
 ASCEND_PROFILES_SINCE: Final = "0.13"
@@ -42,28 +41,23 @@ class ActionObserver(Protocol):
     """Counts what the policy does."""
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """One remedy was run on a rule's behalf, or would have been."""
-
-
-class _NobodyCounts:
-    def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """Counted nowhere."""
+        """Count a remedy that was run for a rule, or would have been."""
 
 
 class Governor:
     """Watches the signals, and acts by the rules.
 
     Args:
-        relief: Carries remedies out.
-        poller: For fresh readings, and for what hangs on the engine's life.
-        history: Where events go.
+        relief: Runs remedies.
+        poller: Has the reports, and the engine's life.
+        history: Keeps events.
         rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
-        shared_cards: Devices that another engine is known to use as well.
         observer: Counts actions.
+        shared_cards: Returns the devices that another engine is known to use as well.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an unexpected exception.
     """
 
     def __init__(
@@ -74,8 +68,8 @@ class Governor:
         *,
         rules: Sequence[Rule],
         mode: PolicyMode,
+        observer: ActionObserver,
         shared_cards: Callable[[], frozenset[str]] = frozenset,
-        observer: ActionObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         internal_error: Callable[[], None] = lambda: None,
@@ -87,69 +81,65 @@ class Governor:
         self._poller = poller
         self._history = history
         self._shared_cards = shared_cards
-        self._observer = observer or _NobodyCounts()
+        self._observer = observer
         self._clock = clock
         self._wall_clock = wall_clock
         self._memory = LifeMemory()
         self._acting: Action | None = None
         self._actions: deque[float] = deque()
         self._paces: dict[RankKey, Pace] = {}
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
-        self._level_told_at = -math.inf
+        self._level_reported_at = -math.inf
         self._report_ready = asyncio.Event()
 
     def notice(self, report: Report) -> None:
-        """A new report is there; ``run`` looks at it. Never blocks the poller."""
+        """Have ``run`` consider a new report. Never blocks the poller."""
         del report
         self._report_ready.set()
 
     def poll_interval(self, report: Report) -> float:
-        """Seconds until the next reading is wanted; infinite where the poller's own pace will do.
+        """Return the seconds until the next reading is wanted; infinite where the poller's own pace will do.
 
-        The tighter it is, the closer the policy looks: while less than low water is free, or a device would be full
-        within ten seconds.
+        Readings are closer while less than low water is free, or a device would be full within ten seconds.
         """
         self._paces = follow(self._paces, report)
         if any(pace.seconds_to_full < FULL_WITHIN_SECONDS for pace in self._paces.values()):
             return QUICK_SECONDS
-        watched = (
-            one
-            for view in self._look(report, self._facts(report))[1].views
+        is_short = any(
+            pressure.need_bytes > 0
+            for view in self._decide(report, self._facts(report))[1].views
             if view.phase != "held" and view.rule.signal in FILL_SIGNALS
-            for one in view.pressures
+            for pressure in view.pressures
         )
-        return QUICK_SECONDS if any(one.need_bytes > 0 for one in watched) else math.inf
+        return QUICK_SECONDS if is_short else math.inf
 
     async def run(self) -> None:
-        """Look at every new report until cancelled."""
+        """Consider every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
             try:
                 await self.consider()
             except Exception:
-                # One odd report must not end the watch; it is logged and counted, and the next one is looked at afresh.
+                # One odd report must not end the watch; it is logged and counted.
                 self._internal_error()
                 log.exception("the policy failed unexpectedly")
 
     async def consider(self) -> None:
-        """Judge the current report by every rule, and act where one says so: one remedy for one report.
-
-        The poll that measures it brings the report for the next.
-        """
+        """Decide on the current report, and run at most one remedy; its measuring poll brings the next report."""
         if self._relief.busy:
             return  # an operator's remedy is running: its effect comes first
         if self._memory.life != self._poller.life.id:
-            self._told.clear()
+            self._reported.clear()
         report = self._poller.current()
         facts = self._facts(report)
-        self._memory, decision = self._look(report, facts)
-        self._tell(decision, report, facts)
+        self._memory, decision = self._decide(report, facts)
+        self._report(decision, report, facts)
         if decision.action is not None:
             await self._act(decision.action)
 
-    def _look(self, report: Report, facts: Facts) -> tuple[LifeMemory, Decision]:
+    def _decide(self, report: Report, facts: Facts) -> tuple[LifeMemory, Decision]:
         return decide(self.rules, report, facts, self._memory, self._clock())
 
     def _facts(self, report: Report) -> Facts:
@@ -158,16 +148,17 @@ class Governor:
         return Facts(
             life=life.id,
             baseline=life.baseline,
-            unavailable=dict(self._unavailable(report)),
+            unavailable={
+                name: refusal
+                for name in self._named_remedies()
+                if (refusal := self._relief.unavailable(name, report.engine)) is not None
+            },
             encoder_is_profiled=not is_npu or can.version is None or can.at_least(ASCEND_PROFILES_SINCE),
             shared_cards=self._shared_cards(),
         )
 
-    def _unavailable(self, report: Report) -> Iterator[tuple[str, str]]:
-        for name in dict.fromkeys(remedy for rule in self.rules for remedy in rule.remedies):
-            refusal = self._relief.unavailable(name, report.engine)
-            if refusal is not None:
-                yield name, refusal
+    def _named_remedies(self) -> list[str]:
+        return list(dict.fromkeys(name for rule in self.rules for name in rule.ordered_remedies))
 
     # --- acting ---
 
@@ -175,29 +166,28 @@ class Governor:
         rule, observe = action.rule, self.mode == "observe"
         log.info("rule %s: %s: %s", rule.name, action.remedy, action.why)
         self._memory, self._acting = begin(self._memory, action), action
-        measured = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
+        run = RemedyOutcome(RemedyResult(remedy=action.remedy, outcome="failed"), (), ())
         try:
-            measured = await self._relief.for_rule(rule.name, action.remedy, target=action.target, observe=observe)
+            run = await self._relief.for_rule(rule.name, action.remedy, target=action.target, observe=observe)
         except NotAvailable as exc:
             log.info("rule %s: %s", rule.name, exc)  # recorded as an event already
-            measured = replace(measured, result=replace(measured.result, reason=str(exc)))
+            run = replace(run, result=replace(run.result, reason=str(exc)))
         finally:
-            # Also when cancelled in the middle: the rule must not go on as if the remedy still ran.
+            # Also when cancelled: the rule must not go on as if the remedy still ran.
             self._acting = None
-            self._end(action, measured)
+            self._learn(action, run)
 
-    def _end(self, action: Action, measured: RemedyOutcome) -> None:
+    def _learn(self, action: Action, run: RemedyOutcome) -> None:
         now, rule = self._clock(), action.rule
         if rule not in self.rules:
             return  # replaced meanwhile, and its memory with it
-        result = measured.result
         seen = self._poller.current()
         self._memory = learn(
             self._memory,
             action,
-            result,
-            before=measured.before,
-            after=measured.after,
+            run.result,
+            before=run.before,
+            after=run.after,
             seen=seen,
             facts=self._facts(seen),
             now=now,
@@ -207,49 +197,48 @@ class Governor:
         if outcome in {"done", "ineffective", "failed"}:
             self._actions.append(now)
 
-    # --- telling ---
+    # --- reporting ---
 
-    def _tell(self, decision: Decision, report: Report, facts: Facts) -> None:
+    def _report(self, decision: Decision, report: Report, facts: Facts) -> None:
         """Record what an operator should hear of, once and not at every poll."""
         now = self._clock()
         for view in decision.views:
             if view.finding is not None:
                 kind = "helpless" if view.is_helpless else "held"
-                self._tell_once(view.rule.name, kind, f"rule {view.rule.name}: {view.finding}", now)
-        wanted = {name for rule in self.rules for name in rule.remedies}
-        if wanted and wanted <= facts.unavailable.keys() and report.ranks and not report.stale:
+                self._report_once(view.rule.name, kind, f"rule {view.rule.name}: {view.finding}", now)
+        named = self._named_remedies()
+        if named and len(named) == len(facts.unavailable) and report.ranks and not report.stale:
             text = f"the policy can only observe here: {next(iter(facts.unavailable.values()))}"
-            self._tell_once("", "observes", text, now)
-        level = _level(decision)
-        # Of an engine that is gone or asleep nothing is known: what was said last of its memory stands.
+            self._report_once("", "observes", text, now)
+        level = decision.level
+        # Nothing is known of the memory of an engine that is gone or asleep.
         if level in {"held", "unknown"}:
             return
-        if level != self._level and now - self._level_told_at >= LEVEL_EVENT_SECONDS:
+        if level != self._level and now - self._level_reported_at >= LEVEL_EVENT_SECONDS:
             why = f": {summary(decision.views, level)}" if level != "calm" else ""
             self._history.record("policy", f"memory: {self._level} -> {level}{why}")
-            self._level, self._level_told_at = level, now
+            self._level, self._level_reported_at = level, now
 
-    def _tell_once(self, rule: str, kind: str, text: str, now: float) -> None:
-        """Once in an engine's life; again where it is still, or again, so after an hour."""
-        if now - self._told.get((rule, kind), -math.inf) < HOUR_SECONDS:
+    def _report_once(self, rule: str, kind: str, text: str, now: float) -> None:
+        """Record a finding once in an engine's life, or hourly while it is found."""
+        if now - self._reported.get((rule, kind), -math.inf) < HOUR_SECONDS:
             return
-        self._told[rule, kind] = now
+        self._reported[rule, kind] = now
         self._history.record("policy", text, rule=rule or None)
         log.warning("%s", text)
 
     def status(self) -> PolicyStatus:
-        """The policy as it stands."""
+        """Return the policy as it stands."""
         now = self._clock()
         while self._actions and now - self._actions[0] >= HOUR_SECONDS:
             self._actions.popleft()
         report = self._poller.current()
         facts = self._facts(report)
-        memory, decision = self._look(report, facts)
-        level = _level(decision)
+        memory, decision = self._decide(report, facts)
         return PolicyStatus(
             mode=self.mode,
-            level=level,
-            summary=summary(decision.views, level, mode=self.mode),
+            level=decision.level,
+            summary=summary(decision.views, decision.level, mode=self.mode),
             rules=tuple(
                 rule_status(
                     view,
@@ -267,7 +256,7 @@ class Governor:
     # --- changing ---
 
     def check(self, rules: Sequence[Rule]) -> None:
-        """Look whether the engine can reach the rules' waters, as far as that is known now.
+        """Check that the engine can reach the rules' waters, as far as that is known now.
 
         Raises:
             UnreachableWater: It cannot.
@@ -282,22 +271,14 @@ class Governor:
     def replace_policy(
         self, rules: Sequence[Rule], mode: PolicyMode, what: str, *, caller: Caller | None = None
     ) -> None:
-        """Take a new, already validated policy. What is remembered of unchanged rules stays.
+        """Replace the policy by one that is already validated, and record ``what`` as the event.
 
-        Args:
-            rules: All of them.
-            mode: ``act`` or ``observe``. With another one nothing is remembered: what was only observed taught nothing.
-            what: The event's words.
-            caller: Who asked for it.
+        The memory of unchanged rules stays, unless the mode changes: what was only observed taught nothing.
         """
         unchanged = {rule.name for rule in rules if rule in self.rules and mode == self.mode}
         kept = {name: memory for name, memory in self._memory.rules.items() if name in unchanged}
         self.rules, self.mode = tuple(rules), mode
         self._memory = replace(self._memory, rules=kept)
-        self._told.clear()
+        self._reported.clear()
         self._history.record("policy", what, caller=caller)
         self._report_ready.set()
-
-
-def _level(decision: Decision) -> PolicyLevel:
-    return max((view.level for view in decision.views), key=LEVELS.index, default="calm")

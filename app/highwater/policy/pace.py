@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from highwater.accounting.attribution import RankKey, rank_key
-from highwater.readings import RankReading, Report
+from highwater.readings import Report
 
 MIN_APART_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """One rank's.
-
-    Attributes:
-        at: When the reading was taken that the next one is compared with.
-        free_bytes: What was free then.
-        bytes_per_second: What is taken of it, negative where some is given back; 0 with one reading.
-    """
+class Pace(NamedTuple):
+    """One rank's last reading, and the bytes taken per second before it: negative where some were given back."""
 
     at: float
     free_bytes: int
@@ -33,18 +26,16 @@ class Pace:
 
 
 def follow(paces: Mapping[RankKey, Pace], report: Report) -> dict[RankKey, Pace]:
-    """The paces, with this report's readings."""
+    """Return the paces with this report's readings."""
     return {
-        rank_key(reading): _next(paces.get(rank_key(reading)), reading, reading.free_bytes)
+        rank_key(reading): _next(paces.get(rank_key(reading)), reading.taken_at, reading.free_bytes)
         for reading in report.ranks
         if reading.free_bytes is not None
     }
 
 
-def _next(was: Pace | None, reading: RankReading, free: int) -> Pace:
-    if was is None or reading.taken_at < was.at:
-        return Pace(reading.taken_at, free)
-    seconds = reading.taken_at - was.at
-    if seconds < MIN_APART_SECONDS:
-        return was
-    return Pace(reading.taken_at, free, (was.free_bytes - free) / seconds)
+def _next(before: Pace | None, taken_at: float, free: int) -> Pace:
+    if before is None or taken_at < before.at:
+        return Pace(taken_at, free)
+    seconds = taken_at - before.at
+    return before if seconds < MIN_APART_SECONDS else Pace(taken_at, free, (before.free_bytes - free) / seconds)

@@ -1,4 +1,4 @@
-"""How each rank stands to a rule: one reading and one rule in, levels and bytes out."""
+"""How short each rank is by a rule: one reading and one rule in, waters and missing bytes out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Facts:
     """Facts about the engine beside the report.
 
     Attributes:
-        life: The id of its present life: with another one, all that is remembered goes.
-        baseline: The first readings of that life; empty where they are not known.
+        life: The id of its present life: what is remembered of another is dropped.
+        baseline: The first readings of that life; empty where unknown.
         unavailable: Remedies that would be refused now, and why.
-        encoder_is_profiled: Whether the KV pool was sized with the encoder cache's own share in mind.
-        shared_cards: Devices (``attribution.card``) that another engine uses as well, where that is known.
+        encoder_is_profiled: True if the KV pool was sized with the encoder cache's own share in mind.
+        shared_cards: Devices (``attribution.card``) that another engine is known to use as well.
     """
 
     life: str = ""
@@ -34,18 +34,17 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """One rank, as a rule sees it.
+    """One rank by one rule.
 
     Attributes:
-        reading: The rank.
-        value: The signal there; ``None`` where it is not known.
-        high: Where the rule acts, in the signal's unit; ``None`` where there is no such place.
-        low: Where it is satisfied.
-        need_bytes: What would have to be given back to reach low water; 0 where it is reached.
+        value: The signal; ``None`` where unknown.
+        high: The rule acts here, in the signal's unit; ``None`` without waters.
+        low: The rule is satisfied here.
+        need_bytes: What must be given back to reach low water.
         gain_bytes: What a remedy must be able to give here to be worth running.
-        is_urgent: Whether so little is free that nothing may wait.
-        note: Why the rank is left out; ``None`` where it is not.
-        is_finding: Whether an operator should hear of that.
+        is_urgent: True if so little is free that nothing may wait.
+        note: Why the rank is left out; ``None`` where it counts.
+        is_finding: True if an operator should hear of that.
     """
 
     reading: RankReading
@@ -60,34 +59,32 @@ class Pressure:
 
     @property
     def key(self) -> RankKey:
-        """The rank."""
+        """The rank's key."""
         return rank_key(self.reading)
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
-    """Every rank of the report, as the rule sees it; with a note where it is left out."""
+    """Return every rank of the report by the rule, with a note where it is left out."""
+    if rule.is_derived:
+        baseline = {rank_key(reading): reading for reading in facts.baseline}
+        found = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+    elif rule.signal in _GROWTH:
+        found = _growth(rule, report)
+    else:
+        found = [_own(rule, reading) for reading in report.ranks]
     return [
-        replace(one, note=note) if (note := _left_out(rule, one.reading)) is not None else one
-        for one in _pressures(rule, report, facts)
+        pressure if (note := _left_out(rule, pressure.reading)) is None else replace(pressure, note=note)
+        for pressure in found
     ]
 
 
 def _left_out(rule: Rule, reading: RankReading) -> str | None:
-    """Why a rank does not count by this rule, whatever its figures; ``None`` where it does."""
+    """Return why a rank does not count by this rule, whatever its figures; ``None`` where it does."""
     if reading.asleep_tags:
         return f"asleep: {', '.join(reading.asleep_tags)}"
     if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
         return "its container has no memory limit: what the whole machine uses is not the engine's to give back"
     return None
-
-
-def _pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
-    if rule.is_derived:
-        baseline = {rank_key(reading): reading for reading in facts.baseline}
-        return [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
-    if rule.signal in _GROWTH:
-        return _growth(rule, report)
-    return [_own(rule, reading) for reading in report.ranks]
 
 
 def is_reached(rule: Rule, pressure: Pressure) -> bool:
@@ -135,7 +132,7 @@ def _derived(rule: Rule, reading: RankReading, baseline: RankReading | None) -> 
         high=waters.high,
         low=waters.low,
         need_bytes=need,
-        # On a small device the way from high to low water is shorter than the least gain.
+        # On a small device high and low water may be less apart than the least gain.
         gain_bytes=min(rule.min_gain_bytes, waters.low - waters.high),
         is_urgent=free < waters.high / 2,
     )
@@ -152,20 +149,22 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
     scale = _scale(rule.signal, reading)
-    need = max(math.ceil((low - value if rule.signal == "device_free_bytes" else value - low) * scale), 0)
+    is_free = rule.signal == "device_free_bytes"
+    free = reading.free_bytes if reading.free_bytes is not None else math.inf
+    high_free = high if is_free else (1 - high) * (reading.total_bytes or 0)
     return Pressure(
         reading=reading,
         value=value,
         high=high,
         low=low,
-        need_bytes=need,
+        need_bytes=max(math.ceil((low - value if is_free else value - low) * scale), 0),
         gain_bytes=min(rule.min_gain_bytes, int(abs(high - low) * scale)),
-        is_urgent=rule.signal in FILL_SIGNALS and _free(reading) < _high_free(rule, reading) / 2,
+        is_urgent=rule.signal in FILL_SIGNALS and free < high_free / 2,
     )
 
 
 def _growth(rule: Rule, report: Report) -> list[Pressure]:
-    """Growth is a sum over the ranks: each has an even share of what is to be given back."""
+    """Return the ranks by growth, which is a sum over them: each has an even share of what is to be given back."""
     growth, count = report.growth, max(len(report.ranks), 1)
     grown = growth.since_ready_bytes if rule.signal == "device_growth_bytes" else growth.host_since_ready_bytes
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
@@ -189,32 +188,22 @@ def _value(signal: str, reading: RankReading) -> float | None:
 
 
 def _scale(signal: str, reading: RankReading) -> float:
-    """Bytes for one of the signal's units."""
+    """Return the bytes for one of the signal's units."""
     if signal == "device_used_ratio":
         return reading.total_bytes or 0
     return (host_share(reading)[1] or 0) if signal == "host_used_ratio" else 1
-
-
-def _free(reading: RankReading) -> float:
-    return reading.free_bytes if reading.free_bytes is not None else math.inf
-
-
-def _high_free(rule: Rule, reading: RankReading) -> float:
-    """High water as free bytes of the device."""
-    water = rule.high_water or 0.0
-    return water if rule.signal == "device_free_bytes" else (1 - water) * (reading.total_bytes or 0)
 
 
 # --- waters that the engine cannot reach ---
 
 
 def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> str | None:
-    """Why the engine at rest, idle and with empty caches, would still be over a water of the rule; ``None`` if not.
+    """Return why the engine at rest, idle and with empty caches, would still be over a water of the rule, or ``None``.
 
     Args:
         rule: The rule.
-        baseline: The first readings of the engine's life; empty where they are not known.
-        ranks: Its readings now: where there is no baseline their own parts show what would stay.
+        baseline: The first readings of the engine's life; empty where unknown.
+        ranks: Its readings now: without a baseline their own parts show what would stay.
     """
     if rule.is_derived:
         return None
@@ -241,7 +230,7 @@ def _at_rest(
     signal: str, baseline: Sequence[RankReading], ranks: Sequence[RankReading]
 ) -> Iterator[tuple[RankReading, float]]:
     if signal == "host_used_ratio":
-        # What of a host's use is rest shows at the beginning only.
+        # Only the first readings show what a host has in use at rest.
         yield from ((reading, ratio) for reading in baseline if (ratio := host_ratio(reading)) is not None)
         return
     if signal not in FILL_SIGNALS:

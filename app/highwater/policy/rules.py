@@ -1,17 +1,19 @@
-"""A rule of the policy: what it watches, where it acts, and which remedies it may use."""
+"""A rule of the policy: what it watches, where it acts, and which remedies it may use; validated, with defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from highwater.units import MIB
 
 MIN_GAIN_BYTES = 256 * MIB
 
 # The signals, and the remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an
-# operator must ask for it by name.
+# operator must name it.
 _DEVICE = ("release", "trim_encoder_cache", "reset_encoder_cache")
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -31,36 +33,88 @@ HOST_SIGNALS = frozenset({"host_used_ratio", "host_growth_bytes"})
 # Signals of a device's fill: pressure on them can be urgent.
 FILL_SIGNALS = frozenset({"device_free_bytes", "device_used_ratio"})
 
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+FROZEN = ConfigDict(frozen=True, extra="forbid")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One signal to watch and the remedies that may lower it, in the order in which they are tried.
 
-    Attributes:
-        name: Unique among the rules.
-        signal: One of ``SIGNAL_REMEDIES``.
-        high_water: The rule acts at this value or beyond. ``None``, with ``device_free_bytes`` only: both waters are
-            derived for each rank from the engine's own plan (``waters``).
-        low_water: At this value (or better) the rule is satisfied.
-        sustain_seconds: How long the signal must stay at high water first.
-        cooldown_seconds: How long the rule rests after a relief that did not reach low water.
-        min_gain_bytes: A remedy is run only where it can give at least that much, or what is missing if that is less.
-        remedies: Names, in order.
-    """
+class Rule(BaseModel):
+    """One policy rule; see ``docs/policy.md``."""
 
-    name: str
-    signal: str
-    high_water: float | None = None
-    low_water: float | None = None
-    sustain_seconds: float = 0.0
-    cooldown_seconds: float = 60.0
-    min_gain_bytes: int = MIN_GAIN_BYTES
-    remedies: tuple[str, ...] = ()
+    model_config = FROZEN
+
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="unique name")
+    signal: str = Field(description="what the rule watches")
+    high_water: Finite | None = Field(
+        None,
+        description="the rule acts at this value or beyond; unset, with device_free_bytes: derived for each rank",
+    )
+    low_water: Finite | None = Field(
+        None, description="the rule is satisfied at this value or better; unset as high_water"
+    )
+    sustain_seconds: Finite = Field(0.0, ge=0, le=86400, description="how long the signal must be at high water first")
+    cooldown_seconds: Finite = Field(
+        60.0, ge=0, le=86400, description="rest after a relief that did not reach low water"
+    )
+    min_gain_bytes: int = Field(
+        MIN_GAIN_BYTES, ge=0, description="a remedy runs where it can give that much, or all that is missing"
+    )
+    remedies: tuple[str, ...] = Field(
+        default=(), description="names in the order in which they are tried; unset: those that lower the signal"
+    )
 
     @property
     def is_derived(self) -> bool:
-        """True if its waters come from the engine's plan."""
+        """True if its waters come from the engine's plan, rank by rank (``waters``)."""
         return self.high_water is None or self.low_water is None
+
+    @property
+    def ordered_remedies(self) -> tuple[str, ...]:
+        """The remedies in the order in which they are tried, the signal's own where the rule names none."""
+        return self.remedies or SIGNAL_REMEDIES[self.signal]
+
+    @field_validator("signal")
+    @classmethod
+    def _known_signal(cls, value: str) -> str:
+        if value == "kv_cache_usage_ratio":
+            raise ValueError(
+                "is no longer a signal: cached blocks that no request uses do not count in it, so that no reset can "
+                "lower it. Remove the rule; the figure stays in GET /memory and in the metrics"
+            )
+        if value not in SIGNAL_REMEDIES:
+            raise ValueError(f"is not a signal; allowed: {', '.join(SIGNAL_REMEDIES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent_waters(self) -> Self:
+        if self.high_water is None or self.low_water is None:
+            if self.high_water is not None or self.low_water is not None:
+                raise ValueError("high_water and low_water must be given both, or neither")
+            if self.signal != "device_free_bytes":
+                raise ValueError(f"high_water and low_water are required for {self.signal}")
+            return self
+        if self.signal in FALLING_SIGNALS:
+            if self.low_water <= self.high_water:
+                raise ValueError(f"low_water must be over high_water for {self.signal}: less is worse there")
+        elif self.low_water >= self.high_water:
+            raise ValueError("low_water must be under high_water")
+        if self.signal in RATIO_SIGNALS and not all(0 <= water <= 1 for water in (self.high_water, self.low_water)):
+            raise ValueError(f"high_water and low_water of {self.signal} are ratios from 0 to 1")
+        if min(self.high_water, self.low_water) < 0:
+            raise ValueError(f"high_water and low_water of {self.signal} are bytes and never negative")
+        return self
+
+    @model_validator(mode="after")
+    def _known_remedies(self) -> Self:
+        for remedy in self.remedies:
+            if remedy not in ALL_REMEDIES:
+                raise ValueError(f"remedies: {remedy!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
+            if self.remedies.count(remedy) > 1:
+                raise ValueError(f"remedies: {remedy!r} is named more than once")
+        if not self.ordered_remedies:
+            raise ValueError(
+                f"remedies must be named for {self.signal}: what frees host memory costs cache hits or holds requests"
+            )
+        return self
 
 
 def reached(signal: str, value: float, water: float) -> bool:

@@ -1,4 +1,4 @@
-"""A decision as the report and ``GET /policy`` show it."""
+"""The decision as the report and ``GET /policy`` show it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from highwater.accounting.attribution import rank_key, seconds_until
-from highwater.policy.core import RuleMemory, RuleView
-from highwater.policy.gains import word
+from highwater.policy.core import RuleView
+from highwater.policy.gains import possible_gain
+from highwater.policy.memory import LastRun, RuleMemory
 from highwater.policy.pressure import Pressure, is_reached
 from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
 from highwater.readings import PolicyLevel, PolicyMode, RankPressure, RemedyState, Report, RuleStatus
@@ -23,19 +24,20 @@ def rule_status(
     is_acting: bool,
     to_unix: float,
 ) -> RuleStatus:
-    """One rule.
+    """Return one rule as shown.
 
     Args:
-        view: As it was just looked at.
+        view: The rule at this report.
         memory: What is remembered of it.
-        report: What it was looked at by.
+        report: The report.
         unavailable: Remedies that would be refused now, and why.
-        is_acting: Whether a remedy of it runs.
-        to_unix: What makes its times Unix seconds.
+        is_acting: True if one of its remedies runs.
+        to_unix: Seconds that turn the policy's times into Unix time.
     """
     rule, worst = view.rule, view.worst
-    paces = {rank_key(one): one.bytes_per_second for one in report.growth.ranks}
-    ranks = tuple(_rank(rule, one, paces.get(one.key)) for one in view.pressures)
+    paces = {rank_key(growth): growth.bytes_per_second for growth in report.growth.ranks}
+    ranks = tuple(_rank(rule, pressure, paces.get(pressure.key)) for pressure in view.pressures)
+    rest_until = view.rest_until + to_unix if view.rest_until is not None else None
     status = RuleStatus(
         name=rule.name,
         signal=rule.signal,
@@ -45,9 +47,12 @@ def rule_status(
         low_water=worst.low if worst is not None else rule.low_water,
         reason=view.reason,
         since=memory.since + to_unix if memory.since is not None else None,
-        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+        rest_until=rest_until,
         ranks=ranks if rule.signal in FILL_SIGNALS else (),
-        remedies=tuple(_remedy(name, view, memory, unavailable, to_unix) for name in rule.remedies),
+        remedies=tuple(
+            _remedy(name, memory.runs.get(name), unavailable.get(name), rest_until, to_unix)
+            for name in rule.ordered_remedies
+        ),
     )
     return replace(status, is_dormant=_is_dormant(status, report))
 
@@ -55,12 +60,14 @@ def rule_status(
 def _is_dormant(rule: RuleStatus, report: Report) -> bool:
     if rule.phase != "held" or report.stale or not report.engine.traits.takes_remedies:
         return False
-    has_none = rule.high_water is None or rule.low_water is None
-    return any(not one.asleep_tags and not (has_none and one.device.type == "cpu") for one in report.ranks)
+    lacks_waters = rule.high_water is None or rule.low_water is None
+    return any(
+        not reading.asleep_tags and not (lacks_waters and reading.device.type == "cpu") for reading in report.ranks
+    )
 
 
 def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode = "act") -> str:
-    """One sentence."""
+    """Return the policy in one sentence."""
     if not views:
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)
@@ -82,8 +89,8 @@ def _value(signal: str, value: float) -> str:
     return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
 
 
-def _rank(rule: Rule, one: Pressure, bytes_per_second: float | None) -> RankPressure:
-    reading, total = one.reading, one.reading.total_bytes
+def _rank(rule: Rule, pressure: Pressure, bytes_per_second: float | None) -> RankPressure:
+    reading, total = pressure.reading, pressure.reading.total_bytes
 
     def as_free(water: float | None) -> int | None:
         if water is None:
@@ -92,36 +99,35 @@ def _rank(rule: Rule, one: Pressure, bytes_per_second: float | None) -> RankPres
             return int(water)
         return int((1 - water) * total) if total is not None else None
 
-    high = as_free(one.high)
+    high = as_free(pressure.high)
     room = None if high is None or reading.free_bytes is None else reading.free_bytes - high
-    trim = word("trim_encoder_cache", rule.signal, reading)
+    trim = possible_gain("trim_encoder_cache", rule.signal, reading)
     return RankPressure(
         rank=reading.rank,
         dp_rank=reading.dp_rank,
         free_bytes=reading.free_bytes,
         high_free_bytes=high,
-        low_free_bytes=as_free(one.low),
-        short_bytes=None if one.high is None else one.need_bytes if is_reached(rule, one) else 0,
+        low_free_bytes=as_free(pressure.low),
+        short_bytes=None if pressure.high is None else pressure.need_bytes if is_reached(rule, pressure) else 0,
         can_release_bytes=reading.releasable_bytes,
         can_trim_bytes=trim.size if trim.is_certain else None,
         seconds_to_high_water=seconds_until(room, bytes_per_second) if room is not None and room > 0 else None,
-        note=one.note,
+        note=pressure.note,
     )
 
 
 def _remedy(
-    name: str, view: RuleView, memory: RuleMemory, unavailable: Mapping[str, str], to_unix: float
+    name: str, run: LastRun | None, unavailable: str | None, rest_until: float | None, to_unix: float
 ) -> RemedyState:
-    run = memory.runs.get(name)
     if run is None:
-        return RemedyState(name=name, unavailable=unavailable.get(name))
+        return RemedyState(name=name, unavailable=unavailable)
     return RemedyState(
         name=name,
-        unavailable=unavailable.get(name),
+        unavailable=unavailable,
         last_run_at=run.at + to_unix,
         last_outcome=run.judged,
         last_reason=run.reason,
         last_freed_bytes=run.freed_bytes,
         last_freed_ranks=run.ranks,
-        rest_until=view.rest_until + to_unix if view.rest_until is not None else None,
+        rest_until=rest_until,
     )

@@ -1,7 +1,7 @@
-"""The policy in force: the configured one, or what was put in its place while running.
+"""The policy in force: the configured one, or the one that ``PUT /policy`` put in its place.
 
-A change is kept in the state file, where one is configured, before it is in force; what could not be kept is not done.
-At the next start it wins over the configuration, unless that has itself been changed since: the newest word counts.
+A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused. At
+the next start it wins over the configuration, unless that has itself been changed since.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ class PolicyStore:
     """The policy in force, and where it comes from.
 
     Args:
-        file: Where a change is kept.
+        file: Keeps a change.
         configured: The policy of file, environment and flags.
 
     Attributes:
-        in_force: The policy.
         source: ``settings``, or ``put`` once it was changed.
-        startup_notice: What became of an earlier change at the start, in one sentence; ``None`` where there was none.
+        startup_notice: What was done with an earlier change at the start; ``None`` without one.
     """
 
     def __init__(self, file: StateFile, configured: PolicySettings) -> None:
@@ -50,14 +49,14 @@ class PolicyStore:
 
     @property
     def kept_in(self) -> str | None:
-        """The file that keeps the policy in force across a restart; ``None`` where nothing needs to, or can."""
+        """The file that keeps the policy in force across a restart; ``None`` where none needs to, or can."""
         return str(self._file.path) if self.source == "put" and self._file.configured else None
 
     async def change(self, change: PolicyChange) -> PolicySettings:
-        """Keep the change, and then put it in force. Does not block: the disk is waited for in a thread.
+        """Keep the change, and then put it in force. A thread waits for the disk.
 
         Raises:
-            NotKept: It could not be kept; the policy in force is still what it was.
+            NotKept: It could not be kept; the policy in force is unchanged.
         """
         async with self._turn:
             policy = self.in_force.changed(change)
@@ -82,7 +81,7 @@ class PolicyStore:
             "the configured policy was changed after the last PUT /policy: it is in force, and that change was dropped"
         )
         try:
-            # Or it would be back when the configuration is again what it was then.
+            # Or it would return with an earlier configuration.
             self._file.write("policy", None)
         except NotKept as exc:
             return f"{notice}, but is still in the file: {exc}"
@@ -90,5 +89,5 @@ class PolicyStore:
 
 
 def _digest(policy: PolicySettings) -> str:
-    """Of what the operator configured, less the defaults: a release that changes those is no other configuration."""
+    """Hash what the operator configured, without defaults: a release that changes those is no other configuration."""
     return hashlib.sha256(policy.model_dump_json(exclude_defaults=True).encode()).hexdigest()

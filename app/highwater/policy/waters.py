@@ -1,8 +1,8 @@
 """The waters of the default rule: free bytes on each rank, derived from the engine's own plan.
 
-What kills a server is one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
-allocator keeps blocks that nobody uses. What vLLM holds by design is a share, and it may be any. So the waters are
-measured in free bytes, in what the plan leaves over::
+A server dies of one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
+allocator keeps blocks that nobody uses. What vLLM holds by design is a share of any size. So the waters are measured in
+free bytes, in what the plan leaves over::
 
     total ──────────────────────────────────────────────────────────────┐
       │◄──────────── planned = max(requested, rest) ───────►│◄─ slack ─►│
@@ -14,16 +14,16 @@ measured in free bytes, in what the plan leaves over::
 
 ``rest`` is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
 tensors, all processes on the device counted. It is taken from the first readings of the engine's life where those are
-known: a neighbour on the device that grows, or a leak, then makes the rule act as before, instead of lowering the
-waters step by step without a word. A sidecar that came to an engine later takes the parts of the reading at hand.
+known, so that a growing neighbour on the device, or a leak, does not lower the waters step by step. A sidecar that
+started later takes the present reading.
 
-``requested`` is what the engine says that it asked for. Where it does not say it, it is the total times
-``gpu_memory_utilization`` where that sized the KV pool; where it did not, rest alone counts.
+``requested`` is what the engine reports, else the total times ``gpu_memory_utilization`` where that sized the KV pool;
+where it did not, rest alone counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from highwater.readings import RankReading
 from highwater.units import GIB, MIB
@@ -34,14 +34,8 @@ MIN_SLACK_BYTES = 256 * MIB
 LOW_SHARE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Waters:
-    """Free bytes of one rank's device.
-
-    Attributes:
-        high: With less than that free the rule acts.
-        low: With that much free it is satisfied.
-    """
+class Waters(NamedTuple):
+    """Free bytes of one rank's device: below ``high`` the rule acts, at ``low`` it is satisfied."""
 
     high: int
     low: int
@@ -52,8 +46,8 @@ def rest_bytes(reading: RankReading) -> int | None:
     if reading.used_bytes is None:
         return None
     parts = reading.components
-    moving = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
-    return max(reading.used_bytes - moving, 0)
+    passing = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
+    return max(reading.used_bytes - passing, 0)
 
 
 def reserve_bytes(reading: RankReading) -> int | None:
@@ -65,7 +59,7 @@ def reserve_bytes(reading: RankReading) -> int | None:
 
 
 def requested_bytes(reading: RankReading) -> int | None:
-    """Return what the engine requested on this device, as far as it is known."""
+    """Return what the engine requested on this device; ``None``: unknown."""
     budget, total = reading.budget, reading.total_bytes
     if budget.requested_bytes is not None:
         return budget.requested_bytes
@@ -79,11 +73,9 @@ def requested_bytes(reading: RankReading) -> int | None:
 
 
 def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | None:
-    """Return what the engine's plan leaves over on this device; ``None`` where that is unknown.
+    """Return what the engine's plan leaves over on this device; ``None``: unknown.
 
-    Args:
-        reading: The rank now.
-        baseline: The rank at the beginning of its engine's life, if known.
+    The baseline is the rank at the beginning of its engine's life, if known.
     """
     rest = rest_bytes(baseline) if baseline is not None else None
     if rest is None:
@@ -94,7 +86,7 @@ def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | Non
 
 
 def derive(slack: int) -> Waters | None:
-    """The waters for so much slack; ``None`` where it is too little for any."""
+    """Return the waters for so much slack; ``None`` where it is too little for any."""
     if slack < MIN_SLACK_BYTES:
         return None
     high = min(max(slack // 4, MIN_HIGH_BYTES), slack // 2, MAX_HIGH_BYTES)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import resource
 
-# Kept from the data plane: for the control plane's connections, files and logs, and for the sidecar's paths once the
-# connections for the engine are used up.
+# Reserved for the control plane's connections, files and logs, and for the sidecar's paths once the connections for the
+# engine are used up.
 RESERVED = 96
 # One core carries no more of them, and each costs memory.
 MAX_CONNECTIONS = 16_384
 _PER_CONNECTION = 2  # a client's, and the engine's for its request
-# To a port that serves the control plane alone: live streams, scrapes, probes, operators. Where files are few, an
-# eighth of them.
+# To a port that serves the control plane alone: live streams, scrapes, probes, operators. At most an eighth of the
+# files.
 MAX_CONTROL_CONNECTIONS = 256
 _CONTROL_SHARE = 8
 
@@ -30,18 +30,13 @@ def raise_limit() -> int:
 def room_at_most(*, has_control_port: bool = False) -> int:
     """Return how many clients may be connected to the data plane once the limit is raised.
 
-    Args:
-        has_control_port: The control plane has a port of its own, whose clients take descriptors too.
+    Clients of a control port take descriptors too.
     """
     return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[1], has_control_port)
 
 
 def default_connections(*, has_control_port: bool = False) -> int:
-    """Return how many clients may be connected to the data plane where no setting limits them.
-
-    Args:
-        has_control_port: As for `room_at_most`.
-    """
+    """Return how many clients may be connected to the data plane where no setting limits them."""
     return min(_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0], has_control_port), MAX_CONNECTIONS)
 
 

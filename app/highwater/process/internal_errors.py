@@ -1,8 +1,6 @@
-"""Faults of our own: exceptions that nobody expected, caught so that they cost no more than one round, and counted.
+"""Internal errors: unexpected exceptions, caught so that they cost no more than one round, and counted.
 
-Every broad ``except`` that does not raise again moves one of these counters:
-``tests/unit/process/test_internal_errors.py``
-finds those that do not.
+Every broad ``except`` that does not raise again moves one of these counters; a test finds those that do not.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ class InternalErrors:
 
     @property
     def counts(self) -> Mapping[Part, int]:
-        """How many there have been, of every part."""
+        """The number of internal errors of every part."""
         return self._counts
 
     def counter(self, part: Part) -> Callable[[], None]:
-        """Return what a part calls for each."""
+        """Return the function that a part calls for each."""
         return partial(self._count, part)
 
     def _count(self, part: Part) -> None:

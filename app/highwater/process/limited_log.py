@@ -20,13 +20,7 @@ def printable(text: bytes | str) -> str:
 class LimitedLog:
     """Passes a few lines per kind and period on to a logger, and counts the rest.
 
-    The first line of the next period says how many were left out, so that nothing disappears silently.
-
-    Args:
-        logger: Gets the lines.
-        lines: Lines per kind and period.
-        period_seconds: The period.
-        clock: Monotonic seconds.
+    The first line of the next period says how many were left out.
     """
 
     def __init__(
@@ -44,12 +38,9 @@ class LimitedLog:
         self._periods: dict[str, tuple[float, int]] = {}  # kind: (start of its period, lines seen in it)
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
-        """Log one line, unless its kind has had its share in this period.
+        """Log one line, unless its kind, one of a bounded set, has had its share in this period.
 
-        Args:
-            kind: A bounded set of words: one share each.
-            message: As for ``logging``.
-            arguments: As for ``logging``; text of a client must go through ``printable``.
+        A client's text in the arguments must go through ``printable``.
         """
         now = self._clock()
         start, seen = self._periods.get(kind, (float("-inf"), 0))

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# uvicorn calls its general log so, errors or not.
+# uvicorn's general log has this name.
 _NAMES: Final = {"uvicorn.error": "uvicorn"}
 
 
@@ -43,12 +43,7 @@ def _with_plain_name(record: logging.LogRecord) -> bool:
 
 
 def configure_log(level: str, form: LogFormat) -> None:
-    """Send all records of this process to standard error.
-
-    Args:
-        level: The lowest level that is written.
-        form: As lines for people, or as JSON.
-    """
+    """Send all records of this process, from a level on, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
     handler.addFilter(_with_plain_name)

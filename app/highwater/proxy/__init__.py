@@ -1,6 +1,6 @@
-"""The data plane: every request that is not for the sidecar itself, passed to the engine and back byte for byte.
+"""The data plane: passes every request that is not for the sidecar itself to the engine and back, byte for byte.
 
-A protocol class for uvicorn's listening socket. Heads are parsed on both sides by llhttp; bodies go from transport to
+It is a protocol class for uvicorn's listening socket. llhttp parses heads on both sides; bodies go from transport to
 transport as they arrive, never decoded and never held whole. A request for one of the sidecar's paths goes on to
 uvicorn's HTTP and the ASGI application behind it, request by request on the same connection.
 
@@ -23,11 +23,10 @@ uvicorn's HTTP and the ASGI application behind it, request by request on the sam
 
     SENDING ──101──► TUNNEL: bytes both ways until one side ends, or both are silent too long (WebSocket)
 
-When one side leaves: if the client leaves, the engine's connection is cut at once; if the engine leaves before the head
-of its response, the client gets an error; if it leaves within its response, the client's connection ends without the
-response's end.
+If the client leaves, the engine's connection is cut at once; if the engine leaves before the head of its response, the
+client gets an error; if it leaves within its response, the client's connection ends without the response's end.
 
-Nothing here knows of memory or policy. The gate is asked before a request goes on, and the observer counts it.
+Nothing here knows of memory or policy. The gate admits a request before it goes on, and the observer counts it.
 
 mypyc can compile these modules (docs/architecture.md). Then types hold at run time: a ``None`` where one of our classes
 is declared is a ``TypeError``. A class has one base and traits, and stays slow with a foreign base. What a test patches

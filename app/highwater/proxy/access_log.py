@@ -1,8 +1,8 @@
 """The access log: one JSON object per line for each request that ended, written by a thread of its own.
 
-Nothing is written unless a setting enables it. A line has no query, no header but the request's id, and nothing of a
-body. The event loop only puts a value into a bounded queue; where the disk, or the reader of standard output, is slower
-than the traffic, lines are dropped and counted, and no request waits.
+A line has no query, no header but the request's id, and nothing of a body. The event loop only puts a value into a
+bounded queue; where the disk, or the reader of standard output, is slower than the traffic, lines are dropped and
+counted, and no request waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from highwater.proxy.traffic import Result
 
 STANDARD_OUTPUT = "-"
 QUEUE_LINES = 10_000
-# The time to write the queue at the end; lines that still wait then are lost.
+# The time to write the queue at the end; the remaining lines are lost.
 CLOSE_SECONDS = 2.0
 _PRECISION = 6  # digits of a second
 
@@ -57,16 +57,9 @@ class EndedRequest(NamedTuple):
 
 
 class AccessLog:
-    """Writes ended requests to standard output or to a file.
+    """Writes ended requests to a file, or to standard output (``-``); ``dropped`` counts the lines that it could not.
 
     The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``.
-
-    Args:
-        where: The file's path, or ``-`` for standard output.
-        queue_lines: Lines that may wait to be written.
-
-    Attributes:
-        dropped: Lines that were not written, since the start.
 
     Raises:
         OSError: The file cannot be opened.
@@ -91,7 +84,7 @@ class AccessLog:
         self._sender.handle(_record(ended))
 
     def reopen(self) -> None:
-        """Open the file again if it was moved away, also while there is nothing to write."""
+        """Open the file again if it was moved away, also while no line is to be written."""
         self._sender.handle(_record(None))
 
     def close(self) -> None:
@@ -165,7 +158,7 @@ class _File(_Reporting, WatchedFileHandler):
                 self.reopenIfNeeded()
             else:
                 super().emit(record)
-        except OSError:  # it cannot be opened again now; the thread must live to try at the next line
+        except OSError:  # it cannot be opened again now; the thread tries again at the next line
             self.handleError(record)
 
     def _open(self) -> TextIOWrapper:

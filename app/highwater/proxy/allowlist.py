@@ -1,9 +1,8 @@
-"""The list of requests that may go on to the engine, decided from method and path alone.
+"""The list of requests that may go on to the engine, decided from method and path alone. Pure.
 
 The engine's control endpoints share a port with its inference API, and ``--api-key`` covers only some path prefixes
 (vLLM ``serve/middleware/authenticate.py``), so this list is what stands between a client and ``/collective_rpc``. It
-is pure: no I/O, no logging, no knowledge of the caller. It refuses to repair a path: one that is not plainly fine is
-refused, because the engine sees the path exactly as the client wrote it.
+never repairs a path: a doubtful path is refused, because the engine sees it exactly as the client wrote it.
 """
 
 import re
@@ -14,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
 
-# What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is a browser's question before it (CORS).
+# What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is for browsers (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # RFC 9110 9.2.1, without TRACE, which is not proxied.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -43,7 +42,7 @@ OPEN_PATHS = frozenset(
 )
 
 READ_ONLY_PATHS = frozenset({"/is_sleeping", "/is_paused"})
-# The engine's own, where the sidecar serves its own on another port.
+# The engine's own, where the sidecar's own are on another port.
 METRICS = "/metrics"
 
 # Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, show its configuration with the tokens in it
@@ -82,8 +81,8 @@ CONTROL_PATHS = frozenset(
     }
 )
 CONTROL_PREFIX = "/fault_tolerance/"
-# Where the refusal needs a reason: this one has a place among the inference API too (/inference/v1/abort_requests), but
-# ends whatever request it names, whichever client sent it; without names, and outside that prefix, every request.
+# Where the refusal needs a reason: this path is part of the inference API too (/inference/v1/abort_requests), but ends
+# whatever request it names, whichever client sent it; without names, and outside that prefix, every request.
 _REASONS = {"/abort_requests": "it ends other clients' requests"}
 
 # Runs any method of the workers, and one that raises breaks the engine's RPC queues for good: no setting opens it.
@@ -114,13 +113,9 @@ def read_path(raw: bytes) -> RequestPath:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """A request admitted, or refused with an HTTP status and a sentence for the client.
+    """A request refused with an HTTP status and a sentence for the client, or admitted.
 
-    Attributes:
-        admitted: Whether the request may go on.
-        status: Of the refusal.
-        reason: Of the refusal.
-        route: Of an admitted request: the decoded path as the engine's routes have it, without a root path.
+    The route of an admitted request is the decoded path as the engine's routes have it, without a root path.
     """
 
     admitted: bool
@@ -147,7 +142,7 @@ class AllowList:
         root_path: The engine's root path as the operator set it.
         unset_root_path: The engine's root path as the engine reports it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.
-        has_metrics: Whether the engine's ``/metrics`` can be read.
+        has_metrics: True if the engine's ``/metrics`` can be read.
 
     Raises:
         ValueError: An entry could never match, or names a path that no entry may open.
@@ -167,12 +162,7 @@ class AllowList:
                 raise ValueError(f"{SETTING}: {entry!r}: /{NEVER} is never proxied")
 
     def decide(self, method: str, path_sent: RequestPath) -> RouteDecision:
-        """Decide about one request.
-
-        Args:
-            method: As sent, in capitals. A WebSocket's handshake is a GET.
-            path_sent: Its path, without the query.
-        """
+        """Decide about one request by its method, in capitals, and its path. A WebSocket's handshake is a GET."""
         if path_sent.flaw:
             return _refused(400, f"the request path is malformed: {path_sent.flaw}")
         path, decoded = path_sent.raw.decode("ascii"), path_sent.decoded
@@ -195,7 +185,7 @@ class AllowList:
                 f"{decoded} is below the engine's root path (vLLM's --root-path), and {ROOT_PATH_SETTING} is not set; "
                 f"with {ROOT_PATH_SETTING}={root_path} it is looked up without that prefix",
             )
-        # A prefix that hides in escapes is a prefix for the engine, which decodes, and not for the table.
+        # A prefix hidden in escapes is a prefix for the engine, which decodes, and not for the table.
         return self._look_up(method, _below(root_path, path) or "", below)
 
     def _is_named(self, path: str) -> bool:
@@ -233,7 +223,7 @@ class AllowList:
 
 
 def _below(prefix: str | None, path: str) -> str | None:
-    """Return the rest of a path below a prefix, from its slash on; None where it is not below it."""
+    """Return the rest of a path below a prefix, from its slash on; None where it is elsewhere."""
     if prefix is None or not path.startswith(f"{prefix}/"):
         return None
     return path[len(prefix) :]
@@ -249,7 +239,7 @@ def root_path_flaw(root_path: str) -> str | None:
 
 
 def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
-    # The engine decodes once. Whatever is behind it must not find a second meaning: hence no double encoding.
+    # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
     flaws = (
         (
             not _PATH.fullmatch(raw),
@@ -265,8 +255,7 @@ def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
 
 
 def _is_never(decoded: str) -> bool:
-    # Wherever it stands: an engine started with --root-path also answers below that prefix. In any case of letters:
-    # the engine distinguishes them, and a proxy before it may not.
+    # Anywhere in the path, because of --root-path. In any case of letters: a proxy before the engine may ignore case.
     lowered = decoded.lower()
     return NEVER in lowered and NEVER in lowered.split("/")
 

@@ -20,8 +20,6 @@ LINES_AT_ONCE = 128
 
 
 class _Trailers:
-    """The parser's callbacks."""
-
     def __init__(self) -> None:
         self.headers: list[Header] = []
 
@@ -35,10 +33,6 @@ class Chunks:
     Args:
         too_large: The error for a client whose sizes, extensions or trailers are longer than a head may be.
         max_line_bytes: The longest line allowed, and the longest trailers together.
-
-    Attributes:
-        is_complete: The last chunk and the trailers have come.
-        trailers: The headers behind the body.
     """
 
     def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
@@ -53,11 +47,9 @@ class Chunks:
         self.trailers: tuple[Header, ...] = ()
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Take chunks out of a piece of data, as many as may be taken at once.
+        """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
 
-        Returns:
-            The part of the body in them; and the rest of the data, which is for the next call, or another request where
-            the body is complete.
+        The rest is for the next call, or, where the body is complete, another request's.
 
         Raises:
             BadRequest: The data is not in chunks.

@@ -1,4 +1,4 @@
-"""A client's connection: its requests one after the other, each sent to its destination."""
+"""A client's connection: its requests, one after the other, each sent to its destination."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has
 log = logging.getLogger("highwater.proxy")
 
 _CR = ord("\r")
-# Bytes of requests whose turn has not come; above it no more are read. Not before: reading notices the client leave.
+# Bytes of requests that wait; above it no more are read. Not before: only reading notices that the client leaves.
 _MAX_WAITING_BYTES = 64 * 1024
 # Above a port's limit, for requests to the sidecar itself: probes, scrapes, operators. One response each.
 SURPLUS_CONNECTIONS = 32
-# Heads, or pieces of a body, that one connection may have taken in a turn of the loop: a read may hold thousands of
-# either, and the other connections wait meanwhile.
+# Heads, or pieces of a body, that one connection may take in a turn of the loop: a read may hold thousands of either,
+# and the other connections wait meanwhile.
 STEPS_PER_TURN = 16
 
 Route = Callable[[bytes, bytes, bool], Destination]
@@ -46,12 +46,7 @@ Route = Callable[[bytes, bytes, bool], Destination]
 
 
 class Port(NamedTuple):
-    """The settings that differ from one port to another.
-
-    Attributes:
-        route: Decides where a request goes.
-        clients: The clients connected to it.
-    """
+    """What differs from one port to another."""
 
     route: Route
     clients: Clients
@@ -75,15 +70,8 @@ class ClientConnection(Client):
     stay unread, first here, then with the client. So a connection costs one response more than its client takes, and
     not as many as its client has requested.
 
-    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base.
-
-    Args:
-        proxy: The state that all requests share.
-        port: The port that the client connected to.
-        config: uvicorn's, like all that follow.
-        server_state: Holds connections and tasks.
-        app_state: The lifespan's.
-        _loop: The running one.
+    An ``asyncio.Protocol`` in all but name: a compiled class cannot have that base. uvicorn passes the arguments from
+    ``config`` on.
     """
 
     def __init__(
@@ -99,24 +87,24 @@ class ClientConnection(Client):
         self._route, self._clients = port
         self._uvicorn = (config, server_state, app_state)
         self._connections: set[Any] = server_state.connections
-        self._rest = b""  # bytes not taken yet: an incomplete head, or requests whose turn has not come
-        self._is_scheduled = False  # to go on with the rest
+        self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
+        self._is_scheduled = False  # the loop will go on with the rest
         self._is_within_head = False  # some of the next request's head has come
-        self._receiving: _Incoming | None = None
-        self._plain_bytes = 0  # still to come of a counted body
-        self._chunks: Chunks | None = None  # still coming
+        self._receiving: _Incoming | None = None  # the request whose body is still coming
+        self._plain_bytes = 0  # still to come of its counted body
+        self._chunks: Chunks | None = None  # its chunked body
         self._current: _Incoming | None = None  # the request in conversation
         self._is_full = False  # the client takes no more for now
-        self._is_old = False  # it has seen a tick
+        self._is_old = False  # the connection has seen a tick
         self._ignores_input = False  # further bytes are dropped
-        self._is_last = False
-        self._is_surplus = False  # it is above the limit, and may send the engine nothing
-        self._is_lingering = False
+        self._is_last = False  # no request is served after the present one
+        self._is_surplus = False  # the client is above the limit, and may send the engine nothing
+        self._is_lingering = False  # the last response is sent, and the client may still read it
         self._quiet = 0  # ticks since the last response, or since a head began
-        self._unsent = 0  # bytes at the last tick, of complete responses
-        self._unsent_ticks = 0.0  # for which they have waited
+        self._unsent = 0  # bytes of complete responses that were unsent at the last tick
+        self._unsent_ticks = 0.0  # ticks for which they have waited
         self._unsent_patience = 0.0  # ticks for which they may wait
-        self._untaken_ticks = 0  # in which the client took none of them
+        self._untaken_ticks = 0  # ticks in which the client took none of them
 
     # --- called by the transport ---
 
@@ -198,14 +186,13 @@ class ClientConnection(Client):
             return
         self._rest = rest
         # A head that is not complete must be read on, however long it may be.
-        if len(rest) > _MAX_WAITING_BYTES and not self._has_turn:
+        if len(rest) > _MAX_WAITING_BYTES and not self._may_take_next:
             self.read_side.hold("queue")
         else:
             self.read_side.let_go("queue")
 
     @property
-    def _has_turn(self) -> bool:
-        """True where the next request may be taken now."""
+    def _may_take_next(self) -> bool:
         return self._current is None and not (self._is_full or self._is_scheduled)
 
     def _go_on_soon(self) -> None:
@@ -219,14 +206,13 @@ class ClientConnection(Client):
         self._is_scheduled = False
         data, self._rest = self._rest, b""
         self._take_all(data)
-        if self._is_last and self._has_turn and not self._ignores_input:
+        if self._is_last and self._may_take_next and not self._ignores_input:
             self.write_side.close()
 
     def _take(self, data: bytes, at: int) -> int:
-        """Take a head, or a piece of a body, from the data behind a place in it.
+        """Take a head, or a piece of a body, from a place in the data; return the place behind it.
 
-        Returns:
-            The place behind the bytes taken; the same where the next request must wait, for its bytes or for its turn.
+        It is the same place where the next request must wait, for its bytes or for the one before it.
         """
         incoming = self._receiving
         if incoming is None:
@@ -328,8 +314,7 @@ class ClientConnection(Client):
             if itself is not None:
                 where = Destination("nowhere", refusal=itself)
         if where.refusal is not None:
-            # A body, if one comes, is dropped; where the client waits for a 100 first, it could not be distinguished
-            # from the next request.
+            # A body is dropped; where the client waits for a 100 first, it could not be told from the next request.
             close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
             self._write_error(where.refusal, head, close=close)
             self._quiet = 0
@@ -377,21 +362,12 @@ class ClientConnection(Client):
         else:
             self.write_side.close()
 
-    def drop(self) -> None:
-        """Close at once; bytes that the client has not taken are lost."""
-        self.write_side.abort()
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes written that neither the client nor its socket has taken."""
-        return self.transport.get_write_buffer_size()
-
     def shutdown(self) -> None:
         """Close, now or after the response under way."""
         self._is_last = True
         if self._current is not None and self._current.conversation is not None:
             self._current.conversation.shutdown()
-        elif self._has_turn or not self._rest:  # else requests may wait, and one of them is still served
+        elif self._may_take_next or not self._rest:  # else requests may wait, and one of them is still served
             self.write_side.close()
 
     # --- refusals and ends ---
@@ -405,7 +381,7 @@ class ClientConnection(Client):
             self._linger()
         elif incoming.conversation is not None:
             incoming.conversation.fail(failure)
-        else:  # it has its response
+        else:  # the request has its response
             self._linger()
 
     def _write_error(self, failure: Failure, head: RequestHead, *, close: bool) -> None:
@@ -446,10 +422,7 @@ class ClientConnection(Client):
         self._look_for_client()
 
     def _look_for_client(self) -> None:
-        """Notice that a client left while it is not read.
-
-        Not of a tunnel: the client's last bytes are still for the engine.
-        """
+        """Notice that a client left while it is not read; not in a tunnel, whose last bytes are for the engine."""
         is_tunnel = self._receiving is not None and self._receiving.head.websocket
         if self.read_side.is_held and not is_tunnel and has_hung_up(self.transport):
             self.write_side.abort()
@@ -458,7 +431,8 @@ class ClientConnection(Client):
         """Return how many ticks the next request may take to come."""
         if self._is_surplus:  # another client may need its place, for a probe
             return self._proxy.linger_ticks
-        is_within_request = self._is_within_head or self._receiving is not None  # a body may come behind its response
+        # A body may come after its response.
+        is_within_request = self._is_within_head or self._receiving is not None
         return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
 
     def _check_unsent(self) -> None:
@@ -480,11 +454,8 @@ class ClientConnection(Client):
 
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
-    """Return the factory of uvicorn's protocol for each connection: its ``http=``.
+    """Return the factory of uvicorn's protocol for each connection of a port: its ``http=``.
 
-    Args:
-        proxy: The state that all requests share.
-        route: Decides where a request goes.
-        clients: Of the port; None: those of the port that requests for the engine come to.
+    Without clients of its own it is the port that requests for the engine come to.
     """
     return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))

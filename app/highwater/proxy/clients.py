@@ -1,37 +1,15 @@
 """The clients connected to one port, and the limits on them.
 
-Each port has its own: whoever takes every connection of the data port takes none from the probes on the control port.
+Each port has its own: clients that use up the data port's connections take none from the probes on the control port.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from highwater.process.limited_log import LimitedLog
 from highwater.proxy.failures import Failure
-
-
-class Timed(Protocol):
-    """Checks its deadlines at each tick."""
-
-    def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
-
-
-class Connected(Timed, Protocol):
-    """A client's connection."""
-
-    @property
-    def peer(self) -> str:
-        """The client's address and port."""
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes written to it that it has not taken yet."""
-
-    def drop(self) -> None:
-        """Close at once; bytes that it has not taken are lost."""
+from highwater.proxy.roles import Client
 
 
 class Clients:
@@ -39,24 +17,20 @@ class Clients:
 
     Args:
         limit: How many may be connected and be served as usual. None: no limit.
-        too_many: What a client above the limit gets.
+        too_many: The error for a client above the limit.
         log: Gets a line for each client that is cut.
-
-    Attributes:
-        limit: As given.
-        too_many: As given.
     """
 
     def __init__(self, limit: int | None, too_many: Failure, log: LimitedLog) -> None:
         self.limit = limit
         self.too_many = too_many
         self._log = log
-        self._connected: set[Connected] = set()
+        self._connected: set[Client] = set()
 
     def __len__(self) -> int:
         return len(self._connected)
 
-    def __iter__(self) -> Iterator[Connected]:
+    def __iter__(self) -> Iterator[Client]:
         return iter(self._connected)
 
     @property
@@ -64,22 +38,19 @@ class Clients:
         """The number of clients connected above the limit; 0 or less: the limit is kept."""
         return 0 if self.limit is None else len(self._connected) - self.limit
 
-    def add(self, client: Connected) -> None:
+    def add(self, client: Client) -> None:
         """Count a client that has connected."""
         self._connected.add(client)
 
-    def discard(self, client: Connected) -> None:
+    def discard(self, client: Client) -> None:
         """Forget a client that has left."""
         self._connected.discard(client)
 
     def shed_unread(self, max_bytes: int) -> None:
-        """Cut the clients with the most unread bytes, where all of them together leave too many.
+        """Cut the clients with the most unread bytes, where all of them together leave more than ``max_bytes``.
 
-        A response of the sidecar's own is made whole, and one connection has one of them at most; but connections are
-        many, and some responses have megabytes.
-
-        Args:
-            max_bytes: The most that they may leave unread together.
+        The sidecar's own responses are made whole, one a connection; but connections are many, and some responses have
+        megabytes.
         """
         unread = [(size, id(client), client) for client in self._connected if (size := client.unread_bytes)]
         total = sum(size for size, _, _ in unread)

@@ -31,7 +31,7 @@ from highwater.proxy.upstream import EngineConnection
 
 # The request's body is too large, too slow, or not HTTP: the connection ends with the response.
 _UNREADABLE = frozenset({400, 408, 413, 431})
-# Bytes that wait until they can be sent to the engine; above it the client is not read.
+# Bytes that wait to be sent to the engine; above it the client is not read.
 _MAX_WAITING_BYTES = 64 * 1024
 
 
@@ -50,10 +50,7 @@ class State(Enum):
 class Ending:
     """The way in which a request that failed ends for its client.
 
-    Attributes:
-        result: For the counters and the access log.
-        action: Nothing is sent; the response is cut; or the client gets an error response.
-        closes: The connection closes after the error, or is reset by the cut.
+    The connection ``closes`` after the error response, or is reset by the cut.
     """
 
     result: Result
@@ -64,17 +61,11 @@ class Ending:
 class Exchange(Conversation, Requester):
     """One request, from its head to the end of its response.
 
-    The gate counts it from the piece that makes it whole: without that the engine can do nothing with it. uvicorn calls
-    the application at the head, but FastAPI reads all of a body before it calls a handler that has one. A handler
-    without a body (`/ping`, `/v1/responses/{id}/cancel`) may run at the head and starts nothing in the model; a request
-    whose response begins early is counted from there on. So a body goes on as it comes, and only its last piece waits
-    while the gate is closed; a head that comes while it is closed waits with all that follows.
-
-    Args:
-        proxy: Has the gate, the pool, the limits, the counters and the logs.
-        client: Gets the response.
-        head: The request's.
-        path_class: A label for the counters.
+    The gate counts it from the piece that makes it whole, without which the engine can do nothing: uvicorn calls the
+    application at the head, but FastAPI reads all of a body before it calls a handler that has one. A handler without a
+    body (`/ping`, `/v1/responses/{id}/cancel`) may run at the head and starts nothing in the model; a request whose
+    response begins early is counted from there on. So a body goes on as it comes, and only its last piece waits while
+    the gate is closed; a head that comes while it is closed waits with all that follows.
     """
 
     # Defaults here and not in __init__: a plain request changes few of them.
@@ -84,23 +75,23 @@ class Exchange(Conversation, Requester):
     _is_gated = False
     _admission: Admission | None = None  # while the gate counts it
     _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
-    _body_ticks = 0  # in which more of the body was waited for
+    _body_ticks = 0  # ticks in which more of the body was waited for
     _task: asyncio.Task[None] | None = None
-    _code: int | None = None  # that the client has seen
+    _code: int | None = None  # the status that the client has seen
     _first_byte_seconds: float | None = None
     _result: Result = "complete"
-    _reason: str | None = None  # for any other result
+    _reason: str | None = None  # of any other result
     _request_bytes = 0  # of the body
     _response_bytes = 0
     _held_since: float | None = None  # while it waits at the gate
     _held_seconds = 0.0
-    _was_reused: bool | None = None  # the engine's connection, once there is one
+    _was_reused: bool | None = None  # whether the engine's connection had served another request
     _engine_is_full = False
     _client_is_full = False
     _has_repeated = False
     _waiting_bytes = 0
-    _quiet = 0  # ticks since anything moved
-    _patience = math.inf
+    _quiet = 0  # ticks since the last byte in either direction
+    _patience = math.inf  # ticks that it may be quiet
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
         self._proxy = proxy
@@ -108,8 +99,8 @@ class Exchange(Conversation, Requester):
         self._write = client.write_side.write
         self._head = head
         self._path_class = path_class
-        self._waiting: list[bytes] = []  # for the engine, until it can be sent
-        self._has_request = not (head.chunked or head.declared_bytes)  # all of the request has come
+        self._waiting: list[bytes] = []  # pieces for the engine that cannot be sent yet
+        self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
         self._started = time.perf_counter()
         self.to_head = head.method == b"HEAD"
@@ -149,7 +140,7 @@ class Exchange(Conversation, Requester):
             return
         if self._has_request:
             self._admission = admission
-        else:  # its turn has come, but it does not count yet
+        else:  # it may go on, but does not count yet
             gate.leave(admission)
         self._connect()
 
@@ -287,7 +278,7 @@ class Exchange(Conversation, Requester):
         if self._admission is not None:
             self._admission.has_response = True
         if not (head.chunked or head.until_close):
-            # A declared length means that all of it is made: however slowly the client takes it, the engine is done.
+            # A declared length means that the whole response is made: however slow the client is, the engine is done.
             self._leave_gate()
         elif self._is_gated and self._admission is None:
             self._admission = self._proxy.gate.admit()
@@ -362,9 +353,8 @@ class Exchange(Conversation, Requester):
     def _may_repeat(self, unsent: list[bytes] | None) -> bool:
         """Return whether it may be sent once more after the engine closed an idle connection.
 
-        Args:
-            unsent: The bytes for the engine, if none of them was sent. Else the engine may have acted on them, and only
-                a request that changes nothing is sent again.
+        It may if no byte was sent, and `unsent` has them. Else the engine may have acted on some, and only a request
+        that changes nothing is sent again.
         """
         changes_nothing = self._head.method in SAFE_METHODS and not self._head.has_body
         return not self._has_repeated and (unsent is not None or changes_nothing)
@@ -394,7 +384,7 @@ class Exchange(Conversation, Requester):
     # --- ends other than a whole response ---
 
     def client_left(self) -> None:
-        """End the exchange: nobody waits for the response any more."""
+        """End the exchange: nobody waits for the response."""
         if self._state is State.TUNNEL:
             if self._engine is not None:
                 self._engine.close()  # once the client's last bytes are sent
@@ -427,7 +417,7 @@ class Exchange(Conversation, Requester):
             self._client.cut(reset=ending.closes)
 
     def _ending(self, failure: Failure) -> Ending:
-        """Decide how the client sees the failure; nothing is changed."""
+        """Decide how the client sees the failure."""
         has_begun, response = self._code is not None, self._response
         if failure.status == CLIENT_LEFT.status:
             if failure is CLIENT_LEFT:
@@ -436,9 +426,9 @@ class Exchange(Conversation, Requester):
         if has_begun:
             # Without framing, the connection's end would look like the response's.
             bare = response is not None and (response.until_close or self.wants_bare_body)
-            # Within a response only the client's own body can still be refused; all else cuts it short.
+            # Within a response only the client's own body can still be refused; any other failure cuts it short.
             return Ending("truncated" if failure.status in SERVER_ERRORS else "refused", "cut", closes=bare)
-        # The rest of the body is read and dropped, and the connection goes on; unless the body itself was the fault.
+        # The rest of the body is read and dropped, and the connection goes on, unless the body itself was the fault.
         unread = not self._has_request and (self._head.expects_continue or failure.status in _UNREADABLE)
         return Ending("refused", "error", closes=self._closes or unread)
 
@@ -506,7 +496,7 @@ class Exchange(Conversation, Requester):
             self._wait_for_body()
 
     def _wait_for_body(self) -> None:
-        """Fail a body that comes too slowly: each piece renews how long it may stand still, but not this time."""
+        """Fail a body that comes too slowly: no piece renews this time."""
         self._body_ticks += 1
         limits = self._proxy.limits
         allowed = limits.slow_body_seconds + self._request_bytes / limits.body_bytes_per_second

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a request, and the error response that a client gets for it."""
+"""The ways in which a request can fail, and the error response that a client gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINE_FAULTS = frozenset({502, 504})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request cannot go on: the status for the client, a label for the observer, a sentence for both logs."""
+    """The failure of a request: the status for the client, a label for the observer, a sentence for both logs."""
 
     status: int
     reason: str
@@ -34,11 +34,7 @@ class Failure:
 
 
 class BadRequest(Exception):
-    """The client's bytes are no request that may be passed on.
-
-    Attributes:
-        failure: The error for the client.
-    """
+    """The client's bytes are not a request that may be passed on; ``failure`` is the error for the client."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -49,7 +45,7 @@ LOOP_STATUS = 508
 
 
 def loop(engine: str) -> Failure:
-    """A request that this sidecar itself sent, to what it takes for the engine."""
+    """Return the failure of a request that this sidecar itself sent, to what it takes for the engine."""
     return Failure(
         LOOP_STATUS,
         "loop",
@@ -58,7 +54,7 @@ def loop(engine: str) -> Failure:
 
 
 CLIENT_LEFT = Failure(499, "client_left", "the client left")
-# An engine that is away is away for as long as it takes to start: a client's first retry is not to be its last.
+# An engine takes long to start: a client's first retry must not be its last.
 _ENGINE_AWAY_SECONDS = 5
 CONNECT_TIMEOUT = Failure(
     504,

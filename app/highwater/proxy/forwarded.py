@@ -1,4 +1,4 @@
-"""`X-Forwarded-*` and `Forwarded`: headers that say where a request came from. No I/O.
+"""`X-Forwarded-*` and `Forwarded`: headers that name a request's origin. No I/O.
 
 vLLM's server, uvicorn, trusts these headers when they come from loopback, which is where the sidecar runs: it takes the
 client's address for its log, and the scheme for its redirects, from them.
@@ -22,7 +22,7 @@ class Forwarding:
 
     Args:
         mode: `replace` writes them in place of the client's own, `append` behind them.
-        peer: The address that the client connected from; None where it has none.
+        peer: The client's address; None where it has none.
         scheme: The scheme that the client used.
     """
 
@@ -34,12 +34,7 @@ class Forwarding:
         self._proto_line = b"x-forwarded-proto: %b\r\n" % scheme
 
     def rewrite(self, lines: bytes, host: bytes) -> bytes:
-        """Write the headers into a request's head.
-
-        Args:
-            lines: The head, from the method to the empty line.
-            host: The client's `Host`; empty without one.
-        """
+        """Return a request's head with the headers; `host` is the client's `Host`, or empty."""
         host_line = host and b"x-forwarded-host: %b\r\n" % host
         if _FORWARDED.search(lines) is None:
             return b"%b%b%b%b\r\n" % (lines[:-2], self._for_line, self._proto_line, host_line)
@@ -54,7 +49,7 @@ class Forwarding:
             chain = [*chain, self._peer]
         if chain:
             written.append(b"x-forwarded-for: %b\r\n" % b", ".join(chain))
-        # Of these two the client's own was the first, and the next server takes the last.
+        # The next server takes the last of these two.
         for name, line in ((b"x-forwarded-proto", self._proto_line), (b"x-forwarded-host", host_line)):
             written += [b"%b: %b\r\n" % (name, value) for value in sent.get(name, [])] or [line]
         if b"forwarded" in sent:

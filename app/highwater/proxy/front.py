@@ -26,12 +26,9 @@ PATH_BYTES_REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class SidecarPaths:
-    """The paths that the sidecar serves itself.
+    """The paths that the sidecar serves itself: exact ones, prefixes of those with a variable part.
 
-    Attributes:
-        exact: Served as they are.
-        prefixes: Served with everything below them: paths with a part that varies.
-        live: Of them, those whose response does not end by itself.
+    The response to a live path does not end by itself.
     """
 
     exact: frozenset[str]
@@ -48,8 +45,8 @@ class Front:
     Args:
         sidecar_paths: The paths that the control plane serves.
         allowed: Decides about all others.
-        has_control_port: The sidecar's paths are served on another port. Here they are unknown, whatever the allow list
-            says of them, and the engine's own metrics can be read.
+        has_control_port: The sidecar's paths are served on another port. Here they are refused, whatever the allow list
+            says, and the engine's own metrics can be read.
     """
 
     def __init__(self, sidecar_paths: SidecarPaths, allowed: AllowList, *, has_control_port: bool = False) -> None:
@@ -65,7 +62,7 @@ class Front:
             root_path: As the engine reports it: empty where it has none; None where it does not report it.
 
         Returns:
-            What is wrong with the setting; None where nothing is.
+            What is wrong with the setting, or None.
         """
         if root_path is None:
             return None
@@ -108,9 +105,7 @@ class Front:
 class ControlFront:
     """Decides where each request goes on a port that serves the control plane alone.
 
-    Args:
-        sidecar_paths: The paths that the control plane serves.
-        elsewhere: Says where the engine's paths are served instead.
+    Its refusals say where the engine's paths are served (``elsewhere``).
     """
 
     def __init__(self, sidecar_paths: SidecarPaths, elsewhere: str) -> None:

@@ -1,8 +1,8 @@
 """The gate to the engine: admits and counts requests, holds new ones for a while, and sheds those above its limits.
 
-It knows nothing of HTTP. A request that was admitted is never cut; held requests go on in the order in which they came,
-or are shed where they have waited too long or too many wait already. A request counts once the engine can act on it: a
-caller that sends one piece by piece enters before the piece that makes it whole.
+An admitted request is never cut; held requests go on in the order in which they came, or are shed where they have
+waited too long or too many wait already. A request counts once the engine can act on it: a caller that sends it piece
+by piece enters before the piece that makes it whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-# For so long requests are paced after a closing with `then_pace`.
+# How long requests are paced after a closing with `then_pace`.
 PACE_SECONDS = 8.0
-# The least time between two of them, and the most that the next one waits for the engine's response to the one before:
-# a response that is not streamed begins when it is whole.
+# The least time between two paced requests, and the most that the next waits for the engine's response to the one
+# before: a response that is not streamed begins when it is whole.
 STEP_SECONDS = 0.02
 ALONE_SECONDS = 0.5
 
@@ -27,12 +27,7 @@ log = logging.getLogger("highwater.gate")
 
 
 class Shed(Exception):
-    """A request that is not admitted.
-
-    Attributes:
-        reason: A bounded word, for metrics.
-        retry_after: Seconds after which the gate should be open again.
-    """
+    """A request that is not admitted, for a bounded reason; the gate should open in ``retry_after`` seconds."""
 
     def __init__(self, reason: str, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -70,7 +65,7 @@ class Gate:
     Args:
         hold_seconds: The longest wait; then a request is shed.
         max_held: Requests that may wait at once.
-        clock: Seconds that only go forward.
+        clock: Monotonic seconds.
         later: Calls back after so many seconds; the event loop's where ``None``.
     """
 
@@ -109,12 +104,12 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """True where new requests pass, at once or paced."""
+        """True if new requests pass, at once or paced."""
         return self._closed_until is None
 
     @property
     def passes_at_once(self) -> bool:
-        """True where ``try_enter`` would admit a request."""
+        """True if ``try_enter`` would admit a request."""
         return self.is_open and self._paced_until is None
 
     @property
@@ -152,7 +147,7 @@ class Gate:
         if self.held >= self._max_held:
             if not self.is_open:
                 raise self._shed("gate_full", f"{self._max_held} requests wait already for a cache reset to end")
-            # The gate is open, and only paces: nobody is turned away for that.
+            # The gate is open, and only paces: no request is shed for that.
             if self._admit_waiting(1) is None:
                 return self.admit()
         waiter: asyncio.Future[Admission] = asyncio.get_running_loop().create_future()
@@ -171,7 +166,7 @@ class Gate:
             raise
 
     def leave(self, admission: Admission) -> None:
-        """Count an admitted request no more."""
+        """Stop counting an admitted request."""
         self._inside.remove(admission)
         if not self._inside:
             self.idle_since = self._clock()
@@ -182,8 +177,8 @@ class Gate:
         """Hold new requests until the block ends, and for a bounded time at most.
 
         Args:
-            at_most_seconds: That time, by which ``Retry-After`` is reckoned. When it is over the gate opens by itself,
-                whatever the block waits for.
+            at_most_seconds: That time, by which ``Retry-After`` is reckoned. Then the gate opens by itself, whatever
+                the block waits for.
             then_pace: Admit requests one by one for a while after it, held and new ones: the next when the engine's
                 response to the one before has begun, or did not for half a second.
         """
@@ -210,7 +205,7 @@ class Gate:
         self._step()
 
     def _step(self) -> None:
-        """Admit the requests whose time it is; and again shortly, while requests are paced."""
+        """Admit the requests that are due; and again shortly, while requests are paced."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -227,7 +222,7 @@ class Gate:
         self._next = self._later(STEP_SECONDS, self._step)
 
     def _engine_has_the_last(self) -> bool:
-        """True where the request that was admitted last should be past the point where another one could overtake it.
+        """Return whether the request that was admitted last is past the point where another could overtake it.
 
         vLLM's front-end hands a request to the engine when its response begins, or before.
         """

@@ -1,7 +1,7 @@
 """Heads of requests and responses: what they declare, and how each is written for the other side. No I/O.
 
-llhttp has parsed every head that comes here, strictly: no bare CR or LF, no folded lines, no space before a colon, not
-both a length and chunks. What it accepts although it can be read in two ways is refused here.
+llhttp has parsed every head strictly: no bare CR or LF, no folded lines, no space before a colon, not both a length and
+chunks. What it accepts although it can be read in two ways is refused here.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HOP_BY_HOP = frozenset(
 # 0.21 derives the path it guards with --api-key from the Host header.
 TAKEN_OUT = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _TAKEN_OUT = re.compile(rb"\r\n(%b):[ \t]*([^\r]*)" % b"|".join(sorted(TAKEN_OUT)), re.IGNORECASE)
-# What no trailer may bring: framing and routing (RFC 9110 6.5.1).
+# No trailer may have these: framing and routing (RFC 9110 6.5.1).
 NEVER_A_TRAILER = TAKEN_OUT | {
     *(b"authorization", b"api-key", b"x-api-key", b"x-auth-token"),
     *(b"content-encoding", b"content-type", b"cookie"),
 }
 # A response's framing is kept, and so are its trailers.
 _RESPONSE_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
-# Headers whose values are URLs. Not Refresh, which is nobody's standard and which vLLM never sends.
+# Headers whose values are URLs. Not Refresh, which is not standardised and which vLLM never sends.
 _LOCATIONS = frozenset({b"location", b"content-location"})
-# A head in lower case without any of these goes on as it came.
+# A head in lower case without any of these goes on unchanged.
 _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_RESPONSE_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
 
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
@@ -55,7 +55,7 @@ _SANE_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _BODILESS = frozenset({204, 304})
 _MAY_LACK_A_BODY = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT"})
-# Cannot reach the model: they pass the gate uncounted, for liveness must not wait for a reset.
+# These cannot reach the model: they pass the gate uncounted, because liveness must not wait for a reset.
 SAFE_METHODS = frozenset(method.encode() for method in allowlist.SAFE_METHODS)
 _METHODS = {name.encode(): name for name in allowlist.METHODS}
 
@@ -83,7 +83,7 @@ _PATH_CLASS_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The destination of a request: the engine, the sidecar's application, or nowhere for the reason in `refusal`."""
+    """The destination of a request: the engine, the sidecar's application, or nowhere because of a `refusal`."""
 
     to: Literal["engine", "sidecar", "nowhere"]
     path_class: str = "other"
@@ -106,8 +106,8 @@ def method_class(method: bytes) -> str:
 
 
 def _request_ids() -> Iterator[bytes]:
-    # Asking the kernel for each costs more than the rest of a head. Not a counter: vLLM makes them part of the ids by
-    # which stored responses can be read.
+    # A call to the kernel for each costs more than the rest of a head. Not a counter: vLLM makes them part of the ids
+    # by which stored responses can be read.
     while True:
         block = os.urandom(4096).hex().encode()
         yield from (block[at : at + 32] for at in range(0, len(block), 32))
@@ -117,25 +117,20 @@ _fresh = _request_ids()
 
 
 class _NoCallbacks:
-    """Callbacks of a parser that only checks the form."""
+    pass
 
 
-_NO_CALLBACKS = _NoCallbacks()
+_NO_CALLBACKS = _NoCallbacks()  # of a parser that only checks the form
 
 
 class RequestHead:
-    """A request's head as the client sent it; `parse_head` makes one.
+    """A request's head as the client sent it, with the empty line at its end; `parse_head` makes one.
 
     Attributes:
-        raw: All of it, with the empty line at its end.
-        method: In capitals.
-        target: As sent.
         declared_bytes: The length of a counted body; 0 without one.
-        chunked: Whether the body comes in chunks.
-        expects_continue: Whether the client sends the body only after a 100.
-        is_http10: Whether it is HTTP/1.0; else it is 1.1.
-        keep_alive: Whether the client's connection may serve another request.
-        websocket: Whether it asks to speak WebSocket.
+        expects_continue: The client sends the body only after a 100.
+        keep_alive: The client's connection may serve another request.
+        websocket: It asks to speak WebSocket.
         host: As the client sent it; empty without one.
     """
 
@@ -213,7 +208,7 @@ class RequestHead:
 
     @property
     def has_body(self) -> bool:
-        """True where bytes follow the head, or may."""
+        """True if bytes follow the head, or may."""
         return self.chunked or self.declared_bytes > 0
 
     @property
@@ -228,12 +223,7 @@ class RequestHead:
         return self._request_id
 
     def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
-        """Return the head for the engine.
-
-        Args:
-            host_line: The engine's own `Host`.
-            forwarding: Adds headers that name the client; None: those that the client sent go on as they are.
-        """
+        """Return the head for the engine, with its own `Host`, and with the headers that name the client, if any."""
         if self.declared_bytes:
             framing = b"content-length: %d\r\n" % self.declared_bytes
         elif self.chunked:
@@ -261,15 +251,15 @@ class RequestHead:
         return b"\r\n".join([first, *kept])
 
     def for_sidecar(self) -> bytes:
-        """Return the head for the sidecar's own server: as it came, less a protocol that we do not take up."""
+        """Return the head for the sidecar's own server: as it came, without a request for another protocol."""
         return self.raw if self._upgrade is None else _UPGRADE.sub(b"", self.raw)
 
 
 def parse_head(raw: bytes) -> RequestHead | Failure:
-    """Parse a whole head, from its first byte to its empty line; return why, where it cannot be passed on.
+    """Parse a whole head, from its first byte to its empty line; return the failure where it cannot be passed on.
 
-    llhttp checks the form and nothing else: what it accepts has one line for each header, so that reading the lines
-    finds the headers that llhttp found.
+    llhttp only checks the form: what it accepts has one line for each header, so that reading the lines finds the
+    headers that llhttp found.
     """
     try:
         return _parsed(raw)
@@ -291,7 +281,7 @@ def _parsed(raw: bytes) -> RequestHead:
     method, target, version = first
     absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
     if absolute is not None:
-        # A request to a proxy of another kind; a server takes it all the same, as one for the rest (RFC 9112 3.2.2).
+        # A form for forward proxies, which every server must accept (RFC 9112 3.2.2).
         target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
         raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
@@ -307,7 +297,7 @@ def has_bare_line_feed(start: bytes) -> bool:
 
 
 class EngineOrigin:
-    """The engine's name for itself in `Location`: the `Host` of the request to it, which leads clients nowhere.
+    """The engine's name for itself in `Location`: the `Host` of the request to it, which clients cannot reach.
 
     Args:
         authority: The engine's host, and its port if it has one.
@@ -317,7 +307,7 @@ class EngineOrigin:
 
     def __init__(self, authority: str, root_path: str = "") -> None:
         named = re.escape(authority.encode())
-        # vLLM believes a client about the scheme (X-Forwarded-Proto), so either may stand here; likewise its port.
+        # vLLM takes the scheme from the client (X-Forwarded-Proto), so it may be either; likewise its port.
         ports = rb"(?::80|:443)?" if re.search(r":[0-9]+$", authority) is None else b""
         # A path that would name another host by itself ("//", or "/\\" to browsers) stays as it came.
         self._own = re.compile(rb"https?://%b%b(/(?![/\\])[^\r]*|[?#][^\r]*)?" % (named, ports), re.IGNORECASE)
@@ -336,20 +326,10 @@ class EngineOrigin:
 
 
 class ResponseHead:
-    """A response's head as the engine sent it.
+    """A response's head as the engine sent it, with the empty line at its end.
 
-    Args:
-        raw: All of it, with the empty line at its end.
-        status: As parsed.
-        to_head: Whether it is the response to a HEAD request.
-        origin: The engine's; URLs with it go to the client as relative references.
-
-    Attributes:
-        raw: As given.
-        status: As given.
-        chunked: Whether the body comes in chunks.
-        has_body: Whether bytes may follow.
-        until_close: Whether only the connection's end ends the body.
+    URLs of the engine's origin go to the client as relative references. With ``until_close`` only the connection's end
+    ends the body.
     """
 
     __slots__ = ("_lowered", "_origin", "chunked", "has_body", "raw", "status", "until_close")
@@ -368,7 +348,7 @@ class ResponseHead:
 
         Args:
             data: The last read, in which the parser has seen the end.
-            body_bytes: The length of all that came behind the head.
+            body_bytes: The length of everything after the head.
         """
         if not data.endswith((b"\r", b"\n")):
             return False
@@ -378,12 +358,9 @@ class ResponseHead:
         return length is not None and body_bytes > int(length[1])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
-        """Return the head for the client, its framing kept.
+        """Return the head for the client; `unchunked`, for HTTP/1.0, without the body's framing.
 
-        Args:
-            request_id: Added unless the engine has set one of its own.
-            close: Whether the client's connection ends with this response.
-            unchunked: Whether the body goes on without its framing, for a client of HTTP/1.0.
+        The request's id is added unless the engine has set one of its own.
         """
         if not unchunked and _REWRITTEN.search(self._lowered) is None:
             lines, has_id = self.raw[:-2], False

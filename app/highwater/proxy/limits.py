@@ -1,12 +1,9 @@
-"""The limits of one request, and the interface that counts requests."""
+"""The limits of one request."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
-
-from highwater.proxy.traffic import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +20,8 @@ class ProxyLimits:
     idle_seconds: float = 600.0
     """Between two pieces of a response, of an upload or in a tunnel, whichever side is waited for. 0: no limit."""
     slow_body_seconds: float = 300.0
-    """Waiting for pieces of an upload may take so long in all, and a second more for each body_bytes_per_second that
-    came: a byte now and then buys no time."""
+    """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came: a byte
+    now and then buys no time."""
     body_bytes_per_second: int = 512
     """No link that carries images, and no live audio, is slower."""
     keepalive_seconds: float = 4.0
@@ -35,9 +32,9 @@ class ProxyLimits:
     """For a request's head from its first byte, for the whole body of a request to a sidecar path, and for a client to
     take a response that the sidecar made."""
     held_bytes_per_second: int = 8 * 1024
-    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it is
-    memory that nobody else gets meanwhile. Responses that still come from the engine are not held, and may be read as
-    slowly as the client likes."""
+    """A complete response that waits for its client has client_wait_seconds, and a second more for so many bytes: it
+    holds memory. Responses that still come from the engine are not held, and may be read as slowly as the client
+    likes."""
     max_unread_bytes: int = 64 * 1024 * 1024
     """Response bytes that all clients of a port have not read; above it the clients with the most unread are cut."""
     max_connections: int | None = None
@@ -59,30 +56,3 @@ class ProxyLimits:
             self.linger_seconds,
         )
         return min(max(shortest / 4, 0.005), 1.0)
-
-
-class ProxyObserver(Protocol):
-    """Counts requests. Every label that it gets comes from a small fixed set."""
-
-    def request_started(self) -> None:
-        """Count a request for the engine that arrived."""
-
-    def request_ended(
-        self,
-        path_class: str,
-        method: str,
-        code: int,
-        result: Result,
-        *,
-        seconds: float,
-        first_byte_seconds: float | None,
-        request_bytes: int,
-        response_bytes: int,
-    ) -> None:
-        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
-
-    def upstream_error(self, reason: str) -> None:
-        """Count a request that the engine failed."""
-
-    def request_refused(self, reason: str) -> None:
-        """Count a request that the sidecar refused: it was not passed on, or not to its end."""

@@ -1,8 +1,8 @@
-"""Accepting connections faster than one in a turn of the loop.
+"""Accepts several connections in a turn of the loop.
 
 libuv, below uvloop, accepts one connection for each listening descriptor and turn. While many streams keep the loop
-busy a turn takes milliseconds, and a new client, a probe too, stands in a queue of the kernel's: a second behind a few
-hundred others. A duplicate of the descriptor is one more of them in the same turn.
+busy a turn takes milliseconds, and a new client, a probe too, waits a second behind a few hundred others. Each
+duplicate of the descriptor accepts one more in the same turn.
 """
 
 from __future__ import annotations
@@ -26,17 +26,7 @@ async def accept_several(
     tls: ssl.SSLContext | None,
     backlog: int,
 ) -> list[Any]:
-    """Listen several times on the sockets of servers that listen already.
-
-    Args:
-        servers: The servers that listen.
-        make_protocol: Makes an object with ``asyncio.Protocol``'s methods for each connection.
-        tls: For connections over TLS; ``None``: plain.
-        backlog: Connections that the kernel queues.
-
-    Returns:
-        Further servers, to be closed as the others.
-    """
+    """Listen several times on the sockets of servers that listen already; return further servers, to be closed too."""
     loop = asyncio.get_running_loop()
     handshake_seconds = None if tls is None else HANDSHAKE_SECONDS
     return [

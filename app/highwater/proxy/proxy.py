@@ -7,12 +7,12 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.access_log import AccessLog, EndedRequest
-from highwater.proxy.clients import Clients, Timed
+from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
     STOPPING,
@@ -26,21 +26,15 @@ from highwater.proxy.failures import (
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
 from highwater.proxy.heads import EngineOrigin, RequestHead
-from highwater.proxy.limits import ProxyLimits, ProxyObserver
-from highwater.proxy.traffic import Connections, Result
+from highwater.proxy.limits import ProxyLimits
+from highwater.proxy.roles import Client, Conversation
+from highwater.proxy.traffic import Connections, ProxyTraffic, Result
 from highwater.proxy.transports import WriteBatch
 from highwater.proxy.upstream import Pool
 
 log = logging.getLogger("highwater.proxy")
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class UnderWay(Timed, Protocol):
-    """A request on its way to the engine and back."""
-
-    def fail(self, failure: Failure) -> None:
-        """End now, for this reason."""
 
 
 class Proxy:
@@ -50,28 +44,25 @@ class Proxy:
         upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         observer: Counts requests, times and failures.
         limits: Sizes and times.
-        gate: Admits requests that can reach the model, and holds them while a reset needs an idle engine.
+        gate: Admits requests that can reach the model.
         tls: For an engine on https; the system's authorities where ``None``.
         access_log: Gets a line for each request that ended; disabled where ``None``.
         forwarded: How the headers that name the client to the engine are written.
         root_path: The engine's.
-        withhold: Takes the lines out of each request's head that are not for the engine.
-        internal_error: Counts faults of the sidecar's own that were caught here.
+        withhold: Removes the lines of each request's head that are not for the engine.
+        internal_error: Counts an unexpected exception.
 
     Attributes:
         exchanges: The requests under way.
         clients: The clients of the port that requests for the engine come to.
-        control_clients: The clients of the port that serves the control plane alone, where there is one.
-        tunnels: The number of open tunnels.
-        requests_on_new: Requests sent over a connection opened for them.
-        requests_on_reused: Requests sent over a connection that had served another one.
+        control_clients: The clients of the port that serves the control plane alone.
     """
 
     def __init__(
         self,
         upstream: str,
         *,
-        observer: ProxyObserver,
+        observer: ProxyTraffic,
         limits: ProxyLimits | None = None,
         gate: Gate | None = None,
         tls: ssl.SSLContext | None = None,
@@ -107,7 +98,7 @@ class Proxy:
         self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
-        self.exchanges: set[UnderWay] = set()
+        self.exchanges: set[Conversation] = set()
         limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
         self.clients = Clients(limit, too_many_connections(limit or 0), self._log)
         self.control_clients = Clients(control_limit, too_many_control_connections(control_limit or 0), self._log)
@@ -134,7 +125,7 @@ class Proxy:
         return self._write_batch
 
     def connections(self) -> Connections:
-        """The connections that are open now, and the requests sent so far."""
+        """Return the connections that are open now, and the requests sent so far."""
         pool = self._pool
         return Connections(
             clients=len(self.clients),
@@ -149,11 +140,7 @@ class Proxy:
     def report(self, failure: Failure, head: RequestHead, peer: str, result: Result) -> None:
         """Count a failure, and log it at a bounded rate: without the query, which may hold a secret.
 
-        Args:
-            failure: The failure.
-            head: The request's; an empty one where it could not be read.
-            peer: The client.
-            result: The request's end; a response that was cut was not refused.
+        The head is empty where it could not be read. A response that was cut was not refused.
         """
         if failure.status in ENGINE_FAULTS:
             self.observer.upstream_error(failure.reason)
@@ -170,14 +157,7 @@ class Proxy:
         )
 
     def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
-        """Count and log a request that got an error before a conversation began.
-
-        Args:
-            failure: The error that the client got.
-            head: The request's; an empty one where it could not be read.
-            peer: The client.
-            response_bytes: The length of the response.
-        """
+        """Count and log a request that got an error before a conversation began."""
         self.report(failure, head, peer, "refused")
         self.log_ended(
             head,
@@ -232,11 +212,7 @@ class Proxy:
         return raw if self._withhold is None else self._withhold(raw)
 
     def loop_failure(self, ends: Any) -> Failure | None:  # noqa: ANN401 - addresses of any family
-        """Return why a client's request is not sent on: the client is this proxy. None for every other client.
-
-        Args:
-            ends: The client's address, and the one at which it reached this proxy.
-        """
+        """Return the failure of a request whose client is this proxy, by its two addresses; None for other clients."""
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
@@ -283,12 +259,11 @@ class Proxy:
         self.pool.sweep()
         for clients in (self.clients, self.control_clients):
             clients.shed_unread(self.limits.max_unread_bytes)
-        timed: list[Timed] = [*self.exchanges, *self.clients, *self.control_clients]
-        for one in timed:
+        timed: list[Conversation | Client] = [*self.exchanges, *self.clients, *self.control_clients]
+        for each in timed:
             try:
-                one.tick()
+                each.tick()
             except Exception:
-                # Broad: one connection's fault must not take every other one's deadlines away. It is logged each time,
-                # and counted.
+                # Broad: one connection's fault must not stop the deadlines of all others. It is logged and counted.
                 self._internal_error()
                 log.exception("a connection's deadlines could not be checked")

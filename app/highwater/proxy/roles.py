@@ -1,4 +1,4 @@
-"""The parts that speak to one another in the data plane. Base classes, not protocols: compiled, a call is a C call."""
+"""The interfaces between the parts of the data plane. Base classes, not protocols: compiled, a call is a C call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from highwater.proxy.transports import ReadSide, WriteSide, peer_of
 
 
 class Conversation:
-    """One request of a client's and its response; notified of what the client does."""
+    """One request of a client and its response; notified of what the client does."""
 
     def start(self) -> None:
         """Begin to serve the request."""
@@ -36,15 +36,19 @@ class Conversation:
         raise NotImplementedError
 
     def client_left(self) -> None:
-        """End it: nobody waits for the response any more."""
+        """End it: nobody waits for the response."""
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
-        """End it for this reason, with an error for the client where one can still be sent."""
+        """End it, with an error for the client where one can still be sent."""
         raise NotImplementedError
 
     def shutdown(self) -> None:
         """Let this be the connection's last response."""
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
         raise NotImplementedError
 
 
@@ -96,13 +100,13 @@ class Requester:
 
 
 class Client:
-    """The client's side of a conversation.
+    """A client's connection.
 
     Attributes:
         transport: Of the connection.
         read_side: Held while the client's bytes cannot be taken.
-        write_side: The one way to send the client something.
-        forwarding: The headers that name the client to the engine; None: none are added.
+        write_side: The only writer to the client.
+        forwarding: Adds headers that name the client to the engine, if any.
     """
 
     transport: asyncio.Transport
@@ -115,10 +119,23 @@ class Client:
         """The client's address and port."""
         return peer_of(self.transport)
 
+    @property
+    def unread_bytes(self) -> int:
+        """The bytes written that neither the client nor its socket has taken."""
+        return self.transport.get_write_buffer_size()
+
+    def drop(self) -> None:
+        """Close at once; bytes that the client has not taken are lost."""
+        self.write_side.abort()
+
+    def tick(self) -> None:
+        """Count one tick, and act on a deadline that has passed."""
+        raise NotImplementedError
+
     def response_done(self, *, close: bool) -> None:
         """End the conversation: its response is complete."""
         raise NotImplementedError
 
     def cut(self, *, reset: bool) -> None:
-        """End the response here, incomplete; `reset` where the connection's end alone would look like a clean one."""
+        """End the response here, incomplete; `reset` where the connection's end alone would look clean."""
         raise NotImplementedError

@@ -1,7 +1,6 @@
 """Requests for the sidecar's paths: each is handed to an HTTP protocol object of uvicorn's.
 
-uvicorn sees a connection that carries this request alone. Deciding about the client's real connection, such as closing
-it when idle, remains with `ClientConnection`.
+uvicorn sees a connection that carries this request alone; `ClientConnection` decides about the client's real one.
 """
 
 from __future__ import annotations
@@ -25,16 +24,7 @@ _READER = "sidecar"
 
 
 class SidecarConversation(Conversation):
-    """One request to the ASGI application, and its response.
-
-    Args:
-        proxy: Has the limits and the logs.
-        client: Gets the response.
-        head: The request's.
-        config: uvicorn's, which knows the application.
-        server_state: uvicorn's; it waits for the tasks in it when it stops.
-        app_state: The lifespan's.
-    """
+    """One request to the ASGI application, and its response. uvicorn's own arguments come from ``config`` on."""
 
     _status: int | None = None  # that the client has seen
     _first_byte_seconds: float | None = None
@@ -62,7 +52,7 @@ class SidecarConversation(Conversation):
         self._quiet = 0  # ticks in which the client was waited for
         self._server = _Server(config, server_state, app_state, self._finish)
         self._server.connection_made(cast("asyncio.Transport", _LentTransport(client, self._write_response)))
-        # The client's connection is in there itself; uvicorn must not close this one when it is idle.
+        # The client's own connection is in it; uvicorn must not close this one when it is idle.
         server_state.connections.discard(self._server)
         self._client: Client | None = client
 
@@ -121,7 +111,7 @@ class SidecarConversation(Conversation):
         self._server.shutdown()
 
     def tick(self) -> None:
-        """Count a tick in which the client is waited for: it is not known yet whether it has a token."""
+        """Count a tick in which the client is waited for; it may be one without a token."""
         if self._has_request and not self._client_is_full:
             return
         self._quiet += 1

@@ -1,14 +1,14 @@
-"""Counters of the traffic through the proxy: plain numbers that cost a request a fraction of a microsecond to change.
+"""Counters of the traffic through the proxy: plain numbers, which a request changes in a fraction of a microsecond.
 
-``prometheus_client``'s own counters take a lock and look up labels each time, which is a fifth of all that a request
-costs here. Everything is counted on the event loop's thread; a scrape only reads.
+``prometheus_client``'s own counters take a lock and look up labels each time, a fifth of a request's whole cost here.
+Everything is counted on the event loop's thread; a scrape only reads.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -49,11 +49,7 @@ class Connections:
 
 
 class _Histogram:
-    """Values counted by bucket.
-
-    Args:
-        bounds: The upper bounds, in rising order.
-    """
+    """Values counted by bucket; the bounds are upper ones, in rising order."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -85,7 +81,7 @@ class _PathClass:
 
 
 class ProxyTraffic:
-    """The metric families of the proxied requests, and the ``ProxyObserver`` that moves them."""
+    """The counters of proxied requests, and their metric families. Every label comes from a small fixed set."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -111,7 +107,7 @@ class ProxyTraffic:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count a request that is over."""
+        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
         self._under_way -= 1
         counted = self._classes.get(path_class)
         if counted is None:
@@ -138,16 +134,12 @@ class ProxyTraffic:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """Sums of which one is another whenever anything was counted: a few additions instead of all families."""
+        """Sums that change whenever anything is counted: a few additions instead of all families."""
         ended = sum(each.ended.total() for each in self._classes.values())
         return self._under_way, ended, self._upstream_errors.total(), self._refused.total()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the numbers as they stand."""
-        yield from self._request_families()
-        yield from self._failure_families()
-
-    def _request_families(self) -> Iterator[Metric]:
         ended = CounterMetricFamily(
             "highwater_proxy_requests",
             "Proxied requests that ended. The result is complete, client_left, truncated (the response broke off) or "
@@ -166,27 +158,23 @@ class ProxyTraffic:
             "opening. Health checks are left out.",
             labels=("path_class",),
         )
-        received = CounterMetricFamily(
-            "highwater_proxy_request_bytes",
-            "Bytes of heads and bodies that clients sent in proxied requests, counted when a request ends.",
-            labels=("path_class",),
-        )
-        sent = CounterMetricFamily(
-            "highwater_proxy_response_bytes",
-            "Bytes of heads and bodies that clients were sent in response, counted when a request ends.",
-            labels=("path_class",),
-        )
-        for path_class, counted in sorted(self._classes.items()):
+        classes = sorted(self._classes.items())
+        for path_class, counted in classes:
             for (method, code, result), count in sorted(counted.ended.items()):
                 ended.add_metric((path_class, method, str(code), result), count)
             counted.durations.add_to(durations, path_class)
             counted.first_bytes.add_to(first_bytes, path_class)
-            received.add_metric((path_class,), counted.request_bytes)
-            sent.add_metric((path_class,), counted.response_bytes)
         yield ended
         text = "Proxied requests under way."
         yield GaugeMetricFamily("highwater_proxy_requests_in_flight", text, value=self._under_way)
-        yield from (durations, first_bytes, received, sent)
+        yield from (durations, first_bytes)
+        text = "Bytes of heads and bodies that clients sent in proxied requests, counted when a request ends."
+        received = [(name, counted.request_bytes) for name, counted in classes]
+        yield _counter("highwater_proxy_request_bytes", text, "path_class", received)
+        text = "Bytes of heads and bodies that clients were sent in response, counted when a request ends."
+        sent = [(name, counted.response_bytes) for name, counted in classes]
+        yield _counter("highwater_proxy_response_bytes", text, "path_class", sent)
+        yield from self._failure_families()
 
     def _failure_families(self) -> Iterator[Metric]:
         left = sum(
@@ -198,19 +186,13 @@ class ProxyTraffic:
         text = "Clients that left before their response was complete."
         yield CounterMetricFamily("highwater_proxy_client_disconnects", text, value=left)
         text = "Proxied requests that the engine failed."
-        errors = CounterMetricFamily("highwater_proxy_upstream_errors", text, labels=("reason",))
-        for reason, count in sorted(self._upstream_errors.items()):
-            errors.add_metric((reason,), count)
+        yield _counter("highwater_proxy_upstream_errors", text, "reason", sorted(self._upstream_errors.items()))
         text = "Requests on the data plane that the sidecar refused, or would not read to their end."
-        refused = CounterMetricFamily("highwater_proxy_refused", text, labels=("reason",))
+        yield _counter("highwater_proxy_refused", text, "reason", sorted(self._refused.items()))
         text = "Refused requests that got 503 while new ones were held for a reset, or while the sidecar stopped."
-        shed = CounterMetricFamily("highwater_proxy_requests_shed", text, labels=("reason",))
-        for reason, count in sorted(self._refused.items()):
-            refused.add_metric((reason,), count)
         # From 0 on: many at once, at the first reset that sheds any, are an increase and not a series that begins.
-        for reason in SHED_REASONS:
-            shed.add_metric((reason,), self._refused.get(reason, 0))
-        yield from (errors, refused, shed)
+        shed = [(reason, self._refused.get(reason, 0)) for reason in SHED_REASONS]
+        yield _counter("highwater_proxy_requests_shed", text, "reason", shed)
 
 
 def connection_families(connections: Connections) -> Iterator[Metric]:
@@ -223,11 +205,16 @@ def connection_families(connections: Connections) -> Iterator[Metric]:
     engine.add_metric(("idle",), connections.engine_idle)
     yield engine
     text = "Requests sent to the engine, by whether their connection was new or reused."
-    requests = CounterMetricFamily("highwater_proxy_engine_requests", text, labels=("connection",))
-    requests.add_metric(("new",), connections.requests_on_new)
-    requests.add_metric(("reused",), connections.requests_on_reused)
-    yield requests
+    requests = [("new", connections.requests_on_new), ("reused", connections.requests_on_reused)]
+    yield _counter("highwater_proxy_engine_requests", text, "connection", requests)
     text = "Requests sent to the engine once more, because a kept connection was closed before a response."
     yield CounterMetricFamily("highwater_proxy_retries", text, value=connections.retries)
     text = "Open WebSocket tunnels."
     yield GaugeMetricFamily("highwater_proxy_tunnels", text, value=connections.tunnels)
+
+
+def _counter(name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=(label,))
+    for value, count in counts:
+        family.add_metric((value,), count)
+    return family

@@ -1,6 +1,6 @@
 """The two sides of a connection: writes of one turn of the loop go out together, and reads can be held.
 
-And questions to the kernel about the far end that neither side answers.
+And calls to the kernel about the far end.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import select
 import socket
 import struct
 
-# What uvloop reads at once, and repeats up to 32 times before it looks at any other connection, as long as a read
-# fills the buffer. One upload would keep every stream waiting.
+# What uvloop reads at once, and repeats up to 32 times before it serves another connection, as long as a read fills the
+# buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
-# The far end has closed its side, or the connection is gone; reported for a socket that nobody reads, too.
+# The far end has closed its side, or the connection is gone; reported for a socket that is not read, too.
 _HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-# A peer that vanished without a word is found out within 60 s and nine questions, 15 s apart. macOS has other names.
+# A peer that vanished is found out within 60 s and nine probes, 15 s apart. macOS has other names.
 _PROBES = tuple(
     (getattr(socket, name), seconds)
     for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15))
@@ -27,7 +27,7 @@ _PROBES = tuple(
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Have the kernel ask a silent peer whether it still exists; else its connection would stay for ever."""
+    """Have the kernel probe a silent peer; else the connection of one that vanished would stay for ever."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):  # it is closed already
@@ -37,7 +37,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 
 def has_hung_up(transport: asyncio.BaseTransport) -> bool:
-    """Return whether the far end has closed, even where bytes that nobody reads stand before its end."""
+    """Return whether the far end has closed, even where unread bytes come before its end."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return False
@@ -58,10 +58,10 @@ def peer_of(transport: asyncio.BaseTransport) -> str:
 
 
 class WriteBatch:
-    """Collects the writes made while the loop hands out what it has read, and sends them when that is done.
+    """Collects the writes of one turn of the loop, and sends them at its end.
 
-    Then a head and its body are one packet; and the far ends are woken once for all the streams that an engine's step
-    has moved, not again and again within one turn of the loop.
+    Then a head and its body are one packet, and the far ends are woken once for all the streams that an engine's step
+    has moved.
     """
 
     def __init__(self) -> None:
@@ -81,12 +81,7 @@ class WriteBatch:
 
 
 class WriteSide:
-    """Writes to one transport.
-
-    Args:
-        transport: Written to by nobody else.
-        batch: Sends the writes at the end of the loop's turn.
-    """
+    """The only writer to a transport; the batch sends its writes at the end of the loop's turn."""
 
     __slots__ = ("_batch", "_pending", "_transport", "_unsent", "_write")
 
@@ -102,7 +97,7 @@ class WriteSide:
         self._unsent = []
 
     def take_unsent(self) -> list[bytes] | None:
-        """Return all that was written since ``keep_unsent``, if not a byte of it has been sent; else None."""
+        """Return all that was written since ``keep_unsent``, if no byte of it has been sent; else None."""
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
             unsent += self._pending
@@ -146,7 +141,7 @@ class WriteSide:
             self._transport.write_eof()
 
     def reset(self) -> None:
-        """Close so that nobody can take it for an end in order: the far end's next read fails."""
+        """Close in a way that nobody takes for a clean end: the far end's next read fails."""
         self.flush()
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
@@ -160,11 +155,7 @@ class WriteSide:
 
 
 class ReadSide:
-    """Reads of one transport: held for several reasons at once, and after a long read until the loop's next turn.
-
-    Args:
-        transport: Read from the start.
-    """
+    """Reads of one transport: held for several reasons at once, and after a long read until the loop's next turn."""
 
     __slots__ = ("_holders", "_transport")
 
@@ -180,7 +171,7 @@ class ReadSide:
 
     @property
     def is_held(self) -> bool:
-        """True where reading is stopped, so that nobody would notice the far end leave."""
+        """True while reading is stopped, when the far end can leave unnoticed."""
         return bool(self._holders)
 
     def let_go(self, why: str) -> None:

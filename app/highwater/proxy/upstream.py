@@ -1,7 +1,6 @@
 """Connections to the engine: one request at a time on each, and a pool of those that may serve another.
 
-llhttp follows a response's framing, which is kept: bytes go on as they arrive, and the parser only finds where the
-response ends.
+A response's framing is kept: bytes go on as they arrive, and llhttp only finds where the response ends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
 _NONE = -1
 _HEAD_ENDS = b"\r\n\r\n"
-# No engine's head is so long; one that never ends must not fill our memory.
+# No engine's head is longer; one that never ends must not fill the memory.
 _MAX_HEAD_BYTES = 256 * 1024
 # This process, or the machine, may have no more files open.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
@@ -40,13 +39,9 @@ _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 class EngineConnection:
     """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
 
-    Args:
-        pool: Keeps it while it is idle.
-
     Attributes:
-        transport: Once connected.
         read_side: Held while the client takes no more.
-        write_side: The one way to send the engine something.
+        write_side: The only writer to the engine.
         is_counted: The pool counts it as open.
         ends: The addresses of this end and the far one, where the pool counts them.
         served: Requests served so far.
@@ -270,8 +265,8 @@ class Pool:
     """Idle connections, the last used first, and the way to a new one.
 
     Args:
-        host: The engine's host; unused with `socket_path`.
-        port: The engine's port; unused with `socket_path`.
+        host: The engine's host, unused with `socket_path`, as is its port.
+        port: The engine's port.
         socket_path: The path of the engine's Unix socket; None: it listens on host and port.
         tls: For an engine on https.
         write_batch: Sends the writes of all connections.
@@ -280,10 +275,10 @@ class Pool:
         origin: The engine's name for itself.
 
     Attributes:
-        open: Connections that are open, in use or not.
-        retries: Requests sent once more, on a new connection.
-        ends: Their addresses on this side and on the far one: a client that came by such a pair is this pool itself.
-            Not by the first alone: the kernel gives one port to connections to several addresses.
+        open: The number of open connections, in use or not.
+        retries: The number of requests sent once more, on a new connection.
+        ends: Their addresses on this side and on the far one: a client with such a pair is this pool itself. The first
+            alone does not show it: the kernel gives one port to connections to several addresses.
     """
 
     def __init__(
@@ -321,7 +316,7 @@ class Pool:
         return self.open - len(self._idle)
 
     def take(self) -> EngineConnection | None:
-        """Take an idle connection that the engine will surely not close at this moment; None without one."""
+        """Take an idle connection that the engine is not about to close; None without one."""
         idle = self._idle
         while idle:
             newest = idle.pop()
@@ -347,7 +342,7 @@ class Pool:
             return CONNECT_TIMEOUT
         except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails
             return NO_DESCRIPTORS if exc.errno in _NO_DESCRIPTOR else CONNECT
-        # Here and not in connection_made: of one whose client has left meanwhile, uvloop reports no end.
+        # Here and not in connection_made: uvloop reports no end of a connection whose client has left meanwhile.
         made.is_counted = True
         self.open += 1
         made.ends = (made.transport.get_extra_info("sockname"), made.transport.get_extra_info("peername"))

@@ -1,4 +1,4 @@
-"""Carries one remedy out at a time: what a relief passes through stands in ``states``."""
+"""Runs one remedy at a time; ``states`` draws what a relief passes through."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sees to it that no request is between a client and the engine, for as long as a remedy needs that.
+"""Keeps the engine free of requests for as long as a remedy needs that.
 
-New requests wait at the gate, those under way finish, and the engine's own counts must agree. Where that is not to be
-had in time it refuses: requests are not cut short, and the held ones go on. Nobody is held at all where something under
-way has already taken longer than requests are given to finish.
+New requests wait at the gate, those under way finish, and the engine's own counts must agree. Where that takes too long
+it refuses: requests are not cut short, and the held ones go on. No request is held at all where one under way has
+already taken longer than requests are given to finish.
 
 The engine itself is never paused: a pause would outlive this process, and the gate cannot.
 """
@@ -22,24 +22,28 @@ from highwater.proxy.gate import Gate
 from highwater.readings import EngineLoad, QuiescedBy, Report
 from highwater.relief.states import States
 
-# The engine's counts lag behind its answers by a step; requests that others sent stay longer.
+# The engine's counts lag behind its responses by a step; requests that others sent stay longer.
 SETTLE_SECONDS = 2.0
 LOOK_SECONDS = 0.1
-# The same, and one answer of the engine's that comes late.
+# The same, and one late response of the engine.
 DRAINED_SECONDS = 3.0
-# For so long after the engine was seen to work on what did not pass the gate, the gate is no proof of anything.
+# For this long after the engine worked on requests that did not pass the gate, an idle gate proves nothing.
 BYPASS_SECONDS = 60.0
-# What a remedy may take while requests are held for it.
+# The longest that a remedy may take while requests are held for it.
 CALL_SECONDS = 10.0
 # The gate's own deadline comes after those of the states in which it is closed, so that they report what went wrong.
 GATE_MARGIN_SECONDS = 1.0
+_BYPASSED = (
+    "that did not pass through this sidecar (or whose clients {have} left); they cannot be held here. Send all traffic "
+    "through the sidecar"
+)
 
 
 class CannotQuiesce(Exception):
     """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
 
     Attributes:
-        held_seconds: How long new requests waited in vain, where any did.
+        held_seconds: How long new requests waited in vain; ``None`` where none had to.
     """
 
     held_seconds: float | None = None
@@ -47,7 +51,7 @@ class CannotQuiesce(Exception):
 
 @dataclass(slots=True)
 class Quiesced:
-    """How it was done.
+    """An engine without requests.
 
     Attributes:
         by: What kept requests away.
@@ -63,13 +67,10 @@ class Quiescer:
 
     Args:
         engine: The engine.
-        gate: Where the data plane's requests pass.
+        gate: The gate that the data plane's requests pass.
         drain_seconds: How long requests under way may take to finish.
-        impossible: Why no request can ever be held here; None where requests pass the gate.
-        clock: Seconds that only go forward.
-
-    Attributes:
-        impossible: As given.
+        impossible: Why no request can ever be held here; ``None`` where requests pass the gate.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class Quiescer:
         self._bypassed_at: float | None = None
 
     def notice(self, report: Report) -> None:
-        """Look out for requests that the engine has and the gate has not seen."""
-        running = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
-        quiet = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
-        if running and quiet:
+        """Notice requests that the engine has and the gate has not seen."""
+        requests = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
+        is_gate_idle = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
+        if requests and is_gate_idle:
             self._bypassed_at = self._clock()
 
     def plan(self) -> str:
@@ -108,19 +109,16 @@ class Quiescer:
         Args:
             states: Of the relief that needs it.
             then_pace: Let requests through one by one for a while afterwards: those that come together would overtake
-                each other in vLLM, and it fails a request that overtakes another one with the same new image.
+                each other in vLLM, and it fails a request that overtakes another with the same new image.
 
         Raises:
             CannotQuiesce: Requests cannot be held, or did not finish in time; none is held any more.
-            EngineError: The engine could not be asked.
+            EngineError: The engine's counts could not be read.
         """
         if self.impossible is not None:
             raise CannotQuiesce(self.impossible)
         if self._bypassed_at is not None and (ago := self._clock() - self._bypassed_at) < BYPASS_SECONDS:
-            raise CannotQuiesce(
-                f"{ago:.0f} s ago the engine had requests that did not pass through this sidecar (or whose clients had "
-                "left); they cannot be held here. Send all traffic through the sidecar"
-            )
+            raise CannotQuiesce(f"{ago:.0f} s ago the engine had requests {_BYPASSED.format(have='had')}")
         if (reason := self._takes_too_long()) is not None:
             raise CannotQuiesce(reason)
         began, quiesced = self._clock(), Quiesced("gate")
@@ -147,12 +145,10 @@ class Quiescer:
                 quiesced.held_seconds = self._clock() - began
 
     def _takes_too_long(self) -> str | None:
-        """Why requests would be held in vain, if that can be known before."""
-        if lasting := self._gate.open_ended:
-            sessions = (
-                "1 WebSocket is open, which ends" if lasting == 1 else f"{lasting} WebSockets are open, which end"
-            )
-            return f"{sessions} when the client wants; no request was held. Try again when none is open"
+        """Return why requests would be held in vain, if that is known before; or ``None``."""
+        if count := self._gate.open_ended:
+            sockets = "1 WebSocket is open, which ends" if count == 1 else f"{count} WebSockets are open, which end"
+            return f"{sockets} when the client wants; no request was held. Try again when none is open"
         seconds = self._gate.oldest_seconds()
         if seconds is None or seconds <= self._drain_seconds:
             return None
@@ -168,30 +164,21 @@ class Quiescer:
         return refusal
 
     async def _engine_is_idle(self, began: float) -> None:
-        """The engine's own counts say the same.
-
-        Raises:
-            CannotQuiesce: It has requests that did not pass the gate, or does not report them.
-            EngineError: It could not be asked.
-        """
+        """Wait until the engine's own counts are 0 as well."""
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
             stop=stop_after_delay(SETTLE_SECONDS),
             wait=wait_fixed(LOOK_SECONDS),
         )
         try:
-            await looks(self._look, began)
+            await looks(self._read_load, began)
         except RetryError as exc:
             load: EngineLoad = exc.last_attempt.result()
             self._bypassed_at = self._clock()
-            raise self._in_vain(
-                f"the engine has {load.requests_running} requests running and {load.requests_waiting} waiting that "
-                "did not pass through this sidecar (or whose clients have left); they cannot be held here. Send all "
-                "traffic through the sidecar",
-                began,
-            ) from exc
+            counts = f"{load.requests_running} requests running and {load.requests_waiting} waiting"
+            raise self._in_vain(f"the engine has {counts} {_BYPASSED.format(have='have')}", began) from exc
 
-    async def _look(self, began: float) -> EngineLoad:
+    async def _read_load(self, began: float) -> EngineLoad:
         load = (await self._load.read()).load
         if load is None or load.requests_running is None or load.requests_waiting is None:
             unknown = "the engine does not report its request counts (was it started with --disable-log-stats?)"

@@ -1,7 +1,7 @@
-"""Act, measure, record: carries one remedy out at a time, while it harms nobody.
+"""Runs one remedy at a time, measures what it freed, and records it.
 
-One that was done is measured by a fresh poll before and after it. Every remedy asked for leaves an event, also one that
-was refused, failed or cancelled. What it waits for, and for how long at most, stands in ``states``.
+The measurement is a fresh poll before and after it. Every requested remedy leaves an event, also one that was refused,
+failed or cancelled. ``states`` has its states and their deadlines.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from highwater.readings import (
     Trigger,
 )
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies import PLAIN, Ask, Remedy, Run
+from highwater.relief.remedies import PLAIN, Remedy, RunOptions, RunResult
 from highwater.relief.remedies.remedy import operators_only
-from highwater.relief.remedies.rounds import MAX_SECONDS, tell_workers_in_rounds
+from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
 from highwater.relief.states import State, States
 from highwater.units import MIB, mib
 
 JUST_BEFORE_SECONDS = 0.25
-# How long a remedy may be tried again that the engine puts off: its blocks come free a step after its requests.
+# How long a remedy that the engine puts off is repeated: its blocks come free a step after its requests.
 PATIENCE_SECONDS = 2.0
-# What one poll asks besides the workers.
-QUESTIONS_SECONDS = 20.0
+# The calls of one poll besides the workers'.
+POLL_SECONDS = 20.0
 # Beyond what the calls of a state may take by themselves, so that they report what went wrong.
 MARGIN_SECONDS = 1.0
 
@@ -60,7 +60,7 @@ class RemedyObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemedyOutcome:
-    """A remedy's result with the readings around it and, on the drop-in paths, the engine's own answer."""
+    """A remedy's result, the readings before and after it and, on the drop-in paths, the engine's own response."""
 
     result: RemedyResult
     before: tuple[RankReading, ...]
@@ -70,7 +70,7 @@ class RemedyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemedyRequest:
-    """One remedy that an operator asks for, and how far it shall go."""
+    """One remedy that an operator requests, and how far it goes."""
 
     remedy: str
     target: Target = UNNEEDED
@@ -78,13 +78,11 @@ class RemedyRequest:
 
 @dataclass(frozen=True, slots=True)
 class _RemedyRun:
-    """The remedy to run, and on whose behalf."""
-
     remedy: Remedy
     trigger: Trigger
     mode: Mode = "safe"
     rule: str | None = None
-    ask: Ask = PLAIN
+    options: RunOptions = PLAIN
     force: bool = False
     dry_run: bool = False
     release_after: bool = True
@@ -92,17 +90,7 @@ class _RemedyRun:
 
 
 class Relief:
-    """Runs remedies, on the policy's behalf and on operators'.
-
-    Args:
-        engine: The engine.
-        poller: For capabilities, and for fresh readings around each remedy.
-        history: Where events go.
-        quiescer: Holds requests where a remedy needs that.
-        remedies: All there are.
-        observer: Counts remedies.
-        clock: Monotonic seconds.
-    """
+    """Runs remedies for the policy and for operators. The clock is in monotonic seconds."""
 
     def __init__(
         self,
@@ -136,7 +124,7 @@ class Relief:
         return self._turn.locked()
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
-        """Why this remedy would be refused on a rule's behalf now, as far as that can be known before; or ``None``."""
+        """Return why this remedy would be refused to a rule now, as far as that is known before; or ``None``."""
         remedy, can = self.remedies[name], self._poller.capabilities
         if (refusal := operators_only(remedy, can) or remedy.refusal(can, status, "safe")) is not None:
             return refusal
@@ -145,28 +133,28 @@ class Relief:
     async def for_rule(
         self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
     ) -> RemedyOutcome:
-        """Run one remedy on a rule's behalf, or only record that it would have been.
+        """Run one remedy for a rule, or only record that it would have been run.
 
         Raises:
-            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
         """
-        wanted = _RemedyRun(self.remedies[name], "policy", rule=rule, ask=Ask(target=target))
+        run = _RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
-            result = _result(wanted.remedy, "observed", reason="the policy is in observe mode")
-            self._record(wanted, result)
+            result = _result(run.remedy, "observed", reason="the policy is in observe mode")
+            self._record(run, result)
             return RemedyOutcome(result, (), ())
-        return await self._carry_out(wanted)
+        return await self._carry_out(run)
 
     async def reclaim(
         self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
     ) -> list[RemedyOutcome]:
-        """Run remedies in this order on an operator's behalf; none named: what frees the device's caches here.
+        """Run remedies in this order for an operator; without any, those that free the device's caches here.
 
         Raises:
-            UnknownName: There is no such remedy.
-            NotAvailable: The engine is not there to be asked.
+            UnknownName: A remedy is unknown.
+            NotAvailable: The engine is not reachable.
         """
-        requests = requests or self._usual()
+        requests = requests or self._default_requests()
         for request in requests:
             if request.remedy not in self.remedies:
                 raise UnknownName("remedies", request.remedy, self.remedies)
@@ -176,7 +164,7 @@ class Relief:
                     self.remedies[request.remedy],
                     "reclaim",
                     mode=mode,
-                    ask=Ask(target=request.target),
+                    options=RunOptions(target=request.target),
                     dry_run=dry_run,
                     caller=caller,
                 )
@@ -184,7 +172,7 @@ class Relief:
             for request in requests
         ]
 
-    def _usual(self) -> Sequence[RemedyRequest]:
+    def _default_requests(self) -> Sequence[RemedyRequest]:
         # A trim keeps what a reset then drops: one of the two.
         cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
         return (RemedyRequest("release"), RemedyRequest(cache))
@@ -192,33 +180,33 @@ class Relief:
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
     ) -> RemedyOutcome:
-        """Run one of vLLM's own resets, as a client asked for it.
+        """Run one of vLLM's own resets as a client requested it.
 
         Raises:
             Refused: It could hang or kill this engine.
-            NotAvailable: The engine is not there to be asked.
+            NotAvailable: The engine is not reachable.
         """
-        # No release after it: a client that asks for vLLM's reset gets that and nothing more.
-        wanted = _RemedyRun(
+        # No release after it: a client that requests vLLM's reset gets that and nothing more.
+        run = _RemedyRun(
             self.remedies[name],
             "drop-in",
             mode=mode,
-            ask=Ask(query=query),
+            options=RunOptions(query=query),
             force=force,
             release_after=False,
             caller=caller,
         )
-        measured = await self._carry_out(wanted)
-        if measured.result.outcome == "refused":
-            raise Refused(f"{name}: {measured.result.reason}")
-        return measured
+        outcome = await self._carry_out(run)
+        if outcome.result.outcome == "refused":
+            raise Refused(f"{name}: {outcome.result.reason}")
+        return outcome
 
     async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
-        """Bring back what a trim moved to host memory; what each worker said of it, in rank order.
+        """Bring back what a trim moved to host memory, and return each worker's answer in rank order.
 
         Raises:
-            Refused: The workers cannot be asked, or one of them could not do it.
-            NotAvailable: The engine is not there to be asked.
+            Refused: The workers cannot be called, or one of them could not do it.
+            NotAvailable: The engine is not reachable.
         """
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
@@ -226,82 +214,79 @@ class Relief:
             with self._states.one_relief():
                 try:
                     async with self._states.enter("calling", self._rounds_seconds()):
-                        run = await tell_workers_in_rounds(self._engine, "restore", {})
+                        restored = await call_workers_in_rounds(self._engine, "restore", {})
                 except EngineError as exc:
                     raise NotAvailable(self._not_restored(str(exc), caller)) from exc
                 except TimeoutError as exc:
                     late = f"it has not ended within {self._rounds_seconds():g} s"
                     raise NotAvailable(self._not_restored(late, caller)) from exc
-                report = await self._poll("measuring") if run.ok else None
-        if not run.ok:
-            raise Refused(self._not_restored(str(run.reason), caller))
+                report = await self._poll("measuring") if restored.ok else None
+        if not restored.ok:
+            raise Refused(self._not_restored(str(restored.reason), caller))
         spilled = report.encoder_cache.host_bytes if report is not None and report.encoder_cache else None
         left = "what is left on the host is not known" if spilled is None else f"{mib(spilled)} MiB left on the host"
-        self._history.record(
-            "reset",
-            f"encoder outputs brought back to the device, {left}",
-            caller=caller,
-        )
-        return list(run.detail)
+        self._history.record("reset", f"encoder outputs brought back to the device, {left}", caller=caller)
+        return list(restored.detail)
 
     def _not_restored(self, reason: str, caller: Caller | None) -> str:
-        said = f"restore: {reason}"
-        self._history.record("reset", said, caller=caller)
-        return said
+        message = f"restore: {reason}"
+        self._history.record("reset", message, caller=caller)
+        return message
 
-    # --- carrying out ---
+    # --- running one remedy ---
 
-    async def _carry_out(self, wanted: _RemedyRun) -> RemedyOutcome:
+    async def _carry_out(self, run: _RemedyRun) -> RemedyOutcome:
         async with self._turn:
             with self._states.one_relief():
                 try:
-                    return await self._relieve(wanted)
+                    return await self._relieve(run)
                 except RequestError:
                     raise  # recorded where it arose
                 except BaseException as exc:
-                    # Cancelled, or what nobody thought of: raised again, and logged first, as the remedy may have run.
+                    # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
                     what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                    self._record(wanted, _result(wanted.remedy, "failed", reason=f"{what} while {self.state}"))
+                    self._record(run, _result(run.remedy, "failed", reason=f"{what} while {self.state}"))
                     raise
 
-    async def _relieve(self, wanted: _RemedyRun) -> RemedyOutcome:
-        before = await self._before(wanted)
+    async def _relieve(self, run: _RemedyRun) -> RemedyOutcome:
+        before = await self._before(run)
         capabilities = self._poller.capabilities
-        refusal = _refusal(wanted, capabilities, before)
+        refusal = _refusal(run, capabilities, before)
         if refusal is not None:
-            return self._refused(wanted, before, refusal)
-        is_held = not wanted.force and wanted.remedy.needs_gate(capabilities, wanted.mode)
-        if wanted.dry_run:
+            return self._refused(run, before, refusal)
+        is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
+        if run.dry_run:
             plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return RemedyOutcome(_result(wanted.remedy, "observed", reason=plan), before.ranks, before.ranks)
+            return RemedyOutcome(_result(run.remedy, "observed", reason=plan), before.ranks, before.ranks)
 
         started = self._clock()
         quiesced: Quiesced | None = None
         try:
             if is_held:
-                async with self._quiescer.quiet(self._states, then_pace=wanted.remedy.paces_after) as quiesced:
-                    run = await self._call(wanted, CALL_SECONDS)
+                async with self._quiescer.quiet(self._states, then_pace=run.remedy.paces_after) as quiesced:
+                    done = await self._call(run, CALL_SECONDS)
             else:
-                quiesced, run = Quiesced("nothing"), await self._call(wanted, self._rounds_seconds())
+                quiesced, done = Quiesced("nothing"), await self._call(run, self._rounds_seconds())
         except CannotQuiesce as exc:
-            return self._refused(wanted, before, str(exc), exc.held_seconds)
+            return self._refused(run, before, str(exc), exc.held_seconds)
         except EngineError as exc:
-            # The gate's question before the remedy: nothing was done.
-            run = Run(ok=False, reason=str(exc))
-        if run.refused:
-            return self._refused(wanted, before, run.reason or "refused by the workers")
-        is_released = wanted.release_after and self._engine.rpc_allowed
-        if run.ok and wanted.remedy.needs_release and is_released:
-            run = await self._release_after(run)
+            # Raised by the engine's counts before the remedy: nothing was done.
+            done = RunResult(ok=False, reason=str(exc))
+        if done.refused:
+            return self._refused(run, before, done.reason or "refused by the workers")
+        is_released = run.release_after and self._engine.rpc_allowed
+        if done.ok and run.remedy.needs_release and is_released:
+            done = await self._release_after(done)
         readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
-        if not run.ok:
-            # Nobody knows how much of it was done, nor by when: the difference would be anybody's.
+        if not done.ok:
+            # How much of it was done, and by when, is unknown: the difference could have any cause.
             readings, unmeasured = (), "not measured"
         deltas = freed(before.ranks, readings)
         freed_bytes, freed_components = total(deltas)
-        credited = credit(wanted.remedy.name, before.ranks, readings, run.detail, is_released=is_released)
+        credited = credit(run.remedy.name, before.ranks, readings, done.detail, is_released=is_released)
+        reason = "; ".join(text for text in (done.reason, unmeasured) if text) or None
         result = replace(
-            _result(wanted.remedy, "done" if run.ok else "failed", reason=_joined(run.reason, unmeasured)),
+            _result(run.remedy, "done" if done.ok else "failed", reason=reason),
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
@@ -310,36 +295,36 @@ class Relief:
             credited_components=credited.components,
             quiesced_by=quiesced.by if quiesced is not None else None,
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
-            detail=run.detail,
+            detail=done.detail,
         )
-        self._record(wanted, result)
-        return RemedyOutcome(result, before.ranks, readings, run.answer)
+        self._record(run, result)
+        return RemedyOutcome(result, before.ranks, readings, done.answer)
 
-    async def _call(self, wanted: _RemedyRun, seconds: float) -> Run:
-        """The remedy itself. What fails here has its place in the result, so that the gate opens in order."""
-        ask = replace(wanted.ask, patience_seconds=PATIENCE_SECONDS if wanted.mode == "safe" else 0.0)
+    async def _call(self, run: _RemedyRun, seconds: float) -> RunResult:
+        """Run the remedy itself. A failure becomes its result, so that the gate opens in order."""
+        options = replace(run.options, patience_seconds=PATIENCE_SECONDS if run.mode == "safe" else 0.0)
         try:
             async with self._states.enter("calling", seconds):
-                return await wanted.remedy.run(self._engine, ask)
+                return await run.remedy.run(self._engine, options)
         except TimeoutError:
-            return Run(ok=False, reason=f"it has not ended within {seconds:g} s")
+            return RunResult(ok=False, reason=f"it has not ended within {seconds:g} s")
         except EngineError as exc:
-            return Run(ok=False, reason=str(exc))
+            return RunResult(ok=False, reason=str(exc))
 
-    async def _release_after(self, run: Run) -> Run:
+    async def _release_after(self, done: RunResult) -> RunResult:
         """Have the allocator give back what the remedy gave it: only then does the device see the bytes."""
         seconds = 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
         try:
             async with self._states.enter("releasing", seconds):
                 await self._engine.rpc("release")
         except TimeoutError:
-            return replace(run, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
+            return replace(done, ok=False, reason=f"done, but the release after it has not ended within {seconds:g} s")
         except EngineError as exc:
-            return replace(run, ok=False, reason=f"done, but not the release after it: {exc}")
-        return run
+            return replace(done, ok=False, reason=f"done, but not the release after it: {exc}")
+        return done
 
     async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
-        """The readings after a remedy that was done, and why there are none where there were some before it."""
+        """Return the readings after a remedy, and why there are none where there were some before it."""
         report = await self._poll("measuring")
         if report is None:
             return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
@@ -350,7 +335,7 @@ class Relief:
         return readings, None
 
     async def _poll(self, state: State) -> Report | None:
-        """One poll; ``None`` where it does not end in time."""
+        """Poll once; return ``None`` where that does not end in time."""
         try:
             async with self._states.enter(state, self._poll_seconds()):
                 return await self._poller.poll()
@@ -358,45 +343,45 @@ class Relief:
             return None
 
     def _poll_seconds(self) -> float:
-        return self._engine.rpc_deadline_seconds + QUESTIONS_SECONDS
+        return self._engine.rpc_deadline_seconds + POLL_SECONDS
 
     def _rounds_seconds(self) -> float:
         # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
         return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
     def _refused(
-        self, wanted: _RemedyRun, before: Report, reason: str, held_seconds: float | None = None
+        self, run: _RemedyRun, before: Report, reason: str, held_seconds: float | None = None
     ) -> RemedyOutcome:
-        result = replace(_result(wanted.remedy, "refused", reason=reason), held_seconds=held_seconds)
-        if not wanted.dry_run:
-            self._record(wanted, result)
+        result = replace(_result(run.remedy, "refused", reason=reason), held_seconds=held_seconds)
+        if not run.dry_run:
+            self._record(run, result)
         return RemedyOutcome(result, before.ranks, before.ranks)
 
-    async def _before(self, wanted: _RemedyRun) -> Report:
-        """A reading of now; the last one if it was taken just before, as on the policy's behalf it was.
+    async def _before(self, run: _RemedyRun) -> Report:
+        """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
         Raises:
-            NotAvailable: The engine is not there to be asked. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
         """
         report = self._poller.current()
         age = report.age_seconds
         # Now means from now on: an operator's own measurement must not begin before it.
-        if wanted.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
+        if run.mode == "now" or report.stale or age is None or age > JUST_BEFORE_SECONDS:
             polled = await self._poll("reading")
             if polled is None:
-                raise self._not_available(wanted, f"no reading came within {self._poll_seconds():g} s")
+                raise self._not_available(run, f"no reading came within {self._poll_seconds():g} s")
             report = polled
         traits = report.engine.traits
         if not traits.is_up or (report.stale and traits.is_late):
-            raise self._not_available(wanted, in_words(report.engine))
+            raise self._not_available(run, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 
-    def _not_available(self, wanted: _RemedyRun, reason: str) -> NotAvailable:
-        self._record(wanted, _result(wanted.remedy, "failed", reason=reason))
+    def _not_available(self, run: _RemedyRun, reason: str) -> NotAvailable:
+        self._record(run, _result(run.remedy, "failed", reason=reason))
         return NotAvailable(reason)
 
-    def _record(self, wanted: _RemedyRun, result: RemedyResult) -> None:
-        self._observer.remedy_ended(result, wanted.trigger)
+    def _record(self, run: _RemedyRun, result: RemedyResult) -> None:
+        self._observer.remedy_ended(result, run.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = f"{result.remedy} {result.outcome}"
         if result.outcome == "done" and result.credited_bytes is not None:
@@ -406,22 +391,16 @@ class Relief:
                 summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
         if result.reason:
             summary += f": {result.reason}"
-        self._history.record(
-            kind, summary, trigger=wanted.trigger, rule=wanted.rule, result=result, caller=wanted.caller
-        )
-        by = f"{wanted.trigger} by {wanted.caller.address or 'an unknown peer'}" if wanted.caller else wanted.trigger
-        log.info("%s (%s)", summary, wanted.rule or by)
+        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
+        by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
+        log.info("%s (%s)", summary, run.rule or by)
 
 
-def _refusal(wanted: _RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
-    if wanted.force:
+def _refusal(run: _RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
+    if run.force:
         return None
-    theirs = operators_only(wanted.remedy, capabilities) if wanted.trigger == "policy" else None
-    return theirs or wanted.remedy.refusal(capabilities, before.engine, wanted.mode)
-
-
-def _joined(*reasons: str | None) -> str | None:
-    return "; ".join(reason for reason in reasons if reason) or None
+    by_policy = operators_only(run.remedy, capabilities) if run.trigger == "policy" else None
+    return by_policy or run.remedy.refusal(capabilities, before.engine, run.mode)
 
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:

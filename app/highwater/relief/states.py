@@ -12,14 +12,14 @@
     reading    one poll, the reading before                     Relief    the worker deadline and 20 s
     closing    new requests wait, those under way finish        Quiescer  gate.drain_seconds
     drained    the engine's own counts must agree               Quiescer  3 s
-    calling    the remedy speaks to the engine                  Relief    10 s while the gate is closed, else 31 s
+    calling    the remedy calls the engine                      Relief    10 s while the gate is closed, else 31 s
                                                                           and two worker deadlines
     releasing  the allocator gives the bytes to the device      Relief    two worker deadlines and 1 s
     measuring  one poll, the reading after                      Relief    the worker deadline and 20 s
 
-From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate opens
-by itself too, when the deadlines of the three states in which it is closed are over. So what holds requests is held in
-this process alone, for a bounded time, and nothing has to be undone when the process dies.
+From every state a relief that is refused, fails or is cancelled goes back to idle, and the gate opens. The gate also
+opens by itself when the deadlines of the three states in which it is closed are over. So requests are held in this
+process alone, for a bounded time, and nothing has to be undone when the process dies.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["idle", "reading", "closing", "drained", "calling", "releasing", "measuring"]
 
-# A reading that was taken just before serves as well, and a restore is measured afterwards only. What does not end well
-# goes back to idle at once, without a step of its own.
+# A recent reading serves as well, and a restore is measured afterwards only. A relief that fails is idle at once.
 _NEXT: Mapping[State, frozenset[State]] = {
     "idle": frozenset({"reading", "closing", "calling"}),
     "reading": frozenset({"closing", "calling"}),
@@ -64,7 +63,7 @@ class States:
 
     @asynccontextmanager
     async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
-        """Be in a state for as long as the block lasts.
+        """Enter a state for as long as the block lasts.
 
         Args:
             state: One that may follow the present one.

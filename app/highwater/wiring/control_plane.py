@@ -1,4 +1,4 @@
-"""The control plane: who may call it, and the FastAPI application that answers."""
+"""The control plane: the check of its callers, and the FastAPI application that responds."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ log = logging.getLogger("highwater")
 
 
 def wire_access(settings: Settings, denied: Callable[[DenialReason], None]) -> tuple[AdminToken, Access]:
-    """Return the admin token, and what lets control calls through or not.
-
-    Args:
-        settings: All of them.
-        denied: Counts the calls that are not let in.
-    """
+    """Return the admin token, and the check of control calls; ``denied`` counts those that fail it."""
     if settings.admin_token is not None:
         token = AdminToken(settings.admin_token.get_secret_value(), None)
     elif settings.admin_token_file is not None:
@@ -63,13 +58,7 @@ def wire_access(settings: Settings, denied: Callable[[DenialReason], None]) -> t
 def wire_control_plane(
     services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
 ) -> tuple[ASGIApp, SidecarPaths]:
-    """Return the ASGI application, and the paths that it answers.
-
-    Args:
-        services: The parts.
-        lifespan: Starts and stops them.
-        internal_error: Counts a fault of our own.
-    """
+    """Return the ASGI application, and the paths that it serves; ``lifespan`` starts and stops the parts."""
     app = FastAPI(
         title="Highwater",
         version=__version__,

@@ -1,9 +1,10 @@
-"""The parts that watch the engine and act on it: history, poller, relief, policy. None listens or serves."""
+"""The parts that watch the engine and act on it: history, poller, relief, policy."""
 
 from __future__ import annotations
 
 import logging
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,12 +24,10 @@ from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
-from highwater.readings import EventKind
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
 from highwater.settings import Settings
-from highwater.wiring.clocks import Clocks
 
 NO_DATA_PLANE = (
     "requests cannot be held here: this sidecar has no data plane (proxy.enabled). With one, and all traffic through "
@@ -37,6 +36,20 @@ NO_DATA_PLANE = (
 MAX_HISTORY_SAMPLES = 86_400  # a day at one a second: 120 MB with eight ranks
 
 log = logging.getLogger("highwater")
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks that every part reads.
+
+    Attributes:
+        monotonic: Seconds for everything that waits or measures. Where the recorders' files are read it must be
+            ``CLOCK_MONOTONIC``, which the workers of this machine share.
+        wall: Unix seconds, for everything that people read.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
 
 
 class CoreObserver(PollObserver, RemedyObserver, ActionObserver, Protocol):
@@ -62,14 +75,7 @@ class Core:
 def wire_engine(
     settings: Settings, clocks: Clocks, tls: ssl.SSLContext | None, transport: httpx.AsyncBaseTransport | None
 ) -> Engine:
-    """Return the engine's client.
-
-    Args:
-        settings: All of them.
-        clocks: Both of them.
-        tls: For an engine on https.
-        transport: Replaces the network, in tests.
-    """
+    """Return the engine's client; tests replace the network by ``transport``."""
     return Engine(
         settings.engine_url,
         rpc_deadline_seconds=settings.rpc_deadline_seconds,
@@ -80,7 +86,7 @@ def wire_engine(
 
 
 def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Recorders | None:
-    """Return the reader of the workers' recorders; None where no folder is set."""
+    """Return the reader of the workers' recorders; None without a folder."""
     if settings.recorder_dir is None:
         return None
     return Recorders(
@@ -96,19 +102,7 @@ def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreInputs:
-    """The parts and values that the core is made of.
-
-    Attributes:
-        settings: All of them.
-        engine: The engine.
-        recorders: The reader of its workers' recorders, if they have any.
-        gate: Holds requests while a remedy needs an idle engine.
-        clocks: Both of them.
-        observer: Counts what happens.
-        internal_errors: Counts faults of our own.
-        requests_under_way: How many requests are under way through this sidecar.
-        sources: Makes the sources of readings.
-    """
+    """The parts and values that the core needs. ``sources`` makes the sources of readings."""
 
     settings: Settings
     engine: Engine
@@ -131,7 +125,12 @@ def wire_core(inputs: CoreInputs) -> Core:
     )
     state = StateFile(settings.state_file)
     policy = PolicyStore(state, settings.policy)
-    _record_startup(history, ("recovery", state.problem), ("policy", policy.startup_notice))
+    if state.problem is not None:
+        history.record("recovery", state.problem)
+        log.warning("%s", state.problem)
+    if policy.startup_notice is not None:
+        history.record("policy", policy.startup_notice)
+        log.warning("%s", policy.startup_notice)
     budgets = EngineBudgets(inputs.engine)
     poller = _poller(inputs, budgets, history, state)
     shared = SharedDevices(
@@ -146,7 +145,7 @@ def wire_core(inputs: CoreInputs) -> Core:
         relief,
         poller,
         history,
-        rules=[rule.rule() for rule in policy.in_force.rules],
+        rules=policy.in_force.rules,
         mode=policy.in_force.mode,
         shared_cards=lambda: shared.cards,
         observer=inputs.observer,
@@ -203,11 +202,3 @@ def _relief(inputs: CoreInputs, poller: Poller, history: History) -> tuple[Quies
     remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
     relief = Relief(inputs.engine, poller, history, quiescer, remedies=remedies, observer=inputs.observer, clock=clock)
     return quiescer, relief
-
-
-def _record_startup(history: History, *notices: tuple[EventKind, str | None]) -> None:
-    """Record what was found at the start, and log it."""
-    for kind, notice in notices:
-        if notice is not None:
-            history.record(kind, notice)
-            log.warning("%s", notice)

@@ -15,11 +15,12 @@ from highwater.proxy.allowlist import AllowList
 from highwater.proxy.client import protocol
 from highwater.proxy.front import ControlFront, Front, SidecarPaths
 from highwater.proxy.gate import Gate
-from highwater.proxy.limits import ProxyLimits, ProxyObserver
+from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
+from highwater.proxy.traffic import ProxyTraffic
 from highwater.readings import Report
 from highwater.settings import Settings
-from highwater.wiring.clocks import Clocks
+from highwater.wiring.core import Clocks
 from highwater.wiring.sidecar import ListeningPort
 
 log = logging.getLogger("highwater")
@@ -27,7 +28,7 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """The parts."""
+    """The gate, and the proxy that asks it."""
 
     gate: Gate
     proxy: Proxy
@@ -42,13 +43,7 @@ class DataPlane:
 
 
 class RootPathWatch:
-    """Records once when the engine's root path is another than the setting.
-
-    Args:
-        front: Judges by it.
-        root_path: Returns the engine's, as it reports it; asked after every poll.
-        history: Keeps the event.
-    """
+    """Records once when the engine's root path, as it reports it, is another than the setting."""
 
     def __init__(self, front: Front, root_path: Callable[[], str | None], history: History) -> None:
         self._front = front
@@ -57,7 +52,7 @@ class RootPathWatch:
         self._reported: str | None = None
 
     def notice(self, _: Report) -> None:
-        """Look again: another engine may have been started."""
+        """Compare again: another engine may have been started."""
         problem = self._front.learn_root_path(self._root_path())
         if problem is not None and problem != self._reported:
             self._history.record("state", problem)
@@ -70,20 +65,11 @@ def wire_data_plane(
     *,
     clocks: Clocks,
     tls: ssl.SSLContext | None,
-    observer: ProxyObserver,
+    observer: ProxyTraffic,
     withhold: Callable[[bytes], bytes],
     internal_errors: InternalErrors,
 ) -> DataPlane:
-    """Wire the gate and the proxy.
-
-    Args:
-        settings: All of them.
-        clocks: Both of them.
-        tls: Towards the engine.
-        observer: Counts requests.
-        withhold: Takes the admin token out of what goes to the engine.
-        internal_errors: Counts faults of our own.
-    """
+    """Wire the gate and the proxy; ``withhold`` takes the admin token out of what goes to the engine."""
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clocks.monotonic)
     proxy = Proxy(
         settings.engine_url,
@@ -101,7 +87,7 @@ def wire_data_plane(
 
 
 def make_front(settings: Settings, paths: SidecarPaths) -> Front:
-    """Return what decides on the port that requests for the engine come to."""
+    """Return the front of the port that requests for the engine come to."""
     allowed = AllowList(settings.proxy.extra_paths, settings.engine_root_path)
     return Front(paths, allowed, has_control_port=settings.control_port is not None)
 

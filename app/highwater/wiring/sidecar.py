@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,19 +16,34 @@ from highwater.proxy.client import ClientConnection
 
 
 class ListeningPort(NamedTuple):
-    """A port to listen on.
-
-    Attributes:
-        setting: The setting that names it.
-        number: Its number.
-        serves: What is served there, for the log.
-        protocol: Makes uvicorn's protocol for each connection (``http=``).
-    """
+    """A port to listen on: the setting that names it, what is served there (for the log), and uvicorn's ``http=``."""
 
     setting: Literal["port", "control_port"]
     number: int
     serves: str
     protocol: Callable[..., ClientConnection]
+
+
+class Loops:
+    """Coroutines that run until cancelled, started and ended together."""
+
+    def __init__(self, *loops: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loops = loops
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start every loop."""
+        self._tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in self._loops]
+
+    async def stop(self) -> None:
+        """Cancel every loop, and return when all have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    def alive(self) -> bool:
+        """Return whether none has ended."""
+        return not any(task.done() for task in self._tasks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +54,8 @@ class Sidecar:
         ports: The last one serves the control plane. One before it serves the engine's paths alone.
         services: The parts, for tests and benchmarks.
         sidecar_paths: The paths that the ASGI application serves.
-        begin_stop: Ends every live event stream, and lets ``/readyz`` say that the sidecar stops; the server calls it
-            when it is asked to stop, because it waits for open connections.
+        begin_stop: Ends live event streams and makes ``/readyz`` report the stop; the server calls it when it is to
+            stop, because it waits for open connections.
         control: The ASGI application.
         tls: For clients' connections; None: plain HTTP.
         access_log: Gets a line for each request that ended; None: disabled.

@@ -1,4 +1,4 @@
-"""What the log says of a sidecar that starts: what it is, and, once a minute, what it waits for."""
+"""The log lines of a sidecar that starts: its settings, and, once a minute, what it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from highwater import __version__
-from highwater.policy.settings import RuleSettings
+from highwater.policy.rules import Rule
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.text.printable import plain
@@ -30,7 +30,7 @@ def start_line(settings: Settings) -> str:
     return plain(f"highwater {__version__}: {', '.join(parts)}")
 
 
-def _rule(rule: RuleSettings) -> str:
+def _rule(rule: Rule) -> str:
     if rule.high_water is None:
         return f"{rule.name} ({rule.signal}, waters from the engine's own plan)"
     high, low = signal_text(rule.signal, rule.high_water), signal_text(rule.signal, rule.low_water)
@@ -47,11 +47,7 @@ def _token(settings: Settings) -> str:
 
 
 class WaitingLog:
-    """Logs, at the first report and then once a minute, what is waited for until the engine serves requests.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Logs, at the first report and then once a minute, what is waited for until the engine serves requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -59,7 +55,7 @@ class WaitingLog:
         self._since: float | None = None
 
     def notice(self, report: Report) -> None:
-        """Look at a report."""
+        """Log a report where it is time to."""
         engine, now = report.engine, self._clock()
         if engine.traits.serves:
             self._since = None

@@ -38,7 +38,7 @@ def path(tmp_path) -> Path:
 async def sidecar(path: Path | None, configured: PolicySettings = CONFIGURED, token: str | None = None):
     """A client of a sidecar that starts with that file and configuration, and its core."""
     store = PolicyStore(StateFile(path), configured)
-    core = core_on(rules=[rule.rule() for rule in store.in_force.rules], mode=store.in_force.mode)
+    core = core_on(rules=store.in_force.rules, mode=store.in_force.mode)
     app = FastAPI()
     control = Access(AdminToken(token or "none-is-asked-for", None), port=8001, trust_loopback=token is None)
     exporter = SimpleNamespace(counters=Counters())  # tests/http/test_scrapers.py has its part

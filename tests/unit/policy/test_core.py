@@ -178,7 +178,7 @@ def test_on_a_small_device_the_gain_is_no_more_than_what_is_missing():
 
 def test_a_remedy_refused_at_the_moment_is_tried_again_after_a_minute():
     """Requests that would not end, a call of somebody else's: that passes, unlike a figure that was too low."""
-    rule = replace(SHARE, remedies=("reset_mm_cache",), cooldown_seconds=0.0)
+    rule = SHARE.model_copy(update={"remedies": ("reset_mm_cache",), "cooldown_seconds": 0.0})
     watch, over = Watch(rule), full(0.9)
     assert watch.act(over, over, outcome="refused", reason="requests ran on") == "reset_mm_cache"
     assert [watch.look(over) for _ in range(58)] == [None] * 58
@@ -496,7 +496,7 @@ def test_a_rule_by_share_acts_at_its_own_waters():
 
 def test_high_water_must_be_sustained_without_a_break():
     """A dip, a stale reading and a new life each start the wait anew."""
-    watch = Watch(replace(SHARE, sustain_seconds=5.0))
+    watch = Watch(SHARE.model_copy(update={"sustain_seconds": 5.0}))
     low, over = reading(rest=int(0.9 * H100)), reading(rest=int(0.9 * H100), cached=int(0.061 * H100))
 
     def waits() -> list[bool]:
@@ -525,7 +525,7 @@ def test_high_water_must_be_sustained_without_a_break():
 )
 def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
     """It would act for ever, on an idle engine too; it says why instead."""
-    watch = Watch(replace(SHARE, low_water=low, remedies=ALL_REMEDIES))
+    watch = Watch(SHARE.model_copy(update={"low_water": low, "remedies": ALL_REMEDIES}))
     start = reading(rest=int(rest * H100))
     watch.facts = replace(watch.facts, baseline=(start,))
     over = reading(rest=int(rest * H100), cached=int(0.02 * H100), encoder=int(0.005 * H100))
@@ -588,7 +588,7 @@ def test_a_host_rule_runs_what_its_operator_named_and_not_in_vain_for_long():
 def test_the_three_resets_may_stand_in_a_rule():
     """In the operator's order; what can free nothing here is not repeated at every turn."""
     resets = ("reset_mm_cache", "reset_prefix_cache", "reset_encoder_cache")
-    watch = Watch(replace(SHARE, remedies=resets))
+    watch = Watch(SHARE.model_copy(update={"remedies": resets}))
     before = reading(rest=int(0.9 * H100), encoder=int(0.061 * H100))
     assert watch.act(before, before) == "reset_mm_cache"
     assert watch.act(before, before) == "reset_prefix_cache"

@@ -16,7 +16,7 @@ from highwater.readings import RankFreed
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
-DEFAULT = DEFAULT_RULES[0].rule()
+DEFAULT = DEFAULT_RULES[0]
 HIGH, LOW = (TOTAL - TOTAL * 9 // 10) // 4, 2 * ((TOTAL - TOTAL * 9 // 10) // 4)
 DEVICE = Rule(
     name="device",
@@ -25,7 +25,7 @@ DEVICE = Rule(
     low_water=0.85,
     remedies=("release", "reset_encoder_cache"),
 )
-TRIM = replace(DEVICE, remedies=SIGNAL_REMEDIES["device_used_ratio"])
+TRIM = DEVICE.model_copy(update={"remedies": SIGNAL_REMEDIES["device_used_ratio"]})
 HOST = Rule(name="host", signal="host_used_ratio", high_water=0.2, low_water=0.1, remedies=("reset_mm_cache",))
 
 
@@ -271,7 +271,7 @@ async def test_a_cache_rule_trims_to_low_water():
 
 async def test_a_remedy_that_helps_the_wrong_rank_is_ineffective():
     """Rank 0 gives back what rank 1, the fullest, needs: the worker's word was wrong, and is not believed again."""
-    core = await grown(replace(DEVICE, remedies=("release",)))
+    core = await grown(DEVICE.model_copy(update={"remedies": ("release",)}))
     core.fake.workers[0].entries.clear()
     core.fake.workers[1].entries["more"] = CACHED // 2
     core.fake.workers[1].release = dict  # type: ignore[method-assign]
@@ -345,7 +345,7 @@ async def test_a_paused_engine_may_be_relieved():
 )
 async def test_reset_mm_cache_is_automatic_only_where_it_heals_itself(version, acts):
     """Before 0.28 it fails requests, or hangs the engine; then the policy leaves it alone."""
-    core = core_on(version, rules=[replace(HOST, low_water=0.0)])
+    core = core_on(version, rules=[HOST.model_copy(update={"low_water": 0.0})])
     core.fake.workers[0].host_used = core.fake.workers[1].host_used = 0
     await core.tick()
     for worker in core.fake.workers:
@@ -375,13 +375,13 @@ def test_the_default_has_no_rule_for_the_host():
 
 # --- waters that cannot be reached ---
 
-BETWEEN = replace(DEVICE, high_water=0.86, low_water=0.80)
+BETWEEN = DEVICE.model_copy(update={"high_water": 0.86, "low_water": 0.80})
 
 
 @pytest.mark.parametrize(("high", "low"), [(0.86, 0.80), (0.5, 0.4)])
 async def test_a_rule_under_the_engine_s_rest_is_held_and_told_once(high, low):
     """Also where only low water lies there: one crossing would make it act for ever."""
-    core = core_on(rules=[replace(DEVICE, high_water=high, low_water=low)])
+    core = core_on(rules=[DEVICE.model_copy(update={"high_water": high, "low_water": low})])
     for _ in range(5):
         await core.tick()
     core.fake.serve_images()
@@ -502,7 +502,7 @@ async def test_one_odd_report_does_not_end_the_watch(monkeypatch):
 
 async def test_replacing_the_policy_keeps_what_is_known_of_unchanged_rules():
     """A new rule starts afresh; the mode changes at once, and an event says so."""
-    core = await grown(replace(DEVICE, remedies=("release",)))
+    core = await grown(DEVICE.model_copy(update={"remedies": ("release",)}))
     await core.tick()
     await core.tick()
     unchanged = core.governor.rules[0]
@@ -510,7 +510,7 @@ async def test_replacing_the_policy_keeps_what_is_known_of_unchanged_rules():
     device, _ = core.governor.status().rules
     assert device.remedies[0].last_outcome == "done"
     assert "policy changed: by test" in core.summaries("policy")
-    core.governor.replace_policy([replace(unchanged, high_water=0.94)], "act", "again")
+    core.governor.replace_policy([unchanged.model_copy(update={"high_water": 0.94})], "act", "again")
     assert core.governor.status().rules[0].remedies[0].last_outcome is None
 
 
@@ -548,7 +548,7 @@ async def test_a_rule_that_was_replaced_meanwhile_is_not_judged():
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.governor.status().rules[0].phase == "acting"
-    core.governor.replace_policy([replace(DEVICE, high_water=0.94)], "act", "in the middle of it")
+    core.governor.replace_policy([DEVICE.model_copy(update={"high_water": 0.94})], "act", "in the middle of it")
     core.fake.hang.set()
     await task
     (rule,) = core.governor.status().rules

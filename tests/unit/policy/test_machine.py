@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from highwater.policy import Action, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.core import URGENT_REST_SECONDS
-from highwater.policy.gains import word
+from highwater.policy.gains import possible_gain
 from highwater.readings import RankReading, RemedyResult, Report
 from tests.fakes.ranks import GIB, MIB, reading, report
 
@@ -21,8 +21,8 @@ REST = 12 * GIB
 DERIVED = Rule(
     name="device", signal="device_free_bytes", remedies=("release", "trim_encoder_cache", "reset_encoder_cache")
 )
-OWN = replace(DERIVED, name="own", high_water=HIGH, low_water=LOW)
-LADDER = DERIVED.remedies
+OWN = DERIVED.model_copy(update={"name": "own", "high_water": HIGH, "low_water": LOW})
+LADDER = DERIVED.ordered_remedies
 sizes = st.sampled_from([0, 100, 255, 256, 300, 700, 1500]).map(lambda mib: mib * MIB)
 
 
@@ -91,7 +91,7 @@ class PolicyMachine(RuleBasedStateMachine):
         for one in found:
             if (one.dp_rank or 0, one.rank or 0) not in action.ranks:
                 continue
-            size = word(action.remedy, self.rule.signal, one).size
+            size = possible_gain(action.remedy, self.rule.signal, one).size
             free = one.free_bytes or 0
             need = LOW - free
             if not action.is_tidying:

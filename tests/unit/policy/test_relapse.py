@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from highwater.policy.core import MAX_RELAPSES, URGENT_REST_SECONDS
+from highwater.policy.core import URGENT_REST_SECONDS
+from highwater.policy.memory import MAX_RELAPSES
 from tests.unit.policy.test_core import Watch, full
 
 

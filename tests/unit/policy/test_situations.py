@@ -16,7 +16,7 @@ from highwater.policy.settings import DEFAULT_RULES
 from highwater.readings import RankReading, RemedyResult
 from tests.fakes.ranks import GIB, reading, report
 
-DEFAULT = DEFAULT_RULES[0].rule()
+DEFAULT = DEFAULT_RULES[0]
 BUSY, IDLE = 1800.0, 300.0
 # An image's activations and an operator's workspace must fit into what is free.
 FULL = 0.15

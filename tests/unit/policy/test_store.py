@@ -12,10 +12,11 @@ import pytest
 
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
-from highwater.policy.settings import DEFAULT_RULES, PolicyChange, PolicySettings, RuleSettings
+from highwater.policy.rules import Rule
+from highwater.policy.settings import DEFAULT_RULES, PolicyChange, PolicySettings
 from highwater.policy.store import PolicyStore
 
-CACHE = RuleSettings(name="cache", signal="encoder_cache_bytes", high_water=2e9, low_water=1e9)
+CACHE = Rule(name="cache", signal="encoder_cache_bytes", high_water=2e9, low_water=1e9)
 CONFIGURED = PolicySettings(mode="observe")
 
 
@@ -106,7 +107,7 @@ async def test_defaults_written_out_are_no_other_configuration(path):
     """Nor is a release with other defaults: the operator's word is what was configured."""
     await started(path, PolicySettings()).change(PolicyChange(mode="observe"))
     assert started(path, PolicySettings(mode="act", rules=DEFAULT_RULES)).source == "put"
-    rules = (RuleSettings(**DEFAULT_RULES[0].model_dump()),)
+    rules = (Rule(**DEFAULT_RULES[0].model_dump()),)
     assert started(path, PolicySettings(rules=rules)).source == "put"
     kept = StateFile(path).read("policy") or {}
     assert kept["configured"] == hashlib.sha256(b"{}").hexdigest()

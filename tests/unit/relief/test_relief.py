@@ -12,8 +12,8 @@ from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy import SIGNAL_REMEDIES
 from highwater.readings import Target
 from highwater.relief import RemedyRequest, States
-from highwater.relief.remedies import REMEDIES, Run
-from highwater.relief.remedies.release import Release
+from highwater.relief.remedies import REMEDIES, RunResult
+from highwater.relief.remedies.workers import Release
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -180,7 +180,7 @@ async def test_a_reset_that_nobody_could_measure_says_so():
 
     async def run_and_fall_silent(engine, ask):
         core.fake.down = True
-        return Run(ok=True)
+        return RunResult(ok=True)
 
     core.relief.remedies = {"release": Stand(run_and_fall_silent)}
     (measured,) = await core.relief.reclaim(requests("release"), mode="now", dry_run=False)
@@ -373,7 +373,7 @@ def remedy_through(state: str) -> str:
 @pytest.fixture
 def short(monkeypatch):
     """Deadlines that a test can wait for."""
-    for name in ("relief.QUESTIONS_SECONDS", "relief.MARGIN_SECONDS", "relief.MAX_SECONDS", "relief.CALL_SECONDS"):
+    for name in ("relief.POLL_SECONDS", "relief.MARGIN_SECONDS", "relief.MAX_SECONDS", "relief.CALL_SECONDS"):
         monkeypatch.setattr(f"highwater.relief.{name}", 0.01)
     monkeypatch.setattr("highwater.relief.quiescer.DRAINED_SECONDS", 0.01)
 
@@ -427,7 +427,7 @@ async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
     assert (there.is_set(), core.relief.state, core.relief.busy) == (True, "idle", False)
     assert core.summaries("reset")[0].startswith("restore: it has not ended")
     monkeypatch.undo()
-    monkeypatch.setattr("highwater.relief.relief.QUESTIONS_SECONDS", 0.01)
+    monkeypatch.setattr("highwater.relief.relief.POLL_SECONDS", 0.01)
     stage(core, monkeypatch, "reading")
     await core.relief.restore()
     assert "what is left on the host is not known" in core.summaries("reset")[-1]
@@ -476,7 +476,7 @@ async def test_readings_around_a_remedy_that_failed_are_not_called_its_effect():
 
     async def half(engine, ask):
         core.fake.workers[0].release()
-        return Run(ok=False, reason="1 of 2 ranks: out of order")
+        return RunResult(ok=False, reason="1 of 2 ranks: out of order")
 
     core.relief.remedies = {"release": Stand(half)}
     (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)

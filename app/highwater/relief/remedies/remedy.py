@@ -1,10 +1,10 @@
-"""The interface of every remedy: when it is refused, what it sends to the engine, what it can and cannot free."""
+"""The base of every remedy: when it is refused, what it sends to the engine, what it can and cannot free."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine, EngineAnswer
@@ -12,13 +12,13 @@ from highwater.readings import UNNEEDED, EngineStatus, Mode, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """How a remedy is asked for.
+class RunOptions:
+    """The options of one run.
 
     Attributes:
-        query: The client's query string, passed on as it is on the drop-in paths.
-        target: How far a trim goes; nobody else looks at it.
-        patience_seconds: How long a remedy that the engine puts off may be tried again.
+        query: The client's query string, passed on unchanged on the drop-in paths.
+        target: How far a trim goes; other remedies ignore it.
+        patience_seconds: How long a remedy that the engine puts off may be repeated.
     """
 
     query: str = ""
@@ -26,19 +26,19 @@ class Ask:
     patience_seconds: float = 0.0
 
 
-PLAIN = Ask()
+PLAIN = RunOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """How the engine took it.
+class RunResult:
+    """The result of one run.
 
     Attributes:
-        ok: Whether the engine did it, as far as it reports that.
-        reason: What went wrong, or what it did not report.
-        refused: Whether nothing was done, on purpose.
-        answer: The engine's own answer, for the drop-in paths.
-        detail: What each worker said, in rank order.
+        ok: True if the engine did it, as far as it reports that.
+        reason: What went wrong, or what the engine did not report.
+        refused: True if nothing was done, on purpose.
+        answer: The engine's own response, for the drop-in paths.
+        detail: Each worker's answer, in rank order.
     """
 
     ok: bool
@@ -48,69 +48,57 @@ class Run:
     detail: tuple[Mapping[str, Any], ...] = ()
 
 
-class Remedy(Protocol):
-    """One way of giving memory back."""
+class Remedy:
+    """One way of giving memory back.
 
-    @property
-    def name(self) -> str:
-        """As in rules, requests, events and metrics."""
+    Attributes:
+        name: As in rules, requests, events and metrics.
+        frees: The memory that it can free, in words.
+        does_not_free: The memory that it cannot free, in words.
+        needs_release: True if the device sees the bytes only after the allocator's cached blocks were released.
+        automatic_since: The vLLM version from which on the policy may run it; ``None``: every version.
+        paces_after: True if requests are let through one by one for a while after they were held for it.
+    """
 
-    @property
-    def frees(self) -> str:
-        """The memory that it can free, in words."""
-
-    @property
-    def does_not_free(self) -> str:
-        """The memory that it cannot free, in words."""
-
-    @property
-    def needs_release(self) -> bool:
-        """True if the device sees the bytes only after the allocator's cached blocks were released."""
+    name: str
+    frees: str
+    does_not_free: str
+    needs_release: bool = False
+    automatic_since: str | None = None
+    paces_after: bool = False
 
     @property
     def path(self) -> str | None:
-        """The drop-in path, or ``None`` where vLLM has none."""
-
-    @property
-    def paces_after(self) -> bool:
-        """True if requests are let through one by one for a while after they were held for it."""
-
-    @property
-    def automatic_since(self) -> str | None:
-        """The vLLM version from which on the policy may run it by itself, or ``None`` for every version."""
+        """The drop-in path; ``None`` where vLLM has none."""
+        return None
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Why it must not run now, or ``None``.
+        """Return why it must not run now, or ``None``.
 
         Args:
             capabilities: What the engine can do.
-            status: The engine as the last poll found it.
+            status: The engine at the last poll.
             mode: ``safe``: must harm no request; ``now``: the operator wants it, and only what can hang or kill the
                 engine is refused.
         """
+        raise NotImplementedError
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
-        """Return whether it needs the gate to harm no request; called only where it is not refused."""
+        """Return whether requests must be held for it. By default not: it runs between two steps."""
+        del capabilities, mode
+        return False
 
-    async def run(self, engine: Engine, ask: Ask) -> Run:
+    async def run(self, engine: Engine, options: RunOptions) -> RunResult:
         """Do it once.
 
-        Args:
-            engine: The engine.
-            ask: How it is asked for.
-
         Raises:
-            EngineError: The engine gave no good answer.
+            EngineError: The engine gave no usable response.
         """
-
-
-def missing(path: str, since: str) -> str:
-    """The refusal where a route is not there."""
-    return f"this engine has no {path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
+        raise NotImplementedError
 
 
 def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
-    """Why the policy must leave it to an operator on this vLLM, or ``None``."""
+    """Return why the policy must leave it to an operator on this vLLM, or ``None``."""
     since = remedy.automatic_since
     if since is None or capabilities.at_least(since):
         return None
@@ -118,35 +106,7 @@ def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
 
 
 def connector(capabilities: Capabilities) -> str | None:
-    """The refusal where something else keeps references into the encoder cache, or ``None``."""
+    """Return the refusal where something else keeps references into the encoder cache, or ``None``."""
     if not capabilities.ec_connector:
         return None
     return "an encoder-cache connector is configured, which keeps references into the cache"
-
-
-async def tell_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> Run:
-    """One operation on every worker; their answers are the detail.
-
-    Raises:
-        EngineError: The engine gave no good answer.
-    """
-    answers = await engine.rpc(op, payload)
-    failed = [answer for answer in answers if not answer.get("ok")]
-    if not failed:
-        return Run(ok=True, detail=tuple(answers))
-    errors = [error if isinstance(error := answer.get("error"), dict) else {} for answer in failed]
-    return Run(
-        ok=False,
-        reason=f"{len(failed)} of {len(answers)} ranks: {errors[0].get('message', 'no reason given')}",
-        # With one rank that did it, something was done.
-        refused=len(failed) == len(answers) and all(error.get("code") == "refused" for error in errors),
-        detail=tuple(answers),
-    )
-
-
-async def post(engine: Engine, path: str, query: str) -> Run:
-    """POST a reset and take the engine's word for it."""
-    answer = await engine.post(path, query)
-    if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors
-        return Run(ok=False, reason=f"the engine answered {answer.status}", answer=answer)
-    return Run(ok=True, answer=answer)

@@ -10,8 +10,8 @@ from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineRefused
 from highwater.readings import EngineStatus, Target
-from highwater.relief.remedies import PLAIN, REMEDIES, Ask, Run
-from highwater.relief.remedies.trim_encoder_cache import TrimEncoderCache
+from highwater.relief.remedies import PLAIN, REMEDIES, RunOptions, RunResult
+from highwater.relief.remedies.workers import TrimEncoderCache
 from tests.fakes.engine import FakeEngine
 
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -140,7 +140,7 @@ async def engine(fake):
 @pytest.mark.parametrize("name", ["reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache"])
 async def test_a_reset_is_one_post_with_the_clients_query(engine, fake, name):
     """And the engine's own answer is kept for it."""
-    run = await BY_NAME[name].run(engine, Ask(query="device=0&x=%20"))
+    run = await BY_NAME[name].run(engine, RunOptions(query="device=0&x=%20"))
     (call,) = [call for call in fake.calls if call.path != "/metrics"]
     assert (call.method, call.path, call.query) == ("POST", f"/{name}", "device=0&x=%20")
     assert run.ok
@@ -198,7 +198,7 @@ async def test_workers_that_refuse_all_refuse(engine, fake, refusing):
 async def test_a_trim_carries_its_target_and_its_budget(engine, fake):
     """What is not given is not said."""
     remedy = TrimEncoderCache(host_budget_bytes=7)
-    await remedy.run(engine, Ask(target=Target(keep_bytes=5)))
+    await remedy.run(engine, RunOptions(target=Target(keep_bytes=5)))
     await BY_NAME["trim_encoder_cache"].run(engine, PLAIN)
     payloads = [json.loads(json.loads(call.body)["args"][1]) for call in fake.calls]
     assert payloads == [{"keep_bytes": 5, "host_budget_bytes": 7}, {}]
@@ -207,8 +207,8 @@ async def test_a_trim_carries_its_target_and_its_budget(engine, fake):
 # --- the prefix cache: verified ---
 
 
-async def prefix(engine, **ask) -> Run:
-    return await BY_NAME["reset_prefix_cache"].run(engine, Ask(**ask))
+async def prefix(engine, **ask) -> RunResult:
+    return await BY_NAME["reset_prefix_cache"].run(engine, RunOptions(**ask))
 
 
 async def test_the_prefix_cache_is_believed_where_the_engine_tells(engine, fake):
@@ -251,7 +251,7 @@ async def test_where_requests_came_or_went_nobody_knows(engine, fake, meanwhile)
 
 async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypatch):
     """Until they are free, or patience is over."""
-    monkeypatch.setattr("highwater.relief.remedies.reset_prefix_cache.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("highwater.relief.remedies.resets.RETRY_SECONDS", 0.0)
     fake.prefix_blocks_in_use = True
     tried = iter(range(3))
 

@@ -9,9 +9,8 @@ import pytest
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import Target
-from highwater.relief.remedies import PLAIN, Ask
-from highwater.relief.remedies.rounds import tell_workers_in_rounds
-from highwater.relief.remedies.trim_encoder_cache import TrimEncoderCache
+from highwater.relief.remedies import PLAIN, RunOptions
+from highwater.relief.remedies.workers import TrimEncoderCache, call_workers_in_rounds
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, FakeEngine
 
 
@@ -39,7 +38,7 @@ def rests(monkeypatch) -> list[float]:
     async def rest(seconds: float) -> None:
         rested.append(seconds)
 
-    monkeypatch.setitem(tell_workers_in_rounds.__kwdefaults__, "rest", rest)
+    monkeypatch.setitem(call_workers_in_rounds.__kwdefaults__, "pause", rest)
     return rested
 
 
@@ -49,7 +48,7 @@ def payloads(fake: FakeEngine) -> list[dict[str, object]]:
 
 async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
     """The engine has as long to step between two calls as a call took; the answer tells of all of them."""
-    run = await TrimEncoderCache().run(engine, Ask(target=Target(free_bytes=10 * IMAGE_BYTES)))
+    run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=10 * IMAGE_BYTES)))
     assert (run.ok, run.reason, fake.ops()) == (True, None, ["trim"] * 3)
     assert [answer["spilled_entries"] for answer in run.detail] == [10, 10]
     assert [answer["asked_bytes"] for answer in run.detail] == [10 * IMAGE_BYTES] * 2
@@ -60,7 +59,7 @@ async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
 async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
     """They hold the same outputs, and one that let go more would bring it back in vain."""
     fake.workers[1].entries_a_call = 7
-    await TrimEncoderCache(host_budget_bytes=9).run(engine, Ask(target=Target(free_bytes=10 * IMAGE_BYTES)))
+    await TrimEncoderCache(host_budget_bytes=9).run(engine, RunOptions(target=Target(free_bytes=10 * IMAGE_BYTES)))
     assert [len(worker.spilled) for worker in fake.workers] == [10, 10]
     keep = {"keep_bytes": (IMAGES - 10) * IMAGE_BYTES, "host_budget_bytes": 9}
     assert payloads(fake) == [{"free_bytes": 10 * IMAGE_BYTES, "host_budget_bytes": 9}, keep, keep]
@@ -76,7 +75,7 @@ async def test_without_a_target_everything_goes(engine, fake):
 async def test_what_takes_too_long_is_left_and_said(engine, fake):
     """Whoever wants more asks again."""
     now = iter(range(0, 1000, 10))
-    run = await tell_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
+    run = await call_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
     assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (True, [12, 12])
     assert run.reason == "stopped after 30 s: up to 19 entries (2,318.0 MiB) a rank are left; ask again"
 

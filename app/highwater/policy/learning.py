@@ -1,0 +1,94 @@
+"""What the policy learns of an action: that it was begun, and how it went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from highwater.accounting.attribution import rank_key
+from highwater.policy.core import Action
+from highwater.policy.gains import freed, possible_gain
+from highwater.policy.memory import LastRun, LifeMemory, RuleMemory, Wait
+from highwater.policy.pressure import Facts, pressures
+from highwater.readings import RankFreed, RankReading, RemedyResult, Report
+
+INEFFECTIVE_SECONDS: Final = 3600.0
+# A refusal that could not be foreseen has a passing cause: requests that would not end, another caller's remedy.
+REFUSED_SECONDS: Final = 60.0
+
+
+def begin(memory: LifeMemory, action: Action) -> LifeMemory:
+    """Remember that the action was started: it is part of the relief, or it was this idle period's release."""
+    if action.is_tidying:
+        return replace(memory, is_tidied=True)
+    known = memory.rules.get(action.rule.name, RuleMemory())
+    known = replace(known, relief=(*(known.relief or ()), action.remedy))
+    return replace(memory, rules={**memory.rules, action.rule.name: known})
+
+
+def learn(
+    memory: LifeMemory,
+    action: Action,
+    result: RemedyResult,
+    *,
+    before: Sequence[RankReading],
+    after: Sequence[RankReading],
+    seen: Report,
+    facts: Facts,
+    now: float,
+) -> LifeMemory:
+    """Remember how the action went.
+
+    Args:
+        memory: As it was when the action was begun, or an empty one if the engine's life has ended meanwhile.
+        action: What was run.
+        result: Its result.
+        before: The readings before it.
+        after: The readings after it; empty where there were none.
+        seen: The last report, which brought these.
+        facts: Facts about the engine.
+        now: When it ended.
+    """
+    rule, remedy = action.rule, action.remedy
+    known = memory.rules.get(rule.name, RuleMemory())
+    ranks: tuple[RankFreed, ...] = ()
+    freed_bytes = None
+    if result.outcome in {"done", "failed"} and after:
+        ranks, freed_bytes = freed(remedy, rule.signal, result, before, after)
+    run = LastRun(
+        at=now,
+        outcome=result.outcome,
+        reason=result.reason,
+        freed_bytes=freed_bytes,
+        ranks=ranks,
+        waits=known.runs[remedy].waits if remedy in known.runs else {},
+    )
+    known = replace(known, runs={**known.runs, remedy: _judged(action, run, after, now)})
+    if result.outcome == "observed":  # it changed nothing, and neither would the next one
+        known = replace(known, relief=None, relapses=0, rest_from=known.rest_from if action.is_tidying else now)
+    if not seen.stale and after:
+        # Now, or the next wave would be taken for a relief that has not helped.
+        known = known.ended_if_relieved(rule, pressures(rule, seen, facts))
+    return replace(memory, rules={**memory.rules, rule.name: known})
+
+
+def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
+    """Return the run with whether it gave enough on any of its ranks, and what it waits for where it did not."""
+    given = {rank_key(freed): freed.freed_bytes or 0 for freed in run.ranks}
+    left = {rank_key(reading): possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
+    waits, effective = dict(run.waits), False
+    for key, (size, required) in action.ranks.items():
+        freed_bytes = given.get(key, required)  # what was not measured is taken to have helped
+        if run.outcome == "done" and freed_bytes >= required:
+            waits.pop(key, None)
+            effective = True
+        elif run.outcome == "done":
+            figure = None if size is None else (left.get(key) or 0) + max(required, size - freed_bytes)
+            waits[key] = Wait(figure_bytes=figure, until=now + INEFFECTIVE_SECONDS if figure is None else math.inf)
+        elif run.outcome in {"refused", "observed"}:
+            figure = None if size is None else size + required
+            seconds = REFUSED_SECONDS if run.outcome == "refused" else INEFFECTIVE_SECONDS
+            waits[key] = Wait(figure_bytes=figure, until=now + seconds)
+    return replace(run, waits=waits, is_effective=effective)

@@ -1,0 +1,97 @@
+"""The policy's reasons in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from highwater.accounting.attribution import RankKey, card, rank_key
+from highwater.policy.memory import MAX_RELAPSES, RuleMemory
+from highwater.policy.pressure import Facts, Pressure
+from highwater.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
+from highwater.readings import PolicyLevel
+from highwater.units import MIB
+
+
+def short_text(pressure: Pressure, rule: Rule) -> str:
+    """Return how much is missing on a rank."""
+    where = f"rank {_rank_name(pressure.key)}"
+    missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
+    if rule.signal in FILL_SIGNALS:
+        return f"short by {missing} on {where}"
+    return f"{rule.signal} is {missing} over low water on {where}"
+
+
+def reason_text(
+    rule: Rule,
+    level: PolicyLevel,
+    counted: Sequence[Pressure],
+    facts: Facts,
+    *,
+    is_helpless: bool,
+    silent: Sequence[RankKey],
+    rest: str | None,
+) -> str | None:
+    """Return why a rule stands as it does; ``None`` where all is calm."""
+    parts = []
+    if level in {"short", "urgent"}:
+        needy = sorted(counted, key=lambda pressure: -pressure.need_bytes)
+        if needy[0].need_bytes > 0:
+            parts.append(short_text(needy[0], rule))
+        if is_helpless:
+            parts += _helpless_texts(rule, level, needy, facts)
+    if rest is not None:
+        parts.append(rest)
+    if silent:
+        parts.append(_silence_text(silent))
+    return "; ".join(parts) or None
+
+
+def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], facts: Facts) -> list[str]:
+    trimmable = sum(pressure.reading.trimmable_bytes or 0 for pressure in needy) if level == "short" else 0
+    if trimmable >= MIN_GAIN_BYTES and rule.is_derived and "trim_encoder_cache" not in facts.unavailable:
+        return [
+            f"{trimmable // MIB:,} MiB of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
+            "would want them back; `highwater reclaim trim_encoder_cache` does it now"
+        ]
+    names = rule.ordered_remedies
+    blocked = "; ".join(f"{name}: {facts.unavailable[name]}" for name in names if name in facts.unavailable)
+    texts = ["nothing here to give back" + (f" ({blocked})" if blocked else "")]
+    if rule.is_derived and any(card(pressure.reading) in facts.shared_cards for pressure in needy):
+        texts.append(
+            "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
+        )
+    # No remedy reaches what grew outside PyTorch since the engine became ready.
+    earlier = {rank_key(reading): reading.components.non_torch_bytes for reading in facts.baseline}.get(needy[0].key)
+    now = needy[0].reading.components.non_torch_bytes
+    if now is not None and earlier is not None and now - earlier >= MIN_GAIN_BYTES:
+        grown = f"{(now - earlier) // MIB:,} MiB more than at the start are held outside PyTorch"
+        texts.append(f"{grown}, by libraries or by other processes there")
+    return texts
+
+
+def rest_text(memory: RuleMemory) -> str:
+    """Return why a rule rests."""
+    last = max(memory.runs.values(), key=lambda run: run.at, default=None)
+    if last is not None and last.outcome == "observed":
+        return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"
+    if memory.relapses == MAX_RELAPSES:
+        return f"what release gives back was in use again within moments, {MAX_RELAPSES} times running: cooldown"
+    return "the last relief did not reach low water: cooldown"
+
+
+def held_text(pressures: Sequence[Pressure], silent: Sequence[RankKey]) -> str:
+    """Return why no rank counts."""
+    notes = dict.fromkeys(pressure.note for pressure in pressures if pressure.note is not None)
+    return "; ".join([*notes, *([_silence_text(silent)] if silent else [])]) or "no rank is known"
+
+
+def _silence_text(silent: Sequence[RankKey]) -> str:
+    names = ", ".join(map(_rank_name, silent))
+    verb = "rank {} is silent" if len(silent) == 1 else "ranks {} are silent"
+    return verb.format(names) + ": the last known level stands"
+
+
+def _rank_name(key: RankKey) -> str:
+    dp_rank, rank = key
+    return f"{dp_rank}.{rank}" if dp_rank else str(rank)

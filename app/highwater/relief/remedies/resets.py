@@ -1,0 +1,167 @@
+"""The remedies that are vLLM's own resets: ``POST /NAME``, with the engine's response as the result."""
+
+from __future__ import annotations
+
+from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
+
+from highwater.engine.capabilities import Capabilities
+from highwater.engine.client import Engine
+from highwater.memory.sources.engine_metrics import parse_load
+from highwater.readings import EngineLoad, EngineStatus, Mode
+from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector
+
+RETRY_SECONDS = 0.25
+_IN_USE = "not done by the engine: KV blocks are in use"
+
+
+class _Reset(Remedy):
+    """One of vLLM's resets, which in safe mode waits for running requests unless a subclass knows better.
+
+    Attributes:
+        since: The oldest vLLM that has the route.
+    """
+
+    since: str
+
+    @property
+    def path(self) -> str:
+        """The path, here and on the engine."""
+        return f"/{self.name}"
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Refuse where the engine has no such route."""
+        del status, mode
+        if getattr(capabilities, self.name):
+            return None
+        return f"this engine has no {self.path}; vLLM {self.since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
+
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """Hold requests in safe mode."""
+        del capabilities
+        return mode == "safe"
+
+    async def run(self, engine: Engine, options: RunOptions) -> RunResult:
+        """POST it."""
+        answer = await engine.post(self.path, options.query)
+        if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors
+            return RunResult(ok=False, reason=f"the engine answered {answer.status}", answer=answer)
+        return RunResult(ok=True, answer=answer)
+
+
+class ResetEncoderCache(_Reset):
+    """Empties the encoder cache, scheduler and workers together.
+
+    The scheduler forgets first, in order with its queued steps, which makes it consistent under live traffic
+    (vllm/v1/core/encoder_cache_manager.py ``reset``). Clearing the workers' side alone would kill the engine.
+    """
+
+    name = "reset_encoder_cache"
+    since = "0.16"
+    frees = "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device"
+    does_not_free = "weights, KV pool, processor caches on the host"
+    needs_release = True
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Refuse an engine that is asleep, and in safe mode one with a connector."""
+        if (missing := super().refusal(capabilities, status, mode)) is not None:
+            return missing
+        if status.state == "sleeping":
+            return "the engine is asleep"
+        return connector(capabilities) if mode == "safe" else None
+
+    def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
+        """Hold requests only where a decoder attends to the encoder's outputs throughout: their budget would be off."""
+        return capabilities.encoder_decoder and mode == "safe"
+
+
+class ResetMmCache(_Reset):
+    """Clears the multimodal processor caches on the host. Their two sides differ if a request is rendered in between.
+
+    A later use of an image that only one side knows then fails: vllm/v1/engine/core.py, "we don't attempt to re-sync";
+    with 500, or from 0.28 on with an error to be retried. So requests are held in safe mode.
+
+    Afterwards every image is new, and of two requests that bring the same new image one can overtake the other within
+    vLLM: the sides differ again, though the slower request heals that. So requests are paced.
+    """
+
+    name = "reset_mm_cache"
+    since = "0.11.2"
+    frees = "processed images in the API server's and EngineCore's host memory"
+    does_not_free = "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve"
+    # Before, a request that did not pass the gate would fail with 500 as long as one side knows its image.
+    automatic_since = "0.28"
+    paces_after = True
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Refuse where it can hang the engine: at once, or when it is reset with requests under way."""
+        if (missing := super().refusal(capabilities, status, mode)) is not None:
+            return missing
+        version = f"vLLM {capabilities.version or 'of unknown version'}"
+        if not capabilities.at_least("0.14"):
+            # The thread that takes requests in dies of the first difference (vllm/v1/engine/core.py,
+            # `process_input_sockets`), also when the reset itself found the engine idle.
+            return (
+                f"{version} can hang for ever when requests use the images that this makes new (upstream issue 31404); "
+                "0.25.1 and newer do not. ?force=true calls it all the same, and may end the engine"
+            )
+        if not capabilities.at_least("0.25"):
+            # A request between the two clearings leaves a key without an item behind (vllm/utils/cache.py, `touch`),
+            # on which the next reset turns for ever.
+            return (
+                f"{version} can hang for ever when this is called with requests under way, and fails some that use the "
+                "images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and may "
+                "end the engine"
+            )
+        return None
+
+
+class ResetPrefixCache(_Reset):
+    """Drops the cached prefixes from the KV pool. It fails silently while any block is in use; 0.26 and newer say so.
+
+    Running requests use blocks, so they are waited for in safe mode.
+    """
+
+    name = "reset_prefix_cache"
+    since = "0.11"
+    frees = "KV blocks that hold cached prefixes, for new requests"
+    does_not_free = "device memory: the KV pool is preallocated and keeps its size"
+
+    async def run(self, engine: Engine, options: RunOptions) -> RunResult:
+        """POST it, again while blocks are in use and patience lasts, and return whether it worked."""
+        tries = AsyncRetrying(
+            retry=retry_if_result(lambda result: result.reason == _IN_USE),
+            stop=stop_after_delay(options.patience_seconds),
+            wait=wait_fixed(RETRY_SECONDS),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        result: RunResult = await tries(self._once, engine, options)
+        return result
+
+    async def _once(self, engine: Engine, options: RunOptions) -> RunResult:
+        before = await _load(engine)
+        result = await super().run(engine, options)
+        if not result.ok or result.answer is None:
+            return result
+        success = result.answer.json_object().get("success")
+        if success is None:
+            success = _was_possible(before, await _load(engine))
+        if success is None:
+            unknown = "this vLLM does not tell whether it worked (0.26 does), and requests came or went meanwhile"
+            return RunResult(ok=True, reason=unknown, answer=result.answer)
+        return RunResult(ok=success, reason=None if success else _IN_USE, answer=result.answer)
+
+
+async def _load(engine: Engine) -> EngineLoad:
+    return parse_load(await engine.get_text("/metrics"))
+
+
+def _was_possible(before: EngineLoad, after: EngineLoad) -> bool | None:
+    """Return whether no block was in use, by the engine's counts around the call; ``None`` where they do not show it.
+
+    The engine refuses if and only if one was (vllm/v1/core/block_pool.py, ``reset_prefix_cache``).
+    """
+    # Requests that wait have no blocks yet.
+    free = [load.requests_running == 0 and load.kv_cache_usage_ratio == 0 for load in (before, after)]
+    if before.work_done != after.work_done or any(load.kv_cache_usage_ratio is None for load in (before, after)):
+        return None
+    return True if all(free) else False if not any(free) else None

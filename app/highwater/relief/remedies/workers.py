@@ -1,0 +1,176 @@
+"""The remedies that call the workers, where their answers are the result.
+
+A worker's call stops its engine while it runs. So a call that moves much ends early and says what is left
+(worker_ext/README.md, `max_seconds`), and the rest follows in further calls, after a pause as long as the call was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from highwater.engine.capabilities import Capabilities, no_extension
+from highwater.engine.client import Engine
+from highwater.errors import EngineError
+from highwater.readings import EngineStatus, Mode
+from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector
+from highwater.units import mib
+
+MAX_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 0.2
+
+Answers: TypeAlias = Sequence[Mapping[str, Any]]
+
+_ADDED_UP = (
+    *("spilled_entries", "spilled_bytes", "host_bytes_added", "restored_entries", "restored_bytes"),
+    *("copy_seconds", "elapsed_ms"),
+)
+_ASLEEP = "the engine is asleep: its pools are unmapped"
+
+
+class Release(Remedy):
+    """Garbage collection, then ``empty_cache`` on every worker (on CPU: free heap back to the system)."""
+
+    name = "release"
+    frees = "blocks that PyTorch's allocator keeps and nobody uses (on CPU: free heap)"
+    does_not_free = "anything still referenced: weights, KV pool, encoder cache entries"
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Refuse without the worker extension, and while the pools are unmapped."""
+        del mode
+        return _ASLEEP if status.state == "sleeping" else no_extension(capabilities)
+
+    async def run(self, engine: Engine, options: RunOptions) -> RunResult:
+        """Call op ``release`` on every worker."""
+        del options
+        return await call_workers(engine, "release")
+
+
+class TrimEncoderCache(Remedy):
+    """Moves least recently used encoder outputs to host memory; the next access brings each back.
+
+    The scheduler never notices.
+
+    Args:
+        host_budget_bytes: Host memory that the moved may take, per rank; ``None``: half of what the host has free.
+    """
+
+    name = "trim_encoder_cache"
+    frees = (
+        "encoder outputs on the device, moved to host memory; they go back to PyTorch's allocator, and with release to "
+        "the device"
+    )
+    does_not_free = (
+        "weights, KV pool, outputs that a running request needs; on CPU everything: the device is the host there"
+    )
+    needs_release = True
+
+    def __init__(self, *, host_budget_bytes: int | None = None) -> None:
+        self._host_budget_bytes = host_budget_bytes
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        """Refuse where the cache is not the workers' own. Each worker refuses for reasons that only it can see."""
+        del mode
+        return _ASLEEP if status.state == "sleeping" else no_extension(capabilities) or connector(capabilities)
+
+    async def run(self, engine: Engine, options: RunOptions) -> RunResult:
+        """Call op ``trim`` on every worker, with the same target: all ranks hold the same outputs and choose alike."""
+        wanted = {**asdict(options.target), "host_budget_bytes": self._host_budget_bytes}
+        payload = {key: value for key, value in wanted.items() if value is not None}
+        return await call_workers_in_rounds(engine, "trim", payload, again=_for_the_rest)
+
+
+def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
+    """Bytes to let go become bytes to keep: ranks that came further than others then end where the others do."""
+    if "free_bytes" not in payload:
+        return payload
+    left = [answer for answer in answers if not answer["complete"]]
+    keep = max(answer["encoder_cache"]["device_bytes"] - answer["remaining_bytes"] for answer in left)
+    return {**{key: value for key, value in payload.items() if key != "free_bytes"}, "keep_bytes": max(0, keep)}
+
+
+async def call_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> RunResult:
+    """Run one operation on every worker.
+
+    Raises:
+        EngineError: The engine gave no usable response.
+    """
+    answers = await engine.rpc(op, payload)
+    failed = [answer for answer in answers if not answer.get("ok")]
+    if not failed:
+        return RunResult(ok=True, detail=tuple(answers))
+    errors = [error if isinstance(error := answer.get("error"), dict) else {} for answer in failed]
+    return RunResult(
+        ok=False,
+        reason=f"{len(failed)} of {len(answers)} ranks: {errors[0].get('message', 'no reason given')}",
+        # With one rank that did it, something was done.
+        refused=len(failed) == len(answers) and all(error.get("code") == "refused" for error in errors),
+        detail=tuple(answers),
+    )
+
+
+async def call_workers_in_rounds(
+    engine: Engine,
+    op: str,
+    payload: Mapping[str, Any],
+    *,
+    again: Callable[[Mapping[str, Any], Answers], Mapping[str, Any]] = lambda payload, _: payload,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> RunResult:
+    """Call every worker again until none has anything left, or ``MAX_SECONDS`` have passed.
+
+    Args:
+        engine: The engine.
+        op: The operation.
+        payload: Of the first call.
+        again: Returns the next call's payload, from the last one's payload and answers.
+        clock: Monotonic seconds.
+        pause: Waits for so many seconds; replaced in tests.
+
+    Returns:
+        The last answer of each worker, with what all its calls moved.
+
+    Raises:
+        EngineError: The engine gave no usable response to the first call. Later, what was done until then is returned.
+    """
+    until = clock() + MAX_SECONDS
+    run = await call_workers(engine, op, payload)
+    done: Answers = run.detail
+    while run.ok and (left := [answer for answer in run.detail if not answer.get("complete", True)]):
+        if clock() >= until:
+            return RunResult(ok=True, reason=_left(left), detail=tuple(done))
+        await pause(min(MAX_PAUSE_SECONDS, max(float(answer.get("elapsed_ms", 0)) for answer in run.detail) / 1000))
+        payload = again(payload, run.detail)
+        try:
+            run = await call_workers(engine, op, payload)
+        except EngineError as exc:
+            return RunResult(ok=False, reason=f"after a part of it: {exc}", detail=tuple(done))
+        if not run.ok:
+            # Refused or failed now, as where the host's budget is used up: what went before it is done.
+            return RunResult(ok=run.refused, reason=f"after a part of it: {run.reason}", detail=tuple(done))
+        done = _added_up(done, run.detail)
+    return run if not run.ok else RunResult(ok=True, detail=tuple(done))
+
+
+def _left(answers: Answers) -> str:
+    entries = max(int(answer.get("remaining_entries", 0)) for answer in answers)
+    size = max(int(answer.get("remaining_bytes", 0)) for answer in answers)
+    return f"stopped after {MAX_SECONDS:.0f} s: up to {entries} entries ({mib(size)} MiB) a rank are left; ask again"
+
+
+def _added_up(before: Answers, last: Answers) -> Answers:
+    if len(before) != len(last):  # a worker that came or went in between
+        return last
+    # The requested bytes are the first call's; everything else that is no sum is the last one's.
+    return [
+        {
+            **new,
+            **{key: old[key] + new[key] for key in _ADDED_UP if key in old and key in new},
+            **{key: old[key] for key in ("asked_bytes",) if key in old},
+        }
+        for old, new in zip(before, last, strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""The parts that watch host memory, growth, and an engine that dies, hangs or has no memory left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from highwater.growth.host_series import host_series
+from highwater.growth.series import Measured
+from highwater.growth.store import FloorFile
+from highwater.growth.watch import GrowthWatch
+from highwater.host.processor_cache import CacheCounts
+from highwater.host.reader import HostReader
+from highwater.host.watch import HostWatch
+from highwater.incidents import Incidents, IncidentStore
+from highwater.incidents.oom_kills import OomKillWatch
+from highwater.incidents.watcher import IncidentWatcher
+from highwater.memory.poller import Poller
+from highwater.process.internal_errors import InternalErrors
+from highwater.readings import SeriesGrowth
+from highwater.settings import Settings
+from highwater.wiring.core import Clocks, Core
+
+log = logging.getLogger("highwater")
+
+
+def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_errors: InternalErrors) -> HostWatch:
+    """Return the watch of host memory."""
+    reader = HostReader(
+        settings.recorder_dir,
+        workers=lambda: poller.current().ranks,
+        clock=clocks.wall,
+        monotonic=clocks.monotonic,
+    )
+    return HostWatch(
+        reader,
+        counts=lambda: _cache_counts(poller),
+        monotonic=clocks.monotonic,
+        internal_error=internal_errors.counter("host"),
+    )
+
+
+def _cache_counts(poller: Poller) -> CacheCounts:
+    """Return what the engine's ``/metrics`` and the workers' recorders count."""
+    report, load = poller.current(), poller.last_load
+    spilled = [rank.encoder_cache.host_bytes for rank in report.ranks if rank.encoder_cache is not None]
+    pinned = [rank.host_memory.pinned_bytes for rank in report.ranks if rank.host_memory.pinned_bytes is not None]
+    return CacheCounts(
+        queries=load.mm_cache_queries,
+        hits=load.mm_cache_hits,
+        spilled_bytes=sum(spilled) if spilled else None,
+        pinned_bytes=sum(pinned) if pinned else None,
+    )
+
+
+def wire_growth(
+    settings: Settings, core: Core, host: HostWatch, clocks: Clocks, internal_errors: InternalErrors
+) -> GrowthWatch:
+    """Return the watch of growth. Its floors are kept beside the state file."""
+
+    async def read_host(rest_seconds: float) -> list[Measured]:
+        now = await host.read()
+        return list(host_series(now.reading, rest_seconds=rest_seconds, ranks=core.poller.current().ranks))
+
+    state = settings.state_file
+    watch = GrowthWatch(
+        core.history,
+        FloorFile(None if state is None else state.with_name(f"{state.name}.growth")),
+        host_series=read_host,
+        clock=clocks.monotonic,
+        wall_clock=clocks.wall,
+        internal_error=internal_errors.counter("growth"),
+    )
+    core.poller.listeners.append(watch.notice)
+    return watch
+
+
+def wire_incidents(
+    settings: Settings,
+    core: Core,
+    clocks: Clocks,
+    internal_errors: InternalErrors,
+    verdicts: Callable[[], tuple[SeriesGrowth, ...]],
+) -> tuple[Incidents, IncidentWatcher]:
+    """Return the incidents, and the watcher that opens them."""
+    store = settings.incidents
+    incidents = Incidents(
+        IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),
+        engine_log=settings.engine_log,
+        clock=clocks.wall,
+        monotonic=clocks.monotonic,
+        internal_error=internal_errors.counter("diagnosis"),
+    )
+    if incidents.problem is not None:
+        log.warning("%s", incidents.problem)
+    watcher = IncidentWatcher(
+        incidents,
+        core.history,
+        recorders=core.recorders,
+        life=lambda: core.poller.life,
+        policy=core.governor.status,
+        verdicts=verdicts,
+        oom_kills=OomKillWatch(clock=clocks.monotonic),
+        internal_error=internal_errors.counter("incidents"),
+    )
+    core.poller.listeners.append(watcher.notice)
+    return incidents, watcher
