@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.findings.advice import possible
-from highwater.findings.finding import Finding, weightiest_first
+from highwater.findings.finding import Finding, possible, weightiest_first
 from highwater.findings.rules import RULES
 from highwater.incidents.incident import Evidence, IncidentKind, LogMessage
 from highwater.incidents.latest import case_of
-from highwater.incidents.messages import OF_MEMORY
+from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 
 _WHAT: Final[Mapping[IncidentKind, str]] = {
@@ -26,6 +25,7 @@ _OF_MEMORY_IN_USE: Final = frozenset(
 )
 # Any of them says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
+_MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of_memory)
 _REFUSED: Final = "the engine refused to start: "
 
 
@@ -62,7 +62,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequenc
 
 def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> bool:
     """Return whether every device had room, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or any(message.name in OF_MEMORY for message in messages):
+    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in messages):
         return False
     names = {finding.name for finding in findings}
     return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)

@@ -249,7 +249,7 @@ def known_message(line: LogLine) -> KnownMessage | None:
     """Return the message that a line is."""
     is_api_servers = line.is_api_servers
     for known in KNOWN:
-        if (known.by_api_server or not is_api_servers) and known.begins(line.message):
+        if (known.by_api_server or not is_api_servers) and known.pattern.match(line.message):
             return known
     return None
 

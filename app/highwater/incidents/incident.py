@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from highwater.accounting.points import MemoryPoint
+from highwater.findings.advice import Advice
 from highwater.findings.case import EncoderEntry
-from highwater.findings.finding import Advice, Finding
+from highwater.findings.finding import Finding
 from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.advice import Advice
+from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from highwater.incidents.latest import known_points, latest

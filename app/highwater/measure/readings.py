@@ -6,13 +6,15 @@ Raises ``SidecarUnreachable`` where a response is not what a sidecar of this ver
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.client.answers import understood
-from highwater.findings.case import EncoderEntry, sampled
+from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
-from highwater.readings import EncoderCache, EngineLoad, RankReading
+from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, RankReading, WorkerMemory
 from highwater.text.printable import plain
 
 LARGEST = 5
@@ -41,7 +43,7 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                yield sampled(row, MemoryPoint.of_row(float(reading["at"]), row))
+                yield _sampled(row, MemoryPoint.of_row(float(reading["at"]), row))
 
 
 def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
@@ -51,7 +53,7 @@ def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
+                    yield _sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
@@ -107,3 +109,20 @@ def _entry(row: Mapping[str, Any]) -> EncoderEntry:
         residency=row.get("residency"),
         age_seconds=row.get("age_seconds"),
     )
+
+
+def _sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
+    """Return what history and recorders keep of a rank as a reading, which has more fields than they keep."""
+    worker = WorkerMemory(
+        rank=rank["rank"],
+        dp_rank=rank["dp_rank"],
+        pid=rank["pid"],
+        taken_at=point.at,
+        device=Device(),
+        total_bytes=point.total_bytes,
+        free_bytes=point.free_bytes,
+        used_bytes=point.used_bytes,
+        torch=point.torch,
+        host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
+    )
+    return replace(account(worker, "recorder"), components=point.components)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
-from highwater.findings import advice as known
+from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
-from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
@@ -363,9 +363,7 @@ def _meanings(e: Experiment) -> Iterator[str]:
     }
     has_torch = any(reading.torch.reserved_bytes is not None for seen in e.moments for reading in seen.ranks)
     (used, *others) = _MEANINGS
-    of_components = [
-        (component_title(name), meaning) for name, meaning in known.COMPONENT_MEANING.items() if name in shown
-    ]
+    of_components = [(component_title(name), meaning) for name, meaning in COMPONENT_MEANING.items() if name in shown]
     for name, meaning in (used, *of_components, *others):
         if has_torch or not name.startswith("torch "):
             yield f"- {text(name)}: {text(meaning)}"
