@@ -15,7 +15,7 @@ from highwater.findings.rules import RULES
 from highwater.incidents import Evidence, OomKills, RankEvidence
 from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
-from highwater.incidents.latest import case_of, latest
+from highwater.incidents.evidence import case_of, latest
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import (
