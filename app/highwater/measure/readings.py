@@ -1,6 +1,6 @@
-"""A sidecar's responses as the experiment's values: validated where they enter. Pure.
+"""A sidecar's responses as the experiment's values, validated where they enter. Pure.
 
-Raises ``SidecarUnreachable`` where a response is not what a sidecar of this version gives.
+Raises ``SidecarUnreachable`` for a response that is not one of a sidecar of this version.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, Ran
 from highwater.text.printable import plain
 
 LARGEST = 5
-# What of vLLM's configuration bears on memory: its section and key there, and the flag that sets it.
-_SETTINGS: Final[Sequence[tuple[str, str, str]]] = (
-    ("cache_config", "gpu_memory_utilization", "--gpu-memory-utilization"),
-    ("model_config", "max_model_len", "--max-model-len"),
-    ("scheduler_config", "max_num_seqs", "--max-num-seqs"),
-    ("scheduler_config", "max_num_batched_tokens", "--max-num-batched-tokens"),
-    ("model_config", "dtype", "--dtype"),
-    ("model_config", "quantization", "--quantization"),
-    ("model_config", "enforce_eager", "--enforce-eager"),
-    ("model_config", "enable_sleep_mode", "--enable-sleep-mode"),
-    ("multimodal_config", "mm_processor_cache_gb", "--mm-processor-cache-gb"),
-    ("multimodal_config", "limit_per_prompt", "--limit-mm-per-prompt"),
-    ("cache_config", "block_size", "--block-size"),
-    ("cache_config", "enable_prefix_caching", "--enable-prefix-caching"),
-    ("parallel_config", "tensor_parallel_size", "--tensor-parallel-size"),
-    ("parallel_config", "pipeline_parallel_size", "--pipeline-parallel-size"),
-    ("parallel_config", "data_parallel_size", "--data-parallel-size"),
+# The settings of vLLM that bear on memory, by the section of its configuration.
+_SETTINGS: Final[Sequence[tuple[str, str]]] = (
+    ("cache_config", "gpu_memory_utilization"),
+    ("model_config", "max_model_len"),
+    ("scheduler_config", "max_num_seqs"),
+    ("scheduler_config", "max_num_batched_tokens"),
+    ("model_config", "dtype"),
+    ("model_config", "quantization"),
+    ("model_config", "enforce_eager"),
+    ("model_config", "enable_sleep_mode"),
+    ("multimodal_config", "mm_processor_cache_gb"),
+    ("multimodal_config", "limit_per_prompt"),
+    ("cache_config", "block_size"),
+    ("cache_config", "enable_prefix_caching"),
+    ("parallel_config", "tensor_parallel_size"),
+    ("parallel_config", "pipeline_parallel_size"),
+    ("parallel_config", "data_parallel_size"),
 )
+# The other flags have the keys' names.
+_OTHER_FLAGS: Final = {"limit_per_prompt": "--limit-mm-per-prompt"}
 
 
 def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading]:
-    """Return the rows of ``GET /memory/history``."""
+    """Yield the rows of ``GET /memory/history``."""
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
@@ -47,68 +49,13 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
 
 
 def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
-    """Return the recorders' samples that are newer than the last one of each rank, by its key."""
+    """Yield the recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
                     yield _sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
-
-
-def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
-    """Return the engine's counts of requests in ``GET /memory/history``."""
-    with understood("/memory/history"):
-        for row in readings:
-            counted = EngineLoad(requests_running=row["requests_running"], requests_waiting=row["requests_waiting"])
-            yield row["at"], counted
-
-
-def cache_of(title: str, answer: Mapping[str, Any], moment: Moment) -> CacheReading | None:
-    """Return ``GET /memory/encoder-cache``: the rank that holds most; ``None`` where there is no such cache."""
-    with understood("/memory/encoder-cache"):
-        there = [rank for rank in answer["ranks"] if rank.get("present")]
-        if not there:
-            return None
-        fullest = max(there, key=lambda rank: rank["device_bytes"] + rank["host_bytes"])
-        reading = moment.rank((fullest.get("dp_rank") or 0, fullest.get("rank") or 0))
-        known = reading.encoder_cache if reading is not None else None
-        totals = EncoderCache(
-            entries=fullest["entries_total"],
-            device_bytes=fullest["device_bytes"],
-            host_bytes=fullest["host_bytes"],
-            capacity_embeds=fullest.get("capacity_embeds") or (known.capacity_embeds if known else None),
-        )
-        return CacheReading(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
-
-
-def settings_of(answer: object) -> dict[str, str]:
-    """Return the settings that bear on memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
-    config = answer.get("vllm_config") if isinstance(answer, dict) else None
-    if not isinstance(config, dict):
-        return {}
-    model = config.get("model_config")
-    sections = dict(config)
-    if isinstance(model, dict) and "multimodal_config" not in sections:
-        sections["multimodal_config"] = model.get("multimodal_config")
-    found: dict[str, str] = {}
-    for section, key, flag in _SETTINGS:
-        held = sections.get(section)
-        value = held.get(key) if isinstance(held, dict) else None
-        if value not in (None, "", {}):
-            found[flag] = plain(str(value), 200)
-    return found
-
-
-def _entry(row: Mapping[str, Any]) -> EncoderEntry:
-    shape = row.get("shape")
-    return EncoderEntry(
-        mm_hash=plain(str(row.get("mm_hash")), 128),
-        bytes=row.get("bytes"),
-        embeds=shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else None,
-        residency=row.get("residency"),
-        age_seconds=row.get("age_seconds"),
-    )
 
 
 def _sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
@@ -126,3 +73,57 @@ def _sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
         host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
     )
     return replace(account(worker, "recorder"), components=point.components)
+
+
+def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
+    """Yield the engine's counts of requests in ``GET /memory/history``."""
+    with understood("/memory/history"):
+        for row in readings:
+            counted = EngineLoad(requests_running=row["requests_running"], requests_waiting=row["requests_waiting"])
+            yield row["at"], counted
+
+
+def cache_of(title: str, response: Mapping[str, Any], moment: Moment) -> CacheReading | None:
+    """Return ``GET /memory/encoder-cache``, of the rank that holds most; ``None`` without such a cache."""
+    with understood("/memory/encoder-cache"):
+        present = [rank for rank in response["ranks"] if rank.get("present")]
+        if not present:
+            return None
+        fullest = max(present, key=lambda rank: rank["device_bytes"] + rank["host_bytes"])
+        reading = moment.rank((fullest.get("dp_rank") or 0, fullest.get("rank") or 0))
+        known = reading.encoder_cache if reading is not None else None
+        totals = EncoderCache(
+            entries=fullest["entries_total"],
+            device_bytes=fullest["device_bytes"],
+            host_bytes=fullest["host_bytes"],
+            capacity_embeds=fullest.get("capacity_embeds") or (known.capacity_embeds if known else None),
+        )
+        return CacheReading(title=title, totals=totals, largest=tuple(map(_entry, fullest["entries"][:LARGEST])))
+
+
+def _entry(row: Mapping[str, Any]) -> EncoderEntry:
+    shape = row.get("shape")
+    return EncoderEntry(
+        mm_hash=plain(str(row.get("mm_hash")), 128),
+        bytes=row.get("bytes"),
+        embeds=shape[0] if isinstance(shape, list) and shape and isinstance(shape[0], int) else None,
+        residency=row.get("residency"),
+        age_seconds=row.get("age_seconds"),
+    )
+
+
+def settings_of(response: object) -> dict[str, str]:
+    """Return the settings that bear on memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
+    config = response.get("vllm_config") if isinstance(response, dict) else None
+    if not isinstance(config, dict):
+        return {}
+    model = config.get("model_config")
+    if isinstance(model, dict):
+        config = {"multimodal_config": model.get("multimodal_config"), **config}
+    found: dict[str, str] = {}
+    for section, key in _SETTINGS:
+        held = config.get(section)
+        value = held.get(key) if isinstance(held, dict) else None
+        if value not in (None, "", {}):
+            found[_OTHER_FLAGS.get(key, f"--{key.replace('_', '-')}")] = plain(str(value), 200)
+    return found

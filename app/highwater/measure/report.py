@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
 from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
 from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
 from highwater.measure.command_line import shown_command
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, changes, host_used
 from highwater.measure.rules import findings
 from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings import RankReading, RemedyResult, RuleStatus
