@@ -1,4 +1,4 @@
-"""Following a sidecar for as long as somebody looks: it may restart, and is found again."""
+"""Follows a sidecar, also across its restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from highwater.errors import SidecarError, SidecarUnreachable
 
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 2.0
-# Of so many seconds one reading is fetched: more than there are cells in a line would not be seen.
+# One reading of so many seconds is fetched: a line has no more cells.
 STEP_SECONDS = 3.0
 
 
@@ -23,7 +23,7 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
 
     Args:
         connect: Makes a client.
-        pause: Waits so many seconds before the sidecar is looked for again; true ends it all.
+        pause: Waits so many seconds before the next attempt; true ends it.
     """
     seconds = FIRST_PAUSE_SECONDS
     while True:
@@ -43,11 +43,7 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
-    """Return what the sidecar remembers of the last quarter of an hour.
-
-    Raises:
-        SidecarError: No sidecar answers.
-    """
+    """Return the sidecar's history of the last quarter of an hour, or raise ``SidecarError``."""
     # By its own clock, which may differ from ours.
     now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
     since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
@@ -61,11 +57,7 @@ def _object(answer: object) -> dict[str, Any]:
 
 
 def first_view(sidecar: SidecarClient) -> View:
-    """Return the sidecar as it is now, with what it remembers.
-
-    Raises:
-        SidecarError: No sidecar answers.
-    """
+    """Return the sidecar's report and history, or raise ``SidecarError``."""
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
     view = View(sidecar.url, report, time.monotonic())
@@ -75,34 +67,28 @@ def first_view(sidecar: SidecarClient) -> View:
 class Feed:
     """Keeps a view up to date in a thread of its own.
 
-    Args:
-        view: To begin with.
-        connect: Makes a client.
+    Attributes:
+        view: The newest view.
     """
 
     def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
-        self._view = view
+        self.view = view
         self._connect = connect
         self._stopped = threading.Event()
         self._updated = threading.Event()
-        # A daemon: leaving need not wait until the sidecar speaks again.
+        # A daemon: `top` ends without waiting for the sidecar.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-
-    @property
-    def view(self) -> View:
-        """The newest view."""
-        return self._view
 
     def start(self) -> None:
         """Follow the sidecar from now on."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Follow it no longer; does not wait."""
+        """Stop following, without waiting."""
         self._stopped.set()
 
     def take_update(self) -> bool:
-        """Return whether there is a view that was not drawn yet."""
+        """Return whether the view has changed since the last call."""
         had = self._updated.is_set()
         self._updated.clear()
         return had
@@ -111,7 +97,7 @@ class Feed:
         for name, data in follow(self._connect, self._stopped.wait):
             if self._stopped.is_set():
                 return
-            self._view = updated(self._view, name, data, time.monotonic())
+            self.view = updated(self.view, name, data, time.monotonic())
             self._updated.set()
 
 

@@ -19,16 +19,16 @@ Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A moment of ``top``.
+    """The knowledge at one moment; times are monotonic seconds of this process.
 
     Attributes:
         url: The sidecar's.
-        report: The last one.
-        received_at: When it came, by our own clock that only goes forward.
+        report: The last report.
+        received_at: When it came.
         past: Each rank's memory until then, oldest first.
         events: Newest first.
-        problem: Why nothing new comes; None while it does.
-        lost_at: Since when, by our own clock.
+        problem: Why no report comes; ``None`` while they do.
+        lost_at: When that began.
     """
 
     url: str
@@ -48,7 +48,7 @@ class View:
         return view.with_history({rank_key(rank): (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
-        """Add what the sidecar remembers; what it has forgotten by a restart stays."""
+        """Add the sidecar's history; what it has lost by a restart stays."""
         merged = {key: _merged(past.get(key, ()), self.past.get(key, ())) for key in {**self.past, **past}}
         # A sidecar that was restarted numbers its events from 1 again.
         known = {(event.id, event.at): event for event in (*events, *self.events)}
@@ -60,7 +60,7 @@ class View:
         return self.with_history({}, (event,))
 
     def without_sidecar(self, problem: str, now: float) -> View:
-        """Note that the sidecar is gone; what was known stays, and grows old."""
+        """Note that the sidecar does not respond; the last figures stay, with their age."""
         return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
 
     def age_seconds(self, now: float) -> float | None:
