@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
-from highwater.incidents.fitting import to_bytes
+from highwater.incidents.store import to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
 _FORBID = ConfigDict(extra="forbid")

@@ -5,9 +5,9 @@
     watcher     notices and gathers                 incidents   opens, repeats, closes
     enginelog   the engine's log and its lines      starts      starts that failed, by the log
     messages    known messages (messages.toml)      oom_kills   the kernel's kills for memory
-    incident    the frozen values                   evidence    evidence as a case for the rules
-    rules       rules beside the rule book          diagnosis   findings and the summary
-    store       files, or memory                    text        an incident as Markdown
+    incident    the frozen values                   diagnosis   evidence as a case, findings, the summary
+    rules       rules beside the rule book          store       files, or memory
+    text        an incident as Markdown
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar, get_args
 
 from highwater import __version__
-from highwater.incidents.diagnosis import diagnose, summarize
+from highwater.incidents.diagnosis import diagnose, engine_of, harmless, joined, summarize
 from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
-from highwater.incidents.evidence import engine_of, harmless, joined
 from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
 from highwater.incidents.starts import StartWatch, of_one_run
 from highwater.incidents.store import IncidentStore, UnreadableIncident

@@ -1,6 +1,7 @@
 """The store of incidents: one file each in one folder, or memory.
 
-A file is written in one step, so that a crash leaves a whole file or none; the oldest make room for the newest. An
+A file is one JSON object whose first line holds the headline, so that a list of many reads the beginning of each. It is
+written in one step, so that a crash leaves a whole file or none; the oldest make room for the newest. An
 incident that cannot be written stays in memory and is tried again, and `problem` names the reason. No link to a file
 is ever followed. A file that cannot be read, such as a later version's, is named and left alone until it is the oldest.
 The folder belongs to one sidecar.
@@ -13,20 +14,27 @@ import os
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from highwater.accounting.points import thin
 from highwater.errors import flaw, os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import open_regular
-from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
 from highwater.text.printable import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
+# Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
+MAX_POINTS, MIN_POINTS = 300, 2
+# The last of them are all kept: they are of the incident itself.
+RECENT_POINTS = 60
+MAX_RANKS_LEFT = 8
 MAX_IN_MEMORY = 16
 # In a list, of a folder that may hold other files.
 MAX_LISTED = 1000
@@ -37,6 +45,17 @@ HEAD_BYTES = 16 * 1024
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
 _HEADLINE = TypeAdapter(Headline)
+_INCIDENT: Final = TypeAdapter(Incident)
+_HEAD: Final = {field.name for field in fields(Headline)} - {"problem"}
+# In this order, until the rest fits.
+_CUTS: Final[tuple[tuple[str, Callable[[Incident], Incident]], ...]] = (
+    (
+        "the series and the entries of the encoder caches are",
+        lambda one: replace(one, ranks=tuple(replace(rank, series=(), entries=()) for rank in one.ranks)),
+    ),
+    ("the policy and the events are", lambda one: replace(one, policy=None, decisions=(), events=())),
+    ("all but the first ranks are", lambda one: replace(one, ranks=one.ranks[:MAX_RANKS_LEFT])),
+)
 
 
 class UnreadableIncident(Exception):
@@ -122,7 +141,7 @@ class IncidentStore:
         if content is None:
             return None
         try:
-            incident = INCIDENT.validate_json(content)
+            incident = _INCIDENT.validate_json(content)
         except ValidationError as exc:
             raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
         if not _has_times(incident):
@@ -242,3 +261,47 @@ def _read(folder: Path, incident_id: str, most: int) -> bytes:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return file.read(most)
+
+
+# --- an incident as bytes ---
+
+
+def to_bytes(incident: Incident) -> bytes:
+    """Return one JSON object; its first line holds the headline."""
+    head = _INCIDENT.dump_json(incident, include=_HEAD)
+    rest = _INCIDENT.dump_json(incident, exclude=_HEAD)
+    return head[:-1] + b",\n" + rest[1:] + b"\n"
+
+
+def fitted(incident: Incident, max_bytes: int) -> tuple[Incident, bytes]:
+    """Return the incident and its bytes, no more than ``max_bytes``.
+
+    First the series are thinned; where that is not enough, the least useful parts are left out one after another, each
+    with a note.
+    """
+    incident = _thinned(incident, MAX_POINTS)
+    content = to_bytes(incident)
+    points = _points(incident)
+    while len(content) > max_bytes and points > MIN_POINTS:
+        points = max(min(points // 2, int(points * max_bytes / len(content))), MIN_POINTS)
+        incident = _thinned(incident, points)
+        content = to_bytes(incident)
+    for what, cut in _CUTS:
+        if len(content) <= max_bytes:
+            break
+        note = f"{what} left out: to keep within {max_bytes:,} bytes"
+        incident = replace(cut(incident), notes=(*incident.notes, note))
+        content = to_bytes(incident)
+    return incident, content
+
+
+def _thinned(incident: Incident, most: int) -> Incident:
+    if _points(incident) <= most:
+        return incident
+    recent = min(RECENT_POINTS, most // 2)
+    ranks = (replace(rank, series=thin(rank.series, most, recent=recent)) for rank in incident.ranks)
+    return replace(incident, ranks=tuple(ranks))
+
+
+def _points(incident: Incident) -> int:
+    return max((len(rank.series) for rank in incident.ranks), default=0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from highwater.findings.advice import Advice
 from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
-from highwater.incidents.evidence import known_points, latest
+from highwater.incidents.diagnosis import known_points, latest
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
 from highwater.readings import Event
 from highwater.text.printable import plain

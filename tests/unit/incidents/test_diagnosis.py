@@ -13,9 +13,8 @@ from highwater.findings.advice import ADVICE, COMPONENT_MEANING, Advice
 from highwater.findings.finding import Finding
 from highwater.findings.rules import RULES
 from highwater.incidents import Evidence, OomKills, RankEvidence
-from highwater.incidents.diagnosis import diagnose, summarize
+from highwater.incidents.diagnosis import case_of, diagnose, latest, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
-from highwater.incidents.evidence import case_of, latest
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import (

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, short_ranks
+from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
-from highwater.commands.top.view import HISTORY_SECONDS, View
 from highwater.readings import Event, MissingRank, RankPressure, RankReading, RuleStatus
 from highwater.text.table import device_title, engine_facts, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text

@@ -16,9 +16,8 @@ from highwater.client.answers import report_of
 from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
 from highwater.commands.top.drawing import Drawing
-from highwater.commands.top.feed import Feed, first_view, follow
+from highwater.commands.top.feed import Feed, View, first_view, follow
 from highwater.commands.top.screen import Screen
-from highwater.commands.top.view import View
 
 LOOK_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
