@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.accounting.points import MemoryPoint
-from highwater.incidents import EncoderEntry, Evidence, Incident, RankEvidence
+from highwater.findings.case import EncoderEntry
+from highwater.incidents import Evidence, Incident, RankEvidence
 from highwater.readings import (
     Budget,
     Components,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.api.budget_text import budget_text
 from highwater.api.services import Services
-from highwater.findings.explained import Explained, explained
+from highwater.findings.budget import Explained, explained
 from highwater.plan.explanation import explain
 from highwater.plan.kv_view import LiveEngine, live_engine, live_worker
 from highwater.readings import RankReading, Report

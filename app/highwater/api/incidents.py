@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from highwater.api.requests import FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
-from highwater.incidents.fitting import to_bytes
+from highwater.incidents.store import to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.

@@ -15,7 +15,7 @@ from highwater.client.options import examples, json_option, sidecar_at, url_opti
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from highwater.findings.explained import Explained
+    from highwater.findings.budget import Explained
     from highwater.plan.budget import RankBudget
 
 PATH: Final = "/memory/budget"
@@ -87,7 +87,7 @@ def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
 
     from highwater.client.answers import cleaned
     from highwater.errors import flaw
-    from highwater.findings.explained import Explained
+    from highwater.findings.budget import Explained
 
     try:
         return TypeAdapter(Explained).validate_python(cleaned(answer))

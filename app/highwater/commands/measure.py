@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,20 +111,27 @@ def measure(
     could not be written; 126 or 127 if COMMAND cannot be run; 3 if no sidecar answers.
     """
     from highwater.measure.files import CannotWriteReport, ReportFiles
-    from highwater.measure.interrupts import Interrupts
-    from highwater.measure.load import LoadNotStarted, find
-    from highwater.measure.recording import LoadPlan, Measurement
+    from highwater.measure.load import Interrupts, LoadNotStarted, find
+    from highwater.measure.recording import Measurement
 
     with Interrupts() as interrupts:
         try:
             files = ReportFiles(out, force=force, now=time.time())
             find(command)
-            plan = LoadPlan(name=name, command=command, remedies=remedies, settle_seconds=settle_seconds)
             with (
                 sidecar_at(url, timeout_seconds=READ_SECONDS) as reader,
                 sidecar_at(url, timeout_seconds=CALL_SECONDS, with_token=True) as client,
             ):
-                measurement = Measurement(plan, client=client, reader=reader, interrupts=interrupts, say=_say)
+                measurement = Measurement(
+                    name,
+                    command,
+                    remedies=remedies,
+                    settle_seconds=settle_seconds,
+                    client=client,
+                    reader=reader,
+                    interrupts=interrupts,
+                    say=_say,
+                )
                 experiment = measurement.run()
             interrupts.ignores_signals = True
             _write(experiment, files)
@@ -145,19 +151,15 @@ def _write(experiment: Experiment, files: ReportFiles) -> None:
     from highwater.measure.report import report
     from highwater.measure.rules import findings
 
-    made = report(experiment, written_at=time.time())
-    written = files.write({".html": page(made, title=experiment.name), ".md": made})
-    _list(finding.title for finding in findings(experiment) if finding.weight != "note")
+    markdown = report(experiment, written_at=time.time())
+    written = files.write({".html": page(markdown, title=experiment.name), ".md": markdown})
+    titles = [finding.title for finding in findings(experiment) if finding.weight != "note"]
+    for title in titles[:MAX_LISTED]:
+        _say(f"- {title}")
+    if len(titles) > MAX_LISTED:
+        _say(f"- and {len(titles) - MAX_LISTED} more in the report")
     for path in written:
         _say(f"wrote {path}")
-
-
-def _list(titles: Iterable[str]) -> None:
-    listed = list(titles)
-    for title in listed[:MAX_LISTED]:
-        _say(f"- {title}")
-    if len(listed) > MAX_LISTED:
-        _say(f"- and {len(listed) - MAX_LISTED} more in the report")
 
 
 def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int:
@@ -169,7 +171,7 @@ def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int
 
 
 def _say(line: str) -> None:
-    """One line to stderr; at a terminal on a fresh one, where the load has left its own unfinished."""
+    """Print a line to stderr; at a terminal on a fresh line, where the load has left its own unfinished."""
     fresh = "\r\x1b[K" if sys.stderr.isatty() else ""
     with suppress(OSError):  # nobody reads it any more, and the report is still to be written
         click.echo(f"{fresh}highwater: {printable(line)}", err=True)

@@ -2,7 +2,7 @@
 
 ::
 
-    finding     a finding, and the advice that it gives      advice     known settings, and what each costs
-    case        the ranks at their moments: the rules' input rules      one question each, with one threshold
-    markdown    reports as Markdown, and the page of it      leaks      the rule about leaks
+    finding     a finding, and its sentences in findings.toml     advice     settings, in advice.toml
+    case        the rules' input                                  rules      the rule book
+    budget      the findings on a start's budget                  markdown   reports as Markdown, and as a page
 """

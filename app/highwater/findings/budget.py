@@ -1,63 +1,55 @@
-"""The rule book's questions about a start: what its profile missed, and what its settings contradict. Pure.
-
-Each rule gives a finding for one rank, or nothing; what is not known answers no rule.
-"""
+"""The findings on a start's budget: what its profile missed, and which of its settings contradict one another. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from highwater.findings import advice as known
-from highwater.findings.finding import Advice, Finding, weightiest_first
+from highwater.findings.finding import Finding, finding, weightiest_first
 from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
+from highwater.readings import SCHEMA
 from highwater.units import MIB, gib_text
 
-# Less than this between profile and life is no risk.
+# A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES = 128 * MIB
-
-KV_CACHE_MEMORY_BYTES: Final = Advice(
-    setting="--kv-cache-memory-bytes",
-    change=(
-        "Give the KV cache's size itself, with what the profile missed taken off. From 0.11 on; the utilization has no "
-        "effect then."
-    ),
-    cost="KV cache. The number holds for this device and these flags only. Needs a restart.",
-)
-GIVEN_KV_CACHE: Final = Advice(
-    setting="--kv-cache-memory-bytes",
-    change="The KV cache's size was given (on CPU maybe with VLLM_CPU_KVCACHE_SPACE): give less, by what is missed.",
-    cost="KV cache. Needs a restart.",
-)
-ALLOCATOR_CONF: Final = Advice(
-    setting="PYTORCH_CUDA_ALLOC_CONF, PYTORCH_NPU_ALLOC_CONF, PYTORCH_ALLOC_CONF",
-    change="Set one of them, once, with options that go together.",
-    cost="Nothing. Needs a restart.",
-)
 
 RankRule: TypeAlias = Callable[[RankBudget, EncoderView | None], Finding | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A running engine explained: the response of ``GET /memory/budget``.
+
+    Attributes:
+        schema: Of its form.
+        taken_at: When its readings were taken, in Unix seconds; ``None`` before the first.
+        engine_state: The engine's state then.
+        explanation: Budgets, pools, encoder.
+        findings: What is missed or contradicts itself, and what to change.
+    """
+
+    schema: int = SCHEMA
+    taken_at: float | None = None
+    engine_state: str | None = None
+    explanation: Explanation
+    findings: tuple[Finding, ...] = ()
+
+
 def not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:  # noqa: ARG001 - the seam's
-    """Report what this start needs and its formula counts nowhere."""
+    """Report memory that this start needs and its formula does not count."""
     missed = [part for part in rank.uncounted if part.key != "others"]
     size = sum(part.bytes for part in missed)
     if size < NOTABLE_BYTES:
         return None
-    listed = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed)
-    fits = rank.left_bytes is None or rank.left_bytes >= 0
-    return Finding(
-        name="not_profiled",
-        weight="clue" if fits else "likely",
-        title=f"the profile of {_name(rank)} did not count {gib_text(size)}",
-        text=(
-            f"{listed}. It lives outside the budget of {gib_text(rank.requested_bytes)}, where "
-            f"{gib_text(rank.outside_bytes)} of the device are for it and everything else."
-        ),
-        figures={"rank": _name(rank), "missed_bytes": size, "outside_bytes": rank.outside_bytes},
-        advice=(KV_CACHE_MEMORY_BYTES, known.GPU_MEMORY_UTILIZATION),
+    return finding(
+        "not_profiled",
+        {"rank": _name(rank), "missed_bytes": size, "outside_bytes": rank.outside_bytes},
+        weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
+        parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
+        requested=rank.requested_bytes,
     )
 
 
@@ -66,34 +58,23 @@ def activation_above_profile(rank: RankBudget, encoder: EncoderView | None) -> F
     row = next((row for row in rank.observed if row.key == "activation"), None)
     if row is None or row.risk_bytes is None or row.risk_bytes < NOTABLE_BYTES:
         return None
-    return Finding(
-        name="activation_above_profile",
-        weight="likely",
-        title=f"steps of {_name(rank)} took {gib_text(row.risk_bytes)} more than its profile",
-        text=(
-            f"The profiling pass took {gib_text(row.profiled_bytes)} at its highest; since then "
-            f"{gib_text(row.observed_bytes)} were allocated at once beside weights and KV cache, cached encoder "
-            "outputs included."
-        ),
-        figures={"rank": _name(rank), "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
-        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, _kv_cache_advice(rank)),
+    return finding(
+        "activation_above_profile",
+        {"rank": _name(rank), "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", _kv_cache_advice(rank)),
+        excess=row.risk_bytes,
     )
 
 
 def encoder_not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:
-    """Report a start that did not take the encoder into account, and what its cache may come to."""
+    """Report a start that did not take the encoder into account, and the size that its cache may reach."""
     if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
         return None
-    return Finding(
-        name="encoder_not_profiled",
-        weight="likely",
-        title=f"the start did not profile the encoder, whose cache may take about {gib_text(encoder.cache_bytes)}",
-        text=(
-            f"Its budget is {encoder.cache_size:,} embeddings, on every rank; it climbs to about that and stays. A "
-            "smaller budget is the durable remedy; trimming gives back what is over."
-        ),
-        figures={"rank": _name(rank), "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
-        advice=(known.MAX_NUM_BATCHED_TOKENS, known.LIMIT_MM_PER_PROMPT, _kv_cache_advice(rank)),
+    return finding(
+        "encoder_not_profiled",
+        {"rank": _name(rank), "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", _kv_cache_advice(rank)),
+        embeddings=encoder.cache_size,
     )
 
 
@@ -102,13 +83,8 @@ def allocator_environment(rank: RankBudget, encoder: EncoderView | None) -> Find
     problems = contradictions(rank.environment, rank.device.type)
     if not problems:
         return None
-    return Finding(
-        name="allocator_environment",
-        weight="clue",
-        title=f"{_name(rank)} runs with settings that contradict one another",
-        text=" ".join(f"{problem}." for problem in problems),
-        figures={"rank": _name(rank)},
-        advice=(ALLOCATOR_CONF,),
+    return finding(
+        "allocator_environment", {"rank": _name(rank)}, problems=" ".join(f"{problem}." for problem in problems)
     )
 
 
@@ -120,24 +96,24 @@ BUDGET_RULES: Final[tuple[RankRule, ...]] = (
 )
 
 
+def explained(explanation: Explanation, *, taken_at: float | None = None, engine_state: str | None = None) -> Explained:
+    """Judge an explanation by the rules."""
+    found = budget_findings(explanation)
+    return Explained(taken_at=taken_at, engine_state=engine_state, explanation=explanation, findings=found)
+
+
 def budget_findings(explanation: Explanation) -> tuple[Finding, ...]:
-    """Ask every rule of every rank; one finding for each rule, of the rank that comes first with it."""
+    """Return one finding of each rule, of the first rank that has it."""
     found: dict[str, Finding] = {}
     for rank in explanation.ranks:
         for rule in BUDGET_RULES:
-            finding = rule(rank, explanation.encoder)
-            if finding is not None:
-                found.setdefault(finding.name, finding)
+            if (one := rule(rank, explanation.encoder)) is not None:
+                found.setdefault(one.name, one)
     return tuple(weightiest_first(found.values()))
 
 
 def contradictions(environment: Mapping[str, str | None], device_type: str | None) -> list[str]:
-    """Return what is wrong with the variables, a clause each.
-
-    Args:
-        environment: The variables that are set.
-        device_type: ``npu``, ``cuda``, ...
-    """
+    """Return what is wrong with a process's variables, a clause each."""
     names = [name for name in environment if name.endswith("_ALLOC_CONF")]
     found = []
     for name in names:
@@ -168,8 +144,8 @@ def _options(text: str | None) -> dict[str, list[str]]:
     return options
 
 
-def _kv_cache_advice(rank: RankBudget) -> Advice:
-    return GIVEN_KV_CACHE if rank.counting == "given" else KV_CACHE_MEMORY_BYTES
+def _kv_cache_advice(rank: RankBudget) -> str:
+    return "given_kv_cache" if rank.counting == "given" else "kv_cache_memory_bytes"
 
 
 def _name(rank: RankBudget) -> str:

@@ -1,24 +1,21 @@
-"""The rules' input: each rank as it stood last, at the beginning and at its highest, and what is known beside it.
+"""The rules' input: each rank's last, first and highest reading, and what is known beside them.
 
-A case is made of an incident's evidence or of a measured load; what is not known is ``None``, and answers no rule.
+A case is built from an incident's evidence or from a measured load. A figure that is not known is ``None``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from highwater.accounting.attribution import COMPONENTS, account
-from highwater.accounting.points import MemoryPoint
-from highwater.findings.finding import Finding
-from highwater.readings import Device, EngineLoad, EngineStatus, HostMemory, RankReading, SeriesGrowth, WorkerMemory
+from highwater.accounting.attribution import COMPONENTS
+from highwater.readings import EngineLoad, EngineStatus, RankReading, SeriesGrowth
 from highwater.text.table import rank_title
 from highwater.units import MIB
 
 # Of each rank: less than both, in bytes and of its device, moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
-# From this age on a reading's age is worth a word.
+# From this age on a reading's age is named.
 OLD_SECONDS = 5.0
 
 
@@ -28,10 +25,10 @@ class EncoderEntry:
 
     Attributes:
         mm_hash: Its key.
-        bytes: What it holds.
+        bytes: Its size.
         residency: ``device`` or ``host``, where that is known.
         age_seconds: Since it was first seen: a lower bound.
-        embeds: How many embeddings it is, the unit of the cache's capacity.
+        embeds: The number of its embeddings, the unit of the cache's capacity.
     """
 
     mm_hash: str
@@ -46,11 +43,10 @@ class RankCase:
     """One rank.
 
     Attributes:
-        now: As it stood last.
-        first: Its first reading that counts: once the engine was ready, or before the load; ``None`` where there is
-            none of this process.
-        peak: At its highest; ``now`` where that is not known apart.
-        entries: The largest entries of its encoder cache that are known.
+        now: The last reading.
+        first: The first reading of this process that counts: once the engine was ready, or before the load.
+        peak: The highest reading; ``now`` where that is not known apart.
+        entries: The largest known entries of its encoder cache.
     """
 
     now: RankReading
@@ -60,7 +56,7 @@ class RankCase:
 
     @property
     def name(self) -> str:
-        """The rank as an operator calls it."""
+        """The rank's title, such as ``rank 0``."""
         return name_of(self.now)
 
     @property
@@ -70,12 +66,12 @@ class RankCase:
 
     @property
     def alloc_retries(self) -> int | None:
-        """The number of times that its allocator ran out and tried again since the first reading."""
+        """How many times its allocator ran out and tried again since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
 
     @property
     def ooms(self) -> int | None:
-        """The number of times that it gave up."""
+        """How many times its allocator gave up since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.ooms)
 
     @property
@@ -86,7 +82,7 @@ class RankCase:
 
     @property
     def notable_bytes(self) -> int:
-        """Return how much of its memory is more than noise."""
+        """The size from which on a change is more than noise."""
         return max(NOTABLE_BYTES, int(NOTABLE_RATIO * (self.now.total_bytes or 0)))
 
     @property
@@ -100,17 +96,17 @@ class RankCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The ranks, and what is known beside them.
+    """All ranks.
 
     Attributes:
         kind: The incident's kind; ``load`` for a measured load.
         ranks: Each rank that is known.
         at: When it happened, in Unix seconds.
         engine: The engine at that moment.
-        load: What it last reported of its requests.
-        grown_bytes: What used bytes grew by, over all ranks.
+        load: The last figures that it reported of its requests.
+        grown_bytes: The growth of used bytes, over all ranks.
         grown: The same by component, where its beginning is known.
-        since: Since when, in words: a part of a sentence.
+        since: The time that this growth took, as a part of a sentence.
         bytes_per_second: The pace of the last minute.
         seconds_to_full: When the first device is full at that pace.
         series: The verdict on each series of memory.
@@ -130,45 +126,37 @@ class Case:
 
     @property
     def is_load(self) -> bool:
-        """Return whether a load was measured; else something has happened to the engine."""
+        """True for a measured load; else something has happened to the engine."""
         return self.kind == "load"
 
     @property
     def device_type(self) -> str | None:
-        """Return the device type of the first rank that has one."""
+        """The device type of the first rank that has one."""
         return next((rank.device_type for rank in self.ranks if rank.device_type), None)
 
     @property
     def notable_bytes(self) -> int:
-        """Return how much of all ranks' memory is more than noise."""
+        """The size from which on a change of all ranks together is more than noise."""
         return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
 
     def age_seconds(self, rank: RankCase) -> float:
         """Return how old the rank's last reading was then."""
         return max(self.at - rank.now.taken_at, 0.0)
 
-    def age_words(self, rank: RankCase) -> str:
-        """The same as a part of a sentence; nothing where it was read just before."""
+    def age_text(self, rank: RankCase) -> str:
+        """Return the same as a part of a sentence; empty for a reading from just before."""
         seconds = self.age_seconds(rank)
         return f", {seconds:.0f} s before" if seconds >= OLD_SECONDS else ""
 
 
-Rule: TypeAlias = Callable[[Case], Finding | None]
-
-
 def name_of(reading: RankReading) -> str:
-    """Return the rank as an operator calls it."""
+    """Return the rank's title, such as ``rank 0``."""
     return f"rank {rank_title(reading.dp_rank, reading.rank)}"
 
 
-def times(count: int) -> str:
-    """Return how often, in words."""
-    return "once" if count == 1 else f"{count} times"
-
-
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` where one of them is not known, or there are none."""
-    listed: Sequence[int | None] = list(sizes)
+    """Return the sum; ``None`` where a size is not known, or there are none."""
+    listed = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None
 
@@ -177,8 +165,7 @@ def change(first: RankReading | None, now: RankReading | None, part: str) -> int
     """Return how a part moved on one rank; ``None`` where it is not known, or the worker is another process."""
     if first is None or now is None or first.pid != now.pid:
         return None
-    was, is_now = part_of(first, part), part_of(now, part)
-    return None if was is None or is_now is None else is_now - was
+    return risen(first, now, lambda reading: part_of(reading, part))
 
 
 def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
@@ -191,25 +178,3 @@ def part_of(reading: RankReading, name: str) -> int | None:
     """Return used bytes, or a component of them, by its name."""
     held: int | None = getattr(reading.components if name in COMPONENTS else reading, name)
     return held
-
-
-def sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
-    """Return a rank's reading of what history and recorders keep of it, which is less than a full one.
-
-    Args:
-        rank: Who it is: ``rank``, ``dp_rank`` and ``pid``.
-        point: What is known of that moment.
-    """
-    worker = WorkerMemory(
-        rank=rank["rank"],
-        dp_rank=rank["dp_rank"],
-        pid=rank["pid"],
-        taken_at=point.at,
-        device=Device(),
-        total_bytes=point.total_bytes,
-        free_bytes=point.free_bytes,
-        used_bytes=point.used_bytes,
-        torch=point.torch,
-        host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
-    )
-    return replace(account(worker, "recorder"), components=point.components)

@@ -1,10 +1,22 @@
-"""A finding and the advice that comes with it: frozen values, the same for incidents and for measured loads."""
+"""A finding: a conclusion from the numbers, the same for incidents, measured loads and a start's budget.
+
+The sentences of every finding stand in findings.toml, under its name. A rule hands over the figures that they name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from string import Formatter
+from typing import Any, Final, Literal, TypeAlias
+
+from highwater.findings.advice import ADVICE, Advice, advices
+from highwater.findings.markdown import duration
+from highwater.readings import EngineStatus
+from highwater.units import gib_text, mib, mib_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.
@@ -12,21 +24,7 @@ Weight: TypeAlias = Literal["likely", "clue", "note"]
 Figure: TypeAlias = int | float | str | None
 
 WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "clue", "note")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """Something to change.
-
-    Attributes:
-        setting: The exact flag, variable or call.
-        change: What it does, and when it helps.
-        cost: What it costs, and what it does not go together with.
-    """
-
-    setting: str
-    change: str
-    cost: str
+_WORDING: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +32,10 @@ class Finding:
     """A conclusion from the numbers.
 
     Attributes:
-        name: A word for programs.
+        name: For programs.
         weight: How much it explains.
         title: A clause that can stand within a sentence.
-        text: In plain words.
+        text: The explanation.
         figures: The numbers that it is based on; a name ends in the unit.
         advice: What can be changed.
     """
@@ -50,11 +48,94 @@ class Finding:
     advice: tuple[Advice, ...] = ()
 
 
-def weightiest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Sort findings by weight; those of the same weight keep their order."""
-    return sorted(findings, key=lambda finding: WEIGHTS.index(finding.weight))
+def finding(
+    name: str,
+    figures: Mapping[str, Figure] | None = None,
+    /,
+    *,
+    weight: Weight | None = None,
+    advice: Iterable[str] | None = None,
+    **words: object,
+) -> Finding:
+    """Return the finding of that name.
+
+    Args:
+        name: Its key in findings.toml.
+        figures: Shown with it; its sentences may name them.
+        weight: In place of the one in findings.toml.
+        advice: Names of advice, in place of those in findings.toml.
+        words: What its sentences name besides.
+    """
+    wording, known = _WORDING[name], {**(figures or {}), **words}
+    return Finding(
+        name=name,
+        weight=weight or wording["weight"],
+        title=_sentences(wording["title"], known)[0],
+        text=" ".join(_sentences(wording["text"], known)),
+        figures=figures or {},
+        advice=advices(wording.get("advice", ()) if advice is None else advice),
+    )
+
+
+def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
+    """Sort what the rules found by weight; findings of the same weight keep their order."""
+    return sorted((each for each in findings if each is not None), key=lambda each: WEIGHTS.index(each.weight))
 
 
 def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
-    """Every piece of advice once, in the order of the findings; notes give none."""
+    """Return every piece of advice once, in the order of the findings; notes give none."""
     return tuple(dict.fromkeys(each for finding in findings if finding.weight != "note" for each in finding.advice))
+
+
+def possible(found: Finding, engine: EngineStatus) -> Finding:
+    """Return the finding without advice that this engine cannot follow."""
+    # Before an engine was asked what it can do, every capability is False, and no version is known.
+    if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
+        without = tuple(each for each in found.advice if each is not ADVICE["reset_encoder_cache"])
+        return replace(found, advice=without)
+    return found
+
+
+def times(count: int) -> str:
+    """Return ``once``, or ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
+class _LeftOutError(Exception):
+    """The condition of a sentence does not hold."""
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "if": bool,
+    "not": lambda value: not value,
+    "known": lambda value: value is not None,
+}
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "MiB": mib_text,
+    "+MiB": partial(mib_text, signed=True),
+    "mib": mib,
+    "GiB": gib_text,
+    "times": times,
+    "span": duration,
+    "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",
+}
+
+
+class _Wording(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - the base class's
+        if format_spec in _CONDITIONS:
+            if not _CONDITIONS[format_spec](value):
+                raise _LeftOutError
+            return ""
+        return _FORMATS[format_spec](value) if format_spec in _FORMATS else format(value, format_spec)
+
+
+def _sentences(templates: str | list[str], known: Mapping[str, object]) -> list[str]:
+    """Fill in the sentences, and leave out those that do not apply."""
+    said = []
+    for template in [templates] if isinstance(templates, str) else templates:
+        try:
+            said.append(_Wording().vformat(template, (), known))
+        except _LeftOutError:
+            continue
+    return said

@@ -19,7 +19,6 @@ from typing import Any, Final
 from markdown_it import MarkdownIt
 from tabulate import tabulate
 
-from highwater.findings.finding import Figure
 from highwater.text.printable import plain
 from highwater.text.table import component_title
 from highwater.units import mib
@@ -169,7 +168,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def figure(name: str, value: Figure) -> str:
+def figure(name: str, value: float | str | None) -> str:
     """Return a number with its name, in the unit that the name says."""
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":

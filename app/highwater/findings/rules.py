@@ -1,22 +1,28 @@
-"""The rule book: what is asked of the numbers of an incident and of a measured load alike. Pure.
+"""The rule book: the questions asked of the numbers of an incident and of a measured load alike. Pure.
 
-Each rule gives a finding, or nothing. What is not known answers no rule: a finding is never based on a ``None``. A new
-rule is a function here and a line in ``RULES``.
+Each rule returns a finding, or ``None``: also where a figure that it needs is not known. A new rule is a function here,
+a line in ``RULES`` and its sentences in findings.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias, TypeVar
 
-from highwater.accounting.attribution import COMPONENTS, host_share
+from highwater.accounting.attribution import COMPONENTS, host_ratio, host_share
 from highwater.engine.capabilities import parse_version
-from highwater.findings import advice as known
-from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, Rule, part_of, times
-from highwater.findings.finding import Advice, Finding
-from highwater.findings.leaks import leaks
+from highwater.findings.advice import COMPONENT_MEANING, against_fragmentation, for_component
+from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, part_of
+from highwater.findings.finding import Finding, finding, times
+from highwater.readings import SeriesGrowth
+from highwater.text.growth import leak_line, series_title
+from highwater.text.growth import leaks as leaking
 from highwater.text.table import component_title
-from highwater.units import MIB, mib, mib_text
+from highwater.units import MIB
+
+Rule: TypeAlias = Callable[[Case], Finding | None]
+_Item = TypeVar("_Item")
+_Size = TypeVar("_Size", int, float)
 
 # Of total, and in bytes: an allocator keeps less than both in its ordinary course.
 UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
@@ -26,7 +32,7 @@ KV_FULL_RATIO = 0.95
 CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
-# Of the growth: one component that has so much is what grew; one that has less is not worth a word.
+# Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
 MAIN_SHARE, MINOR_SHARE = 0.6, 0.1
 # vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.
 _UNPROFILED: Final = ("0.11.0", "0.12.0")
@@ -38,97 +44,72 @@ _REACH: Final[Mapping[str, str]] = {
 }
 
 
+def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tuple[_Size, _Item] | None:
+    """Return the item with the highest figure, and the figure; ``None`` where no item has one."""
+    known = [(size, item) for item in items if (size := read(item)) is not None]
+    return max(known, key=lambda each: each[0], default=None)
+
+
 # --- PyTorch's allocator ---
 
 
 def ooms(case: Case) -> Finding | None:
     """Report that PyTorch's allocator gave up."""
-    rank = max(case.ranks, key=lambda each: each.ooms or 0, default=None)
-    if rank is None or not rank.ooms:
+    rise, rank = highest(case.ranks, lambda each: each.ooms) or (0, None)
+    if rank is None or not rise:
         return None
-    return Finding(
-        name="ooms",
-        weight="likely",
-        title=f"PyTorch's allocator on {rank.name} gave up {times(rank.ooms)}",
-        text=(
-            f"PyTorch counted {rank.ooms} out-of-memory errors on {rank.name}. One in a step ends the engine. Those of "
-            "the NPU's workspaces are not in this count."
-        ),
-        figures={"rank": rank.name, "ooms": rank.now.torch.ooms, "rise": rank.ooms},
-        advice=(known.GPU_MEMORY_UTILIZATION, known.LIMIT_MM_PER_PROMPT, known.MAX_NUM_BATCHED_TOKENS),
-    )
+    return finding("ooms", {"rank": rank.name, "ooms": rank.now.torch.ooms, "rise": rise})
 
 
 def alloc_retries(case: Case) -> Finding | None:
     """Report that PyTorch's allocator ran out and tried again."""
-    rank = max(case.ranks, key=lambda each: each.alloc_retries or 0, default=None)
-    if rank is None or not rank.alloc_retries:
+    rise, rank = highest(case.ranks, lambda each: each.alloc_retries) or (0, None)
+    if rank is None or not rise:
         return None
-    often = times(rank.alloc_retries)
-    return Finding(
-        name="alloc_retries",
+    return finding(
+        "alloc_retries",
+        {"rank": rank.name, "alloc_retries": rank.now.torch.alloc_retries, "rise": rise},
         weight="likely" if case.is_load else "clue",
-        title=f"the allocator of {rank.name} ran out and tried again {often}",
-        text=(
-            f"{often.capitalize()} PyTorch's allocator on {rank.name} got no memory, gave back what it held in vain, "
-            "and tried again. Each time costs a step its pace; it is the early warning before the error that ends the "
-            "engine."
-        ),
-        figures={"rank": rank.name, "alloc_retries": rank.now.torch.alloc_retries, "rise": rank.alloc_retries},
-        advice=(known.POLICY_EARLIER, *known.against_fragmentation(rank.device_type), known.GPU_MEMORY_UTILIZATION),
+        advice=("policy_earlier", *against_fragmentation(rank.device_type), "gpu_memory_utilization"),
+        often=times(rise),
     )
 
 
 def unused_reserve(case: Case) -> Finding | None:
-    """Report that PyTorch's allocator held much in vain: cached or in fragments.
+    """Report that PyTorch's allocator held much that no tensor used: cached, or in fragments.
 
-    What captured graphs hold between their runs is no tensor's either, and not in vain. Where it is known what a
-    release would have given back, it is left out.
+    What captured graphs hold between their runs is no tensor's either, and is needed. Where it is known what a release
+    would have given back, it is left out.
     """
-    sizes = [(in_vain, rank) for rank in case.ranks if (in_vain := _in_vain(rank)) is not None]
-    if not sizes:
-        return None
-    unused, rank = max(sizes, key=lambda each: each[0])
-    if not _is_much(unused, rank):
+    unused, rank = highest(case.ranks, _unused_bytes) or (0, None)
+    if rank is None or not _is_much(unused, rank):
         return None
     torch, releasable = rank.now.torch, rank.now.releasable_bytes
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
-    title = f"PyTorch's allocator held {mib_text(unused)} on {rank.name} that no tensor used"
-    text = f"{mib_text(torch.reserved_bytes)} were reserved, {mib_text(torch.allocated_bytes)} allocated."
-    if torch.inactive_split_bytes:
-        text += (
-            f" {mib_text(torch.inactive_split_bytes)} of it lie in pieces beside live tensors: those cannot be given "
-            "back."
-        )
-    if releasable is not None:
-        text += f" A release would have given {mib_text(releasable)} back to the device."
-    if is_full:
-        text += " The device had next to none left for others meanwhile."
-    if case.is_load:
-        text += f" {known.COMPONENT_MEANING['torch_cached_bytes']}"
-    explains = is_full and would_help and case.kind not in {"hung", "load"}
-    return Finding(
-        name="unused_reserve",
-        weight="likely" if explains else "clue",
-        title=title,
-        text=text,
-        figures={
+    return finding(
+        "unused_reserve",
+        {
             "rank": rank.name,
             "reserved_bytes": torch.reserved_bytes,
             "allocated_bytes": torch.allocated_bytes,
             "inactive_split_bytes": torch.inactive_split_bytes,
             "releasable_bytes": releasable,
         },
+        weight="likely" if is_full and would_help and case.kind not in {"hung", "load"} else "clue",
         advice=(
-            *((known.RELEASE,) if would_help else ()),
-            *known.against_fragmentation(rank.device_type),
-            *(() if case.is_load else (known.POLICY_EARLIER,)),
+            *(("release",) if would_help else ()),
+            *against_fragmentation(rank.device_type),
+            *(() if case.is_load else ("policy_earlier",)),
         ),
+        unused=unused,
+        is_full=is_full,
+        is_load=case.is_load,
+        meaning=COMPONENT_MEANING["torch_cached_bytes"],
     )
 
 
-def _in_vain(rank: RankCase) -> int | None:
+def _unused_bytes(rank: RankCase) -> int | None:
     if rank.now.releasable_bytes is None:
         return rank.unused_bytes
     return rank.now.releasable_bytes + (rank.now.torch.inactive_split_bytes or 0)
@@ -143,52 +124,37 @@ def _is_much(unused: int, rank: RankCase) -> bool:
 
 def encoder_cache(case: Case) -> Finding | None:
     """Report what the encoder cache held, against its capacity where that is known in bytes."""
-    caches = [(cache, rank) for rank in case.ranks if (cache := rank.now.encoder_cache) is not None]
-    if not caches:
-        return None
-    cache, rank = max(caches, key=lambda each: each[0].device_bytes)
-    # After a load how far the cache can still grow is worth a word, however little it holds.
-    if cache.device_bytes <= (0 if case.is_load else rank.notable_bytes):
+    held, rank = highest(case.ranks, _cached_bytes) or (0, None)
+    # After a load it matters how far the cache can still grow, however little it holds.
+    if rank is None or (cache := rank.now.encoder_cache) is None or held <= (0 if case.is_load else rank.notable_bytes):
         return None
     capacity = _capacity_bytes(rank)
-    fill = cache.device_bytes / capacity if capacity else None
-    budget = f", of a budget of {cache.capacity_embeds:,} embeddings" if cache.capacity_embeds is not None else ""
-    text = f"On {rank.name} {cache.entries} cached encoder outputs held {mib_text(cache.device_bytes)}{budget}. "
-    if capacity is None or fill is None:
-        text += known.COMPONENT_MEANING["encoder_cache_bytes"]
-    elif fill > CACHE_OVER_RATIO:
-        text += (
-            f"That is {fill:.0%} of what the budget comes to ({mib_text(capacity)}): outputs of one batch share "
-            "memory, which is held until the last of them goes, or some are never let go."
-        )
-    elif fill >= CACHE_FULL_RATIO:
-        text += (
-            f"It was full ({fill:.0%} of {mib_text(capacity)}): more load makes it no larger. "
-            f"{known.COMPONENT_MEANING['encoder_cache_bytes']}"
-        )
-    else:
-        text += (
-            f"It was {fill:.0%} full and can grow by {mib_text(capacity - cache.device_bytes)} more on every rank. "
-            f"{known.COMPONENT_MEANING['encoder_cache_bytes']}"
-        )
-    is_clue = not case.is_load and (fill is None or fill >= CACHE_FULL_RATIO)
-    return Finding(
-        name="encoder_cache",
-        weight="clue" if is_clue else "note",
-        title=f"the encoder cache of {rank.name} held {mib_text(cache.device_bytes)}",
-        text=text,
-        figures={
+    fill = held / capacity if capacity else None
+    is_over, is_full = (fill is not None and fill > CACHE_OVER_RATIO), (fill is not None and fill >= CACHE_FULL_RATIO)
+    budget = "" if cache.capacity_embeds is None else f", of a budget of {cache.capacity_embeds:,} embeddings"
+    return finding(
+        "encoder_cache",
+        {
             "rank": rank.name,
             "entries": cache.entries,
-            "device_bytes": cache.device_bytes,
+            "device_bytes": held,
             "capacity_embeds": cache.capacity_embeds,
             "capacity_bytes": capacity,
             "oldest_age_seconds": cache.oldest_age_seconds,
         },
-        advice=(known.MAX_NUM_BATCHED_TOKENS,)
-        if case.is_load
-        else known.for_component("encoder_cache_bytes", rank.device_type),
+        weight="clue" if not case.is_load and (fill is None or is_full) else "note",
+        advice=("max_num_batched_tokens",) if case.is_load else for_component("encoder_cache_bytes", rank.device_type),
+        budget=budget,
+        fill=fill,
+        is_over=is_over,
+        is_full=is_full and not is_over,
+        room=None if capacity is None else capacity - held,
+        meaning=COMPONENT_MEANING["encoder_cache_bytes"],
     )
+
+
+def _cached_bytes(rank: RankCase) -> int | None:
+    return None if rank.now.encoder_cache is None else rank.now.encoder_cache.device_bytes
 
 
 def _capacity_bytes(rank: RankCase) -> int | None:
@@ -206,55 +172,35 @@ def _capacity_bytes(rank: RankCase) -> int | None:
 
 def host_memory(case: Case) -> Finding | None:
     """Report that host memory stood near the limit at which the kernel ends a process."""
-    shares = [
-        (used / whole, used, whole, rank)
-        for rank in case.ranks
-        for used, whole in (host_share(rank.now),)
-        if used is not None and whole
-    ]
-    if not shares:
+    ratio, rank = highest(case.ranks, lambda each: host_ratio(each.now)) or (0.0, None)
+    if rank is None or ratio < HOST_HIGH_RATIO:
         return None
-    ratio, used, whole, rank = max(shares, key=lambda share: share[0])
-    if ratio < HOST_HIGH_RATIO:
-        return None
-    is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
-    whose = "the container's limit" if is_limited else "the machine's memory"
+    used, whole = host_share(rank.now)
     spilled = sum(cache.host_bytes for each in case.ranks if (cache := each.now.encoder_cache) is not None)
-    trimmed = (known.TRIM_HOST_BUDGET,) if spilled > NOTABLE_BYTES else ()
-    return Finding(
-        name="host_memory",
+    trimmed = ("trim_host_budget",) if spilled > NOTABLE_BYTES else ()
+    is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
+    return finding(
+        "host_memory",
+        {"rank": rank.name, "host_used_bytes": used, "host_total_bytes": whole, "spilled_bytes": spilled},
         weight="likely" if ratio >= HOST_FULL_RATIO and case.kind == "died" else "clue",
-        title=f"host memory stood at {ratio:.0%} of {whose}",
-        text=(
-            f"Where {rank.name} runs, {mib_text(used)} of host memory were in use, of {mib(whole)} ({whose}). At the "
-            "limit the kernel's OOM killer ends a process, which then says nothing in its log; the kernel's log and "
-            "the container's last state (OOMKilled) say so."
-        ),
-        figures={"rank": rank.name, "host_used_bytes": used, "host_total_bytes": whole, "spilled_bytes": spilled},
-        advice=(known.MEMORY_LIMIT, known.MM_PROCESSOR_CACHE, known.RESET_MM_CACHE, *trimmed),
+        advice=("memory_limit", "mm_processor_cache", "reset_mm_cache", *trimmed),
+        ratio=ratio,
+        limit="the container's limit" if is_limited else "the machine's memory",
     )
 
 
-def kv_cache(case: Case) -> Finding | None:
+def kv_cache_full(case: Case) -> Finding | None:
     """Report a full KV cache, which is no memory problem and often taken for one."""
-    usage, waiting = case.load.kv_cache_usage_ratio, case.load.requests_waiting
+    usage, load = case.load.kv_cache_usage_ratio, case.load
     if usage is None or usage < KV_FULL_RATIO:
         return None
-    queue = f" {waiting} requests were waiting." if waiting else ""
-    return Finding(
-        name="kv_cache_full",
-        weight="note",
-        title=f"the KV cache was {usage:.0%} full",
-        text=(
-            f"The KV cache was {usage:.0%} full.{queue} That makes requests wait, and ends no engine: the pool is "
-            "preallocated, and a full one takes no more of the device."
-        ),
-        figures={
+    return finding(
+        "kv_cache_full",
+        {
             "kv_cache_usage_ratio": usage,
-            "requests_running": case.load.requests_running,
-            "requests_waiting": waiting,
+            "requests_running": load.requests_running,
+            "requests_waiting": load.requests_waiting,
         },
-        advice=(known.RESET_PREFIX_CACHE,),
     )
 
 
@@ -263,57 +209,71 @@ def kv_cache(case: Case) -> Finding | None:
 
 def over_budget(case: Case) -> Finding | None:
     """Report that a rank used more than vLLM had planned with."""
-    over = [
-        (rank.peak.used_bytes - rank.now.budget.requested_bytes, rank)
-        for rank in case.ranks
-        if rank.now.budget.requested_bytes and rank.peak.used_bytes
-    ]
-    excess, rank = max(over, key=lambda each: each[0], default=(0, None))
+    excess, rank = highest(case.ranks, _excess_bytes) or (0, None)
     if rank is None or excess <= rank.notable_bytes:
         return None
-    budget = rank.now.budget
-    share = budget.gpu_memory_utilization
-    of_share = f" ({share:g} of the device)" if share is not None else ""
-    return Finding(
-        name="over_budget",
-        weight="clue",
-        title=f"{rank.name} used {mib_text(excess)} more than vLLM had budgeted",
-        text=(
-            f"At start vLLM planned {rank.name} with {mib_text(budget.requested_bytes)}{of_share}; "
-            f"{mib(rank.peak.used_bytes)} were in use. The rest of the device is for what profiling does not see, and "
-            "for other processes: it was being used up."
-        ),
-        figures={
+    share = rank.now.budget.gpu_memory_utilization
+    return finding(
+        "over_budget",
+        {
             "rank": rank.name,
             "used_bytes": rank.peak.used_bytes,
-            "requested_bytes": budget.requested_bytes,
+            "requested_bytes": rank.now.budget.requested_bytes,
             "gpu_memory_utilization": share,
         },
-        advice=(known.GPU_MEMORY_UTILIZATION, known.OTHER_PROCESSES),
+        excess=excess,
+        share=f" ({share:g} of the device)" if share is not None else "",
     )
+
+
+def _excess_bytes(rank: RankCase) -> int | None:
+    used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
+    return used - requested if used and requested else None
 
 
 def unprofiled_encoder(case: Case) -> Finding | None:
     """Report a version that plans without the multimodal encoder."""
     version = case.engine.version
     is_multimodal = any(rank.now.encoder_cache for rank in case.ranks)
-    is_one_of_them = str(parse_version(version)) in _UNPROFILED
-    if not (is_one_of_them and is_multimodal and any(rank.device_type == "npu" for rank in case.ranks)):
+    is_on_npu = any(rank.device_type == "npu" for rank in case.ranks)
+    if not (is_multimodal and is_on_npu and str(parse_version(version)) in _UNPROFILED):
         return None
-    return Finding(
-        name="unprofiled_encoder",
-        weight="clue",
-        title="this version sizes the KV cache as if the multimodal encoder needed no memory",
-        text=(
-            f"vLLM {version} on the NPU: vllm-ascend 0.11.0 and 0.12.0rc1 profile neither the encoder nor its cache. "
-            "Both, the graphs and the workspaces have to fit into what gpu_memory_utilization leaves over."
-        ),
-        figures={"version": version},
-        advice=(known.GPU_MEMORY_UTILIZATION, known.UPGRADE_ASCEND),
-    )
+    return finding("unprofiled_encoder", {"version": version})
 
 
 # --- growth ---
+
+
+def leaks(case: Case) -> Finding | None:
+    """Report the series that leaked between requests."""
+    found = leaking(case.series)
+    if not found:
+        return None
+    first = found[0]
+    rate = first.rate
+    return finding(
+        "leaks",
+        {
+            "series": first.series,
+            "driver": None if rate is None else rate.driver,
+            "per_driver": None if rate is None else rate.per_driver,
+            "low": None if rate is None else rate.low,
+            "high": None if rate is None else rate.high,
+            "idle_floors": first.floors,
+            "window_seconds": first.window_seconds,
+        },
+        weight="clue" if case.kind in {"hung", "start_failed"} else "likely",
+        advice=("restart_frees", *_against_leak(first)),
+        leak=leak_line(first),
+        others=f"; so does {', '.join(map(series_title, found[1:]))}" if found[1:] else "",
+        verdicts=". ".join(f"{series_title(one)}: {one.text}" for one in found),
+    )
+
+
+def _against_leak(series: SeriesGrowth) -> tuple[str, ...]:
+    if series.place == "device":
+        return ("policy_earlier",)
+    return ("memory_limit",) if series.unit == "bytes" else ()
 
 
 def growth(case: Case) -> Finding | None:
@@ -322,29 +282,29 @@ def growth(case: Case) -> Finding | None:
     if grown is None or grown <= case.notable_bytes:
         return None
     parts = sorted(((part, name) for name, part in case.grown.items() if part > 0), reverse=True)
-    shares = [f"{min(part / grown, 1.0):.0%} {component_title(name)}" for part, name in parts if _counts(part, grown)]
-    title = f"used memory grew by {mib_text(grown)} over {_ranks(case)} {case.since}"
-    text, advice = "Which component it is in is not known.", list[Advice]()
-    if parts:
-        largest, name = parts[0]
-        is_main = largest >= MAIN_SHARE * grown
-        if shares:
-            title += f": {shares[0]}{_REACH.get(name, '')}" if is_main else f": {' and '.join(shares[:2])}"
-        rest = f"The rest: {', '.join(shares[1:])}. " if is_main and shares[1:] else ""
-        text = f"{rest}{meaning(name, case.device_type)}"
-        advice = list(for_growth(name, case.device_type))
-    return Finding(
-        name="growth",
-        weight="clue",
-        title=title,
-        text=f"{text}{_forecast(case)}",
-        figures={
-            "grown_bytes": grown,
-            "bytes_per_second": case.bytes_per_second,
-            "seconds_to_full": case.seconds_to_full,
-        }
-        | {name: part for name, part in case.grown.items() if part},
-        advice=tuple(dict.fromkeys((*advice, known.POLICY_EARLIER))),
+    shares = [
+        f"{min(part / grown, 1.0):.0%} {component_title(name)}" for part, name in parts if part >= MINOR_SHARE * grown
+    ]
+    largest, name = parts[0] if parts else (0, "")
+    is_main = largest >= MAIN_SHARE * grown
+    components = ""
+    if shares:
+        components = f": {shares[0]}{_REACH.get(name, '')}" if is_main else f": {' and '.join(shares[:2])}"
+    slope, seconds = case.bytes_per_second, case.seconds_to_full
+    return finding(
+        "growth",
+        {"grown_bytes": grown, "bytes_per_second": slope, "seconds_to_full": seconds}
+        | {component: part for component, part in case.grown.items() if part},
+        advice=(*(for_growth(name, case.device_type) if parts else ()), "policy_earlier"),
+        ranks="one rank" if len(case.ranks) == 1 else f"{len(case.ranks)} ranks",
+        since=case.since,
+        components=components,
+        rest=", ".join(shares[1:]) if is_main else "",
+        meaning=meaning(name, case.device_type) if parts else "",
+        pace=None if slope is None or case.is_load else slope * 60,
+        forecast=""
+        if seconds is None
+        else f"; at that pace the first device is full after {seconds / 60:,.1f} minutes",
     )
 
 
@@ -352,31 +312,13 @@ def meaning(component: str, device_type: str | None) -> str:
     """Return what a component is, on this kind of device."""
     if component == "non_torch_bytes" and device_type == "cpu":
         return "On CPU that is the process's heap, its libraries and its stacks; release gives back what is free in it."
-    return known.COMPONENT_MEANING[component]
+    return COMPONENT_MEANING[component]
 
 
-def for_growth(component: str, device_type: str | None) -> tuple[Advice, ...]:
-    """Return what keeps a component small that grew."""
-    release = (known.RELEASE,) if component == "non_torch_bytes" else ()
-    return (*release, *known.for_component(component, device_type))
-
-
-def _counts(part: int, of: int) -> bool:
-    return part >= MINOR_SHARE * of
-
-
-def _ranks(case: Case) -> str:
-    return "one rank" if len(case.ranks) == 1 else f"{len(case.ranks)} ranks"
-
-
-def _forecast(case: Case) -> str:
-    slope = case.bytes_per_second
-    if slope is None or case.is_load:
-        return ""
-    forecast = f" In the last minute it moved by {mib_text(slope * 60, signed=True)} a minute"
-    if case.seconds_to_full is not None:
-        forecast += f"; at that pace the first device is full after {case.seconds_to_full / 60:,.1f} minutes"
-    return f"{forecast}."
+def for_growth(component: str, device_type: str | None) -> tuple[str, ...]:
+    """Return the advice that keeps a component small that grew."""
+    release = ("release",) if component == "non_torch_bytes" else ()
+    return (*release, *for_component(component, device_type))
 
 
 # --- ranks beside each other ---
@@ -391,28 +333,24 @@ def skew(case: Case) -> Finding | None:
     if len(used) < 2:  # noqa: PLR2004 - one rank is not skewed against anything
         return None
     (low, lightest), (high, heaviest) = used[0], used[-1]
-    more = high - low
-    is_alike = heaviest.now.total_bytes == lightest.now.total_bytes
-    if more <= max(SKEW_BYTES, int(SKEW_RATIO * (heaviest.now.total_bytes or 0))) or not is_alike:
+    more, total_bytes = high - low, heaviest.now.total_bytes
+    if more <= max(SKEW_BYTES, int(SKEW_RATIO * (total_bytes or 0))) or total_bytes != lightest.now.total_bytes:
         return None
     parts = {
         name: mine - other
         for name in COMPONENTS
         if (mine := part_of(heaviest.peak, name)) is not None and (other := part_of(lightest.peak, name)) is not None
     }
-    where = max(parts, key=lambda name: parts[name]) if parts else None
-    mostly = f" Most of the difference is in {component_title(where)}." if where and parts[where] > 0 else ""
-    when = "at its peak " if case.is_load else ""
-    return Finding(
-        name="skew",
-        weight="clue",
-        title=f"{when}{heaviest.name} used {mib_text(more)} more than {lightest.name}",
-        text=(
-            f"{heaviest.name.capitalize()} used {mib_text(high)}, {lightest.name} {mib(low)}.{mostly} The fullest "
-            "rank runs out first, and takes the others with it; settings hold for all alike, so set them by it."
-        ),
-        figures={f"{rank.name} used_bytes": each for each, rank in used} | {"difference_bytes": more},
-        advice=(known.OTHER_PROCESSES, known.GPU_MEMORY_UTILIZATION),
+    most, component = highest(parts, parts.get) or (0, "")
+    return finding(
+        "skew",
+        {f"{rank.name} used_bytes": size for size, rank in used} | {"difference_bytes": more},
+        peak="at its peak " if case.is_load else "",
+        heaviest=heaviest.name,
+        high=high,
+        lightest=lightest.name,
+        low=low,
+        component=component_title(component) if most > 0 else None,
     )
 
 
@@ -433,5 +371,5 @@ RULES: Final[tuple[Rule, ...]] = (
     encoder_cache,
     skew,
     unprofiled_encoder,
-    kv_cache,
+    kv_cache_full,
 )

@@ -1,36 +1,23 @@
-"""Incidents: what is kept when the engine dies, hangs or has no memory left, and what an operator reads of it.
+"""Incidents: what is kept when the engine dies, hangs, runs out of memory or fails to start, and what it means.
 
 ::
 
-    incident    the frozen values          messages     known messages of engines, and what to do about each
-    diagnosis   numbers to plain words     rules        the rules beside the rule book (app/highwater/findings)
-    latest      evidence as a case         enginelog    the end of the engine's log, held to the known messages
-    starts      the log's failed starts    fitting      thinned to a size
-    store       files, or memory           incidents    opens, repeats, closes
+    watcher     notices and gathers                 incidents   opens, repeats, closes
+    enginelog   the engine's log and its lines      starts      starts that failed, by the log
+    messages    known messages (messages.toml)      oom_kills   the kernel's kills for memory
+    incident    the frozen values                   diagnosis   evidence as a case, findings, the summary
+    rules       rules beside the rule book          store       files, or memory
     text        an incident as Markdown
 """
 
 from __future__ import annotations
 
-from highwater.findings.case import EncoderEntry
-from highwater.incidents.evidence import from_history
-from highwater.incidents.incident import (
-    Evidence,
-    FailedStart,
-    Headline,
-    Incident,
-    IncidentKind,
-    OomKills,
-    RankEvidence,
-)
+from highwater.incidents.incident import Evidence, Incident, IncidentKind, OomKills, RankEvidence
 from highwater.incidents.incidents import Incidents
 from highwater.incidents.store import IncidentStore, UnreadableIncident
 
 __all__ = [
-    "EncoderEntry",
     "Evidence",
-    "FailedStart",
-    "Headline",
     "Incident",
     "IncidentKind",
     "IncidentStore",
@@ -38,5 +25,4 @@ __all__ = [
     "OomKills",
     "RankEvidence",
     "UnreadableIncident",
-    "from_history",
 ]

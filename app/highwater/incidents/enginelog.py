@@ -1,18 +1,18 @@
-"""The engine's log, compared with the known messages: the end of it, and what is added while nothing answers.
+"""The engine's log: its end, its lines without their prefixes, and the known messages in them.
 
-A message counts only where a logger or an exception begins it, and of the API server's lines only those that no client
-has a part in: it logs prompts and errors with clients' words in them, and anybody can send `CUDA out of memory`. Only
-lines with a known message go on from here.
+A message counts only at the beginning of a log record or an exception, and of the API server's lines only in those
+without a client's text: it logs prompts and errors with clients' words, and anybody can send `CUDA out of memory`. Only
+lines with a known message are kept.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
@@ -53,8 +53,6 @@ _API_SERVER_FILES = re.compile(
     r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|launcher|protocol|chat_utils|\w*processor"
     r"|preprocess|renderer|server_utils|llm_engine|core_client)\.py"
 )
-
-
 # How an exit by a signal is written: by Python and vLLM as -9, by shells and container runtimes as 137 or in words.
 _EXIT = re.compile(
     r"exit (?:code|status):? ?(?P<code>-?\d+)\b|proc\(s\): \{[^}]*?: (?P<failed>-\d+)|\bsignal (?P<signal>\d+)\b"
@@ -65,11 +63,11 @@ _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the log without its logger's prefix.
+    """A line of the log, and its parts.
 
     Attributes:
         text: The whole line, without colours.
-        message: What stands behind the prefix, as far as anything is compared with it.
+        message: The part behind the logger's prefix, as far as anything is compared with it.
         process: The process's name in the prefix.
         level: The logger's level.
         file: The module's file that logged it.
@@ -77,13 +75,13 @@ class LogLine:
 
     text: str
     message: str
-    process: str | None
-    level: str | None
-    file: str | None
+    process: str | None = None
+    level: str | None = None
+    file: str | None = None
 
     @property
     def is_api_servers(self) -> bool:
-        """Return whether the API server wrote it; uvicorn's own lines have a level and no file."""
+        """True if the API server wrote it; uvicorn's own lines have a level and no file."""
         if self.process is not None:
             return self.process.startswith(_API_SERVER)
         return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
@@ -94,39 +92,39 @@ def parse(text: str) -> LogLine:
     text = _COLOURS.sub("", text[: 4 * MAX_LINE_LENGTH])
     prefix = _PREFIX.match(text)
     if prefix is None:
-        return LogLine(text, text[:MAX_LINE_LENGTH], None, None, None)
+        return LogLine(text, text[:MAX_LINE_LENGTH])
     message = text[prefix.end() : prefix.end() + MAX_LINE_LENGTH]
     return LogLine(text, message, prefix["process"] or prefix["named"], prefix["level"], prefix["file"])
-
-
-@dataclass(slots=True)
-class _Occurrences:
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-    last: str | None = None
 
 
 class LogMatches:
     """The known messages among lines that come one after another."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Occurrences] = {}
+        self._seen: dict[str, LogMessage] = {}
 
-    def add(self, line: LogLine) -> KnownMessage | None:
-        """Note a line, and return the message that it is."""
-        known = known_message(line)
-        if known is not None:
-            _note(self._seen.setdefault(known.name, _Occurrences()), plain(line.text, MAX_LINE_LENGTH))
-        return known
+    def add(self, known: KnownMessage | None, line: LogLine) -> None:
+        """Count a line with a known message; ``None``: a line without one."""
+        if known is None:
+            return
+        text = plain(line.text, MAX_LINE_LENGTH)
+        new = LogMessage(
+            name=known.name, title=known.title, meaning=known.meaning, count=0, lines=(), advice=known.advice
+        )
+        seen = self._seen.get(known.name, new)
+        self._seen[known.name] = replace(seen, count=seen.count + 1, lines=(*seen.lines[:FIRST_LINES], text))
 
     def messages(self) -> tuple[LogMessage, ...]:
         """Return what was found, causes before consequences."""
-        return tuple(_message(known, self._seen[known.name]) for known in KNOWN if known.name in self._seen)
+        return _in_order(self._seen)
 
 
-@dataclass(frozen=True, slots=True)
-class LogPosition:
-    """A place in a log: the file as the file system knows it, and how far into it."""
+def _in_order(messages: Mapping[str, LogMessage]) -> tuple[LogMessage, ...]:
+    return tuple(messages[known.name] for known in KNOWN if known.name in messages)
+
+
+class LogPosition(NamedTuple):
+    """A place in a log: the file as the file system identifies it, and the offset into it."""
 
     device: int
     inode: int
@@ -143,14 +141,13 @@ def position_of_end(path: Path) -> LogPosition | None:
 
 
 def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
-    """The last lines of a log; links are followed, since that is how container runtimes name their logs.
+    """Return the last lines of a log, and the problem in one sentence if there is one.
+
+    Links are followed, since that is how container runtimes name their logs.
 
     Args:
         path: The log.
         since: Leave out what stands before this place, where the log is still the same file.
-
-    Returns:
-        The lines, and what is wrong in one sentence: ``None`` where nothing is.
     """
     try:
         with open_log(path) as file:
@@ -162,8 +159,8 @@ def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], 
                 start, is_cut = since.offset, False
             file.seek(start)
             content = file.read(TAIL_BYTES)
-    except NotALogError as exc:
-        return [], str(exc)
+    except NotARegularFileError:
+        return [], f"engine_log: {path} is not a file"
     except OSError as exc:
         return [], f"engine_log: {path} cannot be read: {os_reason(exc)}"
     lines = content.decode("utf-8", "replace").split("\n")
@@ -172,9 +169,9 @@ def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], 
 
 
 class WholeLines:
-    """Leaves out what continues a line that a container runtime cut into pieces, as containerd and Docker do at 16 KiB.
+    """Leaves out the continuations of lines that a container runtime cut into pieces: containerd and Docker at 16 KiB.
 
-    What stands at a piece's beginning may be anything that a client sent.
+    A continuation may begin with anything that a client sent.
 
     Args:
         is_cut: The log's beginning is not known: the first line of each stream may be such a piece.
@@ -184,7 +181,7 @@ class WholeLines:
         self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
 
     def of(self, lines: Iterable[str]) -> list[str]:
-        """The next lines, without pieces that continue another."""
+        """Return the next lines, without pieces that continue another."""
         return [line for line in lines if not self._is_piece(line)]
 
     def _is_piece(self, line: str) -> bool:
@@ -198,35 +195,26 @@ class WholeLines:
         return was
 
 
-class NotALogError(Exception):
-    """The path names something else than a file."""
-
-
 def open_log(path: Path) -> BinaryIO:
     """Open a log for reading.
 
     Raises:
-        NotALogError: It is no file.
-        OSError: It cannot be opened.
+        OSError: It cannot be opened; ``NotARegularFileError``: it is no file.
     """
-    try:
-        return os.fdopen(open_regular(path, follows_link=True), "rb")
-    except NotARegularFileError as exc:
-        raise NotALogError(f"engine_log: {path} is not a file") from exc
+    return os.fdopen(open_regular(path, follows_link=True), "rb")
 
 
 def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
-    """The known messages among the lines, causes before consequences."""
+    """Return the known messages among the lines, causes before consequences."""
     matches = LogMatches()
-    for line in lines:
-        matches.add(parse(line))
+    for line in map(parse, lines):
+        matches.add(known_message(line), line)
     return matches.messages()
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:
-    """Return what was known before, and the messages that came since; causes before consequences."""
-    both = {message.name: message for message in (*after, *before)}
-    return tuple(both[known.name] for known in KNOWN if known.name in both)
+    """Return the messages known before, and those that came since; causes before consequences."""
+    return _in_order({message.name: message for message in (*after, *before)})
 
 
 def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
@@ -246,28 +234,9 @@ def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
 
 
 def known_message(line: LogLine) -> KnownMessage | None:
-    """Return the message that a line is."""
+    """Return the known message that a line has."""
     is_api_servers = line.is_api_servers
     for known in KNOWN:
-        if (known.by_api_server or not is_api_servers) and known.begins(line.message):
+        if (known.by_api_server or not is_api_servers) and known.pattern.match(line.message):
             return known
     return None
-
-
-def _note(seen: _Occurrences, line: str) -> None:
-    seen.count += 1
-    if len(seen.first) < FIRST_LINES:
-        seen.first.append(line)
-    else:
-        seen.last = line
-
-
-def _message(known: KnownMessage, seen: _Occurrences) -> LogMessage:
-    return LogMessage(
-        name=known.name,
-        title=known.title,
-        meaning=known.meaning,
-        count=seen.count,
-        lines=tuple(seen.first if seen.last is None else [*seen.first, seen.last]),
-        advice=known.advice,
-    )

@@ -1,7 +1,4 @@
-"""An incident as frozen values, from which every form of it is made. Nothing here reads, decides or formats.
-
-Bytes are integers, times are Unix seconds, ratios are 0 to 1; absent knowledge is ``None``, never 0.
-"""
+"""An incident as frozen values. Bytes are integers, times are Unix seconds; a figure that is not known is ``None``."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from highwater.accounting.points import MemoryPoint
+from highwater.findings.advice import Advice
 from highwater.findings.case import EncoderEntry
-from highwater.findings.finding import Advice, Finding
+from highwater.findings.finding import Finding
 from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
 
@@ -23,15 +21,14 @@ IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """The knowledge of one rank.
+    """The evidence of one rank.
 
     Attributes:
-        rank: Its number; likewise ``dp_rank``, ``host`` and ``pid``.
-        status: One word for whether it runs, such as ``alive``, ``silent``, ``dead`` or ``stopped``.
+        status: By its recorder: ``alive``, ``silent``, ``stopped``, ``dead`` or ``ended``; else ``unknown``.
         reading: The last full reading.
-        doing: What it was doing last, in words.
-        step_seconds: How long the step it was in had lasted; ``None`` outside of one.
-        stack: Where its main thread was, innermost first.
+        doing: Its last activity, as a clause.
+        step_seconds: How long its step had lasted; ``None`` outside of a step.
+        stack: The main thread's frames, innermost first.
         series: Its last minutes, oldest first.
         entries: The largest entries of its encoder cache, largest first.
     """
@@ -50,17 +47,17 @@ class RankEvidence:
 
     @property
     def name(self) -> str:
-        """The rank as an operator calls it."""
+        """The rank's title, such as ``rank 0``."""
         return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomKills:
-    """Processes that the kernel killed for memory, as a control group's own counter shows.
+    """Processes that the kernel killed for memory, by a control group's own counter.
 
     Attributes:
-        count: How many in the last minute; 0 where the counter can be read and did not move.
-        where: Whose group it is, as a clause that can stand within a sentence.
+        count: Kills in the last minute; 0 where the counter can be read and did not move.
+        where: The place of that counter, as a clause that can stand within a sentence.
     """
 
     count: int
@@ -68,24 +65,52 @@ class OomKills:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """All that is known when an incident is opened.
+class LogMessage:
+    """A known message in the engine's log: its row in messages.toml, and the lines that have it.
 
     Attributes:
-        kind: What happened.
-        at: When.
+        count: The number of such lines.
+        lines: Some of them, without control characters, cut.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    count: int
+    lines: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStart:
+    """A start of the engine that failed.
+
+    Attributes:
+        id: Differs from start to start.
+        messages: The log's known messages of it, causes before consequences.
+    """
+
+    id: str
+    messages: tuple[LogMessage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that is known when an incident is opened.
+
+    Attributes:
         engine: The engine at that moment.
-        ranks: Each rank that is known of, whether it still answers or not.
+        ranks: Each known rank, whether it still responds or not.
         baseline: The first readings after this engine became ready.
         growth: Of the last report.
-        load: What the engine reported of its requests last, which may be before the moment.
-        policy: The policy as it stood.
-        policy_before: The policy as it stood last while the engine's memory was known.
-        decisions: What it decided last.
-        events: What happened in that span.
-        reason: What the one who opens it saw, in a few words: ``connection refused``.
+        load: The last figures that the engine reported of its requests, perhaps from before the moment.
+        policy: The policy at that moment.
+        policy_before: The policy's last status while the engine's memory was known.
+        decisions: The policy's last decisions.
+        events: The events of the last minutes.
+        reason: What was seen, in a few words: ``connection refused``.
         start: The start that failed, where that is what happened.
-        oom_kills: Processes that the kernel killed for memory shortly before, as far as anybody can count them.
+        oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
         ended_by_signal: The signal that ended a process of the engine, where the log says so.
     """
 
@@ -106,41 +131,7 @@ class Evidence:
     ended_by_signal: int | None = None
 
 
-# --- what is made of it ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogMessage:
-    """A known message in the engine's log.
-
-    Attributes:
-        name: A word for programs.
-        title: A clause that can stand within a sentence.
-        meaning: In plain words.
-        count: So many lines had it.
-        lines: Some of them, as they stood there but for control characters, cut.
-        advice: What can be changed.
-    """
-
-    name: str
-    title: str
-    meaning: str
-    count: int
-    lines: tuple[str, ...]
-    advice: tuple[Advice, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedStart:
-    """A start of the engine that failed, as its log shows.
-
-    Attributes:
-        id: Of another start it is another.
-        messages: What the log says of it, causes before consequences.
-    """
-
-    id: str
-    messages: tuple[LogMessage, ...]
+# --- what is kept ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +139,12 @@ class Headline:
     """An incident in a list; these fields stand on the first line of its file.
 
     Attributes:
-        schema: Of the incident.
         id: Sorts by time.
-        kind: What happened.
-        at: When.
         last_at: When it was reported last.
-        count: How often.
+        count: How many times it was reported.
         ended_at: When the engine was ready again; ``None`` until then.
         summary: One sentence.
-        number: 1 for the first of its kind in this folder, and so on; the oldest may be gone by now.
+        number: 1 for the first of its kind in this folder, and so on; the oldest may have been removed since.
         problem: Why it cannot be read, in one sentence; ``None`` where it can.
     """
 
@@ -174,19 +162,15 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Headline):
-    """One incident, whole.
+    """One incident, whole: of its evidence, and what was concluded from it.
 
     Attributes:
-        engine: The engine at that moment, with what it last reported of its requests.
-        reason: What the one who opened it saw.
-        start: Which start failed last, of those that are counted here.
-        findings: What the numbers say, the weightiest first.
-        messages: What the engine's log says, causes before consequences.
+        engine: The engine at that moment, with the last figures of its requests.
+        start: The last failed start of those that are counted here.
+        findings: The weightiest first.
+        messages: The log's known messages, causes before consequences.
         ranks: The evidence, thinned.
-        growth: Of the last report.
-        events: What happened in that span, oldest first.
-        policy: The policy as it stood (``/memory`` shows its form).
-        decisions: What it decided last, oldest first.
+        events: Oldest first; likewise ``decisions``.
         notes: What could not be known or kept, and why.
         written_by: The version of Highwater.
     """
@@ -206,5 +190,5 @@ class Incident(Headline):
 
     @property
     def headline(self) -> Headline:
-        """Return what a list shows of it."""
+        """The fields that a list shows."""
         return Headline(**{part.name: getattr(self, part.name) for part in fields(Headline)})

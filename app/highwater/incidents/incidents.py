@@ -1,10 +1,10 @@
 """Opens incidents, counts their repetitions, and closes them when the engine is ready again.
 
-A storm of failures makes one incident: what is reported again within a minute is counted there, and a start that fails
-the same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The
-evidence of the first report stays, since it is nearest to the cause; what the engine's log says later is added:
-processes that end write their last lines a moment after they were missed. All reading and writing is done in a thread,
-because the data plane must not wait for a disk.
+A storm of failures is one incident: what is reported again within a minute is counted there, and a start that fails the
+same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The evidence of
+the first report stays, since it is nearest to the cause; later log lines are added: processes that end write their last
+lines a moment after they were missed. All reading and writing is done in a thread, because the data plane must not wait
+for a disk.
 """
 
 from __future__ import annotations
@@ -13,62 +13,51 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, ParamSpec, TypeVar, get_args
 
 from highwater import __version__
-from highwater.accounting.attribution import rank_key
-from highwater.incidents.diagnosis import diagnose, summarize
+from highwater.incidents.diagnosis import diagnose, engine_of, harmless, joined, summarize
 from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
-from highwater.incidents.incident import (
-    Evidence,
-    FailedStart,
-    Headline,
-    Incident,
-    IncidentKind,
-    LogMessage,
-    RankEvidence,
-)
-from highwater.incidents.latest import engine_of
+from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
 from highwater.incidents.starts import StartWatch, of_one_run
 from highwater.incidents.store import IncidentStore, UnreadableIncident
 from highwater.readings import Event
-from highwater.text.printable import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
 SAME_START_SECONDS = 3600.0
-# A death so soon after a hang is what the hang was of; a liveness probe that ends a hung engine takes longer.
+# A death so soon after a hang is its end; a liveness probe that ends a hung engine takes longer.
 SAME_DEATH_SECONDS = 20.0
-# When the log is read once more. vLLM says that a process waits in vain a minute after it began to.
+# When the log is read once more. vLLM logs that a process waits in vain a minute after it began to.
 LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
     "died": (5.0,),
     "hung": (5.0, 75.0),
     "out_of_memory": (5.0,),
 }
-# A storm is written down so often at most; the count in between is kept in memory.
+# The shortest time between two writes of a storm; the count in between is kept in memory.
 WRITE_SECONDS = 5.0
 MAX_TRACKED = 64
 MAX_EVENTS, MAX_DECISIONS = 200, 20
-MAX_STACK, MAX_ENTRIES = 16, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.incidents")
 
 
-@dataclass(frozen=True, slots=True)
-class _LateRead:
+class _LateRead(NamedTuple):
     """An incident whose log is to be read once more.
 
     Attributes:
         id: The incident's.
-        due: When, in monotonic seconds.
-        evidence: From which it was made.
-        since: Where the log stood when this life of the engine began.
+        due: In monotonic seconds.
+        evidence: Of the incident.
+        since: The log's end when this life of the engine began.
     """
 
     id: str
@@ -81,11 +70,11 @@ class Incidents:
     """The incidents.
 
     Args:
-        store: Where they are kept.
-        engine_log: The engine's log, where there is one to read.
+        store: Keeps them.
+        engine_log: The engine's log; ``None``: not known.
         clock: Unix seconds.
         monotonic: Monotonic seconds.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an internal error.
     """
 
     def __init__(
@@ -104,39 +93,39 @@ class Incidents:
         self._monotonic = monotonic
         self._internal_error = internal_error
         self._starts = StartWatch(engine_log) if engine_log is not None else None
-        # Where the log stood when the engine became ready: what is before that is of another life.
+        # The log's end when the engine became ready: earlier lines are of another life.
         self._since: LogPosition | None = None
         self._late: tuple[_LateRead, ...] = ()
         self._counts = _counts(store.headlines())
-        self._turn = asyncio.Lock()
-        # All that are open, and of each kind the last one; None until the store was looked into. Never changed in
-        # place: the event loop looks at it while a thread works.
+        self._lock = asyncio.Lock()
+        # All that are open, and of each kind the last one; None until the store was read. Never changed in place: the
+        # event loop reads it while a thread works.
         self._tracked: dict[str, Headline] | None = None
         self._written_at: dict[str, float] = {}
 
     @property
     def folder(self) -> Path | None:
-        """Return where they are; ``None`` where they are in memory only."""
+        """The folder; ``None``: in memory only."""
         return self._store.folder
 
     @property
     def problem(self) -> str | None:
-        """Return why the last one could not be written, in one sentence; ``None`` if it could."""
+        """Why the last incident could not be written, in one sentence; ``None`` if it could."""
         return self._store.problem
 
     @property
     def has_log(self) -> bool:
-        """Return whether there is a log of the engine to read."""
+        """True if the engine's log is known."""
         return self._engine_log is not None
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """Return how many there have been of each kind, as far as the folder remembers."""
+        """The number of incidents of each kind, as far as the folder shows it."""
         return self._counts
 
     @property
     def is_late_due(self) -> bool:
-        """Return whether the log of an incident is to be read once more now."""
+        """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> None:
@@ -145,66 +134,66 @@ class Incidents:
         Args:
             at_once: For all of them: the sidecar ends.
         """
-        async with self._turn:
-            await asyncio.to_thread(self._complete, at_once=at_once)
+        await self._in_thread(self._complete, at_once=at_once)
 
     async def engine_began(self) -> None:
-        """Another life of the engine is ready: what its log said before is not of this life."""
-        async with self._turn:
-            await asyncio.to_thread(self._begin)
+        """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
+        await self._in_thread(self._begin)
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
-        """Look into the engine's log for starts that failed; to be asked while nothing answers.
+        """Return the starts that failed, by the engine's log; to be called while no engine responds.
 
         Args:
             at_once: Do not wait for a start's last lines: the sidecar ends.
         """
         if self._starts is None:
             return ()
-        async with self._turn:
-            return await asyncio.to_thread(self._starts.look, self._monotonic(), at_once=at_once)
+        return await self._in_thread(self._starts.look, self._monotonic(), at_once=at_once)
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
-        """Open an incident, or count on. Never raises for what is in the evidence, on the disk or in the log.
+        """Open an incident, or count a repetition. Never raises for what is in the evidence, on the disk or in the log.
 
         Returns:
-            The incident, and whether it is a new one: ``False`` where one that is under way was counted on.
+            The incident, and whether it is new.
         """
-        async with self._turn:
-            return await asyncio.to_thread(self._open, evidence)
+        return await self._in_thread(self._open, evidence)
 
     async def engine_ready(self) -> tuple[Headline, ...]:
-        """End what is open: the engine is ready. Costs nothing where nothing is open.
-
-        Returns:
-            Those that ended.
-        """
+        """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
         if self._tracked is not None and not _unended(self._tracked):
             return ()
-        async with self._turn:
-            return await asyncio.to_thread(self._close)
+        return await self._in_thread(self._close)
 
     async def headlines(self) -> list[Headline]:
-        """All of them, newest first; one that cannot be read says why."""
+        """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
-        # What was counted since it was written last.
+        # With what was counted since the last write.
         counted = self._tracked or {}
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` where there is no such.
+        """Return the incident; ``None`` without such an incident.
 
         Raises:
-            UnreadableIncident: It is there, and this version cannot read it.
+            UnreadableIncident: It exists, and this version cannot read it.
         """
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = (self._tracked or {}).get(incident_id)
         return incident if incident is None or counted is None else _counted(incident, counted)
 
     def close(self) -> None:
-        """Let the engine's log go."""
+        """Close the engine's log."""
         if self._starts is not None:
             self._starts.close()
+
+    async def _in_thread(
+        self,
+        call: Callable[_Arguments, _Result],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        async with self._lock:
+            return await asyncio.to_thread(call, *args, **kwargs)
 
     # --- in a thread ---
 
@@ -215,25 +204,29 @@ class Incidents:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if stored is not None and self._is_same_failure(last, stored, evidence):
-                return self._repeat_start(last, stored, evidence), False
-        elif last is not None and self._goes_on(last, evidence):
-            return self._repeat(last, evidence), False
+            if stored is not None and _is_same_failure(last, stored, evidence):
+                counted = self._repeated(last, evidence)
+                self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
+                return counted, False
+        elif last is not None and _goes_on(last, evidence):
+            counted = self._repeated(replace(last, ended_at=None), evidence)
+            if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
+                self._rewrite(counted, evidence.at)
+            return counted, False
         hang = self._hang_before(evidence)
         if hang is not None:
-            evidence = replace(evidence, ranks=_joined(evidence.ranks, hang.ranks))
+            evidence = replace(evidence, ranks=joined(evidence.ranks, hang.ranks))
             self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
         incident = replace(self._incident(evidence, self._since), number=number)
         if hang is not None:
-            incident = replace(incident, id=hang.id)  # where it was announced, its end is found
+            incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
         self._store.write(incident)
         self._track(incident.headline)
         self._counts = {**self._counts, evidence.kind: number}
         self._written_at = {incident.id: evidence.at}
         if self._engine_log is not None:
-            now = self._monotonic()
-            seconds = LATE_SECONDS.get(evidence.kind, ())
+            now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
             self._late += tuple(_LateRead(incident.id, now + late, evidence, self._since) for late in seconds)
         return incident.headline, True
 
@@ -257,13 +250,13 @@ class Incidents:
         for one in due:
             stored = self._stored(one.id)
             if stored is None:
-                continue  # it had to make room
-            made = self._incident(one.evidence, one.since)
-            if made.messages != stored.messages:
+                continue  # it was the oldest, and was removed
+            incident = self._incident(one.evidence, one.since)
+            if incident.messages != stored.messages:
                 tracked = self._adopted().get(one.id, stored.headline)
-                whole = replace(made, id=stored.id, number=stored.number)
-                self._store.write(_counted(whole, tracked))
-                self._track(replace(tracked, summary=whole.summary))
+                incident = replace(incident, id=stored.id, number=stored.number)
+                self._store.write(_counted(incident, tracked))
+                self._track(replace(tracked, summary=incident.summary))
 
     def _stored(self, incident_id: str) -> Incident | None:
         try:
@@ -271,28 +264,9 @@ class Incidents:
         except UnreadableIncident:
             return None
 
-    def _is_same_failure(self, last: Headline, stored: Incident, evidence: Evidence) -> bool:
-        """Return whether a start failed as the last one did, not long after it."""
-        is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
-        start = evidence.start
-        return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
-
-    def _repeat_start(self, last: Headline, stored: Incident, evidence: Evidence) -> Headline:
+    def _repeated(self, last: Headline, evidence: Evidence) -> Headline:
         counted = replace(last, count=last.count + 1, last_at=max(evidence.at, last.last_at or 0.0))
         self._track(counted)
-        start = evidence.start.id if evidence.start is not None else stored.start
-        self._store.write(replace(_counted(stored, counted), start=start))
-        return counted
-
-    def _goes_on(self, last: Headline, evidence: Evidence) -> bool:
-        is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
-        return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
-
-    def _repeat(self, last: Headline, evidence: Evidence) -> Headline:
-        counted = replace(last, count=last.count + 1, last_at=max(evidence.at, last.last_at or 0.0), ended_at=None)
-        self._track(counted)
-        if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
-            self._rewrite(counted, evidence.at)
         return counted
 
     def _close(self) -> tuple[Headline, ...]:
@@ -304,7 +278,7 @@ class Incidents:
         return ended
 
     def _adopted(self) -> dict[str, Headline]:
-        """Return what is tracked; at first what an earlier sidecar left."""
+        """Return the tracked headlines; at first those that an earlier sidecar left."""
         if self._tracked is None:
             left = [headline for headline in self._store.headlines() if headline.problem is None]
             self._tracked = _worth_tracking({headline.id: headline for headline in left})
@@ -314,7 +288,7 @@ class Incidents:
         self._tracked = _worth_tracking({**self._adopted(), headline.id: headline})
 
     def _rewrite(self, counted: Headline, now: float) -> None:
-        """Write the count down, and what the log says since. Where the incident is gone, nothing is left to write."""
+        """Write the count, and the log's messages since. Where the incident was removed, nothing is left to write."""
         self._written_at = {counted.id: now}
         incident = self._stored(counted.id)
         if incident is None:
@@ -326,17 +300,17 @@ class Incidents:
     def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
         if evidence.start is not None:
-            messages: tuple[LogMessage, ...] = evidence.start.messages
+            messages = evidence.start.messages
         else:
             lines, problem = self._log(since)
             notes += [problem] if problem else []
             messages = match(lines)
-        evidence = _harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
+        evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
         try:
             findings = diagnose(evidence, messages)
         except Exception:
-            # Broad, because the evidence is worth more than what is made of it: it comes from a dying engine, and
-            # nobody can collect it again.
+            # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
+            # can collect it again.
             self._internal_error()
             log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
             findings = ()
@@ -362,7 +336,7 @@ class Incidents:
         )
 
     def _log(self, since: LogPosition | None) -> tuple[list[str], str | None]:
-        """The lines of the engine that ran, and what is wrong with the log."""
+        """Return the lines of the engine that ran, and the log's problem if there is one."""
         if self._engine_log is None:
             return [], "engine_log is not set, so nothing is known of what the engine itself said"
         lines, problem = read_tail(self._engine_log, since)
@@ -370,20 +344,33 @@ class Incidents:
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
-        first = made = f"{stamp}-{kind.replace('_', '-')}"
+        first = incident_id = f"{stamp}-{kind.replace('_', '-')}"
         number = 1
-        while self._store.has(made):
+        while self._store.has(incident_id):
             number += 1
-            made = f"{first}-{number}"
-        return made
+            incident_id = f"{first}-{number}"
+        return incident_id
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
-    """Return how many there were of each kind: the number of the newest includes those that are gone."""
-    kinds: tuple[IncidentKind, ...] = get_args(IncidentKind)
-    readable = [headline for headline in headlines if headline.problem is None]
-    of_kind = {kind: [headline.number for headline in readable if headline.kind == kind] for kind in kinds}
-    return {kind: max([*numbers, len(numbers)]) for kind, numbers in of_kind.items()}
+    """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
+    counts: dict[IncidentKind, int] = {}
+    for kind in get_args(IncidentKind):
+        numbers = [headline.number for headline in headlines if headline.problem is None and headline.kind == kind]
+        counts[kind] = max([*numbers, len(numbers)])
+    return counts
+
+
+def _is_same_failure(last: Headline, stored: Incident, evidence: Evidence) -> bool:
+    """Return whether a start failed as the last one did, not long after it."""
+    is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
+    start = evidence.start
+    return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
+
+
+def _goes_on(last: Headline, evidence: Evidence) -> bool:
+    is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
+    return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
 
 
 def _cause(failure: Incident | FailedStart) -> str:
@@ -395,7 +382,7 @@ def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:
 
 
 def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
-    """Those that are open, and the last of each kind; the newest of too many."""
+    """Return those that are open, and the last of each kind; the newest of too many."""
     in_order = [headlines[name] for name in sorted(headlines)]
     last = {headline.kind: headline for headline in in_order}
     worth = [headline for headline in in_order if headline.ended_at is None or last[headline.kind] is headline]
@@ -403,37 +390,10 @@ def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
 
 
 def _counted(incident: Incident, headline: Headline) -> Incident:
-    return replace(
-        incident,
-        count=headline.count,
-        last_at=headline.last_at if headline.last_at is not None else incident.last_at,
-        ended_at=headline.ended_at,
-    )
-
-
-def _joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    """Each rank as it is known now, with what was known a moment before where that was more."""
-    known = {(rank_key(rank), rank.pid): rank for rank in before}
-    joined = []
-    for rank in ranks:
-        was = known.pop((rank_key(rank), rank.pid), rank)
-        series = max(rank.series, was.series, key=len)
-        joined.append(replace(rank, series=series, stack=rank.stack or was.stack, entries=rank.entries or was.entries))
-    return (*joined, *known.values())
-
-
-def _harmless(evidence: Evidence) -> Evidence:
-    """Every text in it as one plain line, every list bounded. A series has no texts, and many points."""
-    bare = replace(evidence, ranks=tuple(replace(rank, series=()) for rank in evidence.ranks))
-    clean = cleaned(bare)
-    ranks = tuple(_bounded(rank, was) for rank, was in zip(clean.ranks, evidence.ranks, strict=True))
-    return replace(clean, ranks=ranks)
-
-
-def _bounded(rank: RankEvidence, was: RankEvidence) -> RankEvidence:
-    return replace(rank, series=was.series, stack=rank.stack[:MAX_STACK], entries=rank.entries[:MAX_ENTRIES])
+    last_at = headline.last_at if headline.last_at is not None else incident.last_at
+    return replace(incident, count=headline.count, last_at=last_at, ended_at=headline.ended_at)
 
 
 def _last(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
-    """The last so many, oldest first, without what the workers said of a remedy: its summary says what came of it."""
+    """Return the last events, oldest first, without a remedy's details: its summary has the outcome."""
     return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])

@@ -1,7 +1,7 @@
-"""Kills for memory, as the kernel counts them in control groups: a killed process leaves no last words.
+"""The kernel's kills for memory, by the counters of control groups: a killed process leaves nothing in its log.
 
 A rank that survives reports the counter of its container, and so does the sidecar's own group where the engine shares
-it. The counter of a container that is gone is gone with it: what is not counted is not known.
+it. The counter of a container that is gone is gone with it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from highwater.accounting.attribution import rank_key
-from highwater.incidents import OomKills
+from highwater.incidents.incident import OomKills
 from highwater.process.own_cgroup import oom_kill_count
 from highwater.readings import RankReading
 from highwater.text.table import rank_title
 
-# A kill so long before is another matter.
+# An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
-_KEPT: Final = 64
+_MAX_RISES: Final = 64
 _OWN: Final = "counted in the sidecar's own control group"
 
 
 class OomKillWatch:
-    """Notices when one of the counters rises.
+    """Notices when a counter rises.
 
     Args:
-        read: The sidecar's own counter.
+        read: Returns the sidecar's own counter.
         clock: Monotonic seconds.
     """
 
@@ -37,10 +37,10 @@ class OomKillWatch:
         self._read = read
         self._clock = clock
         self._counts: dict[str, int] = {}
-        self._rises: deque[tuple[float, OomKills]] = deque(maxlen=_KEPT)
+        self._rises: deque[tuple[float, OomKills]] = deque(maxlen=_MAX_RISES)
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
-        """Look at every counter that can be read now."""
+        """Compare every counter that can be read now with its last value."""
         reported = {
             f"counted where rank {rank_title(*rank_key(rank))} runs": rank.host_memory.cgroup_oom_kills
             for rank in ranks
@@ -53,15 +53,14 @@ class OomKillWatch:
                 self._rises.append((self._clock(), OomKills(count=count - before, where=where)))
             self._counts[where] = count
 
-    def lately(self) -> OomKills | None:
-        """Return what was counted in the last minute; ``None`` where nobody counts.
+    def recent(self) -> OomKills | None:
+        """Return the kills of the last minute; ``None`` without any counter.
 
-        Ranks that share a container report the same kill: the one that reports most is taken.
+        Ranks that share a container report the same kill: the highest count is taken.
         """
-        now = self._clock()
-        by_group: dict[str, int] = dict.fromkeys(self._counts, 0)
+        by_group = dict.fromkeys(self._counts, 0)
         for at, kills in self._rises:
-            if now - at <= RECENT_SECONDS:
+            if self._clock() - at <= RECENT_SECONDS:
                 by_group[kills.where] += kills.count
         where = max(by_group, key=lambda group: by_group[group], default=None)
         return None if where is None else OomKills(count=by_group[where], where=where)

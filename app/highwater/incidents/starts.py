@@ -1,11 +1,11 @@
 """The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
 
-A start begins with the lines that vLLM writes first, and is over when it says where it listens. Where its log shows
+A start begins with the lines that vLLM writes first, and is over when it logs where it listens. Where the log has
 neither (a higher log level, another format), the messages that only a start writes are enough.
 
 ::
 
-    header ──► under way ──┬── it listens ─────────────────► over, whatever comes then is of an engine that ran
+    header ──► under way ──┬── it listens ─────────────────► over, whatever follows is of an engine that ran
                            ├── a known message, and then an end of a process, the next header, or silence ──► failed
                            └── the next header ────────────► over, nothing is known of it
 """
@@ -22,7 +22,6 @@ from typing import BinaryIO, Final
 from highwater.incidents.enginelog import (
     LogLine,
     LogMatches,
-    NotALogError,
     WholeLines,
     known_message,
     open_log,
@@ -31,9 +30,9 @@ from highwater.incidents.enginelog import (
 )
 from highwater.incidents.incident import FailedStart
 
-# What is looked at in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
+# Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
 LOOK_BYTES = 1024 * 1024
-# The end of a line that is not written yet; a longer one is no line of ours.
+# The end of a line that is not written yet; a longer one is no line of a logger.
 PARTIAL_BYTES = 64 * 1024
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
@@ -42,13 +41,10 @@ FINGERPRINT_BYTES = 64
 # What vLLM 0.12 to 0.32 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
 # comes once from each data-parallel engine. The files keep a client's words from being taken for them.
 _ENGINE_CORE: Final = 3
+_API_SERVER_FILES: Final = re.compile(r"(?:api_server|api_utils|utils)\.py")
 _HEADERS: Final = (
-    (
-        1,
-        re.compile(r"(?:api_server|api_utils|utils)\.py"),
-        re.compile(r"vLLM (?:API )?server version |.{0,40}█  version "),
-    ),
-    (2, re.compile(r"(?:api_server|api_utils|utils)\.py"), re.compile(r"non-default args: ")),
+    (1, _API_SERVER_FILES, re.compile(r"vLLM (?:API )?server version |.{0,40}█  version ")),
+    (2, _API_SERVER_FILES, re.compile(r"non-default args: ")),
     (_ENGINE_CORE, re.compile(r"(?:core|llm_engine)\.py"), re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")),
 )
 _READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
@@ -57,16 +53,13 @@ _UVICORN_READY: Final = "Application startup complete."
 
 
 def header_of(line: LogLine) -> int | None:
-    """Return which of the lines that begin a start this is, counted from 1."""
+    """Return the number of this line among those that begin a start, counted from 1; ``None`` for other lines."""
     name = (line.file or "").rpartition("/")[2]
-    for number, file, text in _HEADERS:
-        if file.fullmatch(name) and text.match(line.message):
-            return number
-    return None
+    return next((number for number, file, text in _HEADERS if file.fullmatch(name) and text.match(line.message)), None)
 
 
 def says_ready(line: LogLine) -> bool:
-    """Return whether the server says where it listens."""
+    """Return whether the server logs where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
     return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
@@ -84,6 +77,16 @@ class _Start:
     last_at: float = 0.0
     is_reported: bool = False
 
+    def is_settled(self, now: float) -> bool:
+        """Return whether its last lines are written."""
+        has_ended = self.ended_at is not None and now - self.ended_at >= SETTLE_SECONDS
+        return has_ended or now - self.last_at >= SILENCE_SECONDS
+
+    def failed(self) -> FailedStart:
+        """Return it; its first line, with a time and a process, identifies it."""
+        digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
+        return FailedStart(id=digest[:16], messages=self.matches.messages())
+
 
 class Starts:
     """Follows starts through the lines of a log. Pure: the time is handed in."""
@@ -96,7 +99,8 @@ class Starts:
         """Take the next line."""
         header = header_of(line)
         if header is not None and self.is_begun_by(header):
-            self._end()
+            if self._open is not None and self._open.is_failing:
+                self._over.append(self._open)
             self._open = _Start(line.text, header)
         elif header is not None and self._open is not None:
             self._open.header = header
@@ -105,68 +109,47 @@ class Starts:
         else:
             self._note(line, now)
 
-    def failed(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
+    def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that are known to have failed, each once.
 
         Args:
             now: The time, as of the lines.
             at_once: Do not wait for what may come after an end.
+            only_last: Leave out all but the last start.
         """
-        failed, self._over = [start for start in self._over if not start.is_reported], []
+        failed = [start for start in self._over if not (start.is_reported or only_last)]
+        self._over = []
         last = self._open
-        if last is not None and last.is_failing and not last.is_reported and (at_once or _is_settled(last, now)):
+        if last is not None and last.is_failing and not last.is_reported and (at_once or last.is_settled(now)):
             last.is_reported = True
             failed.append(last)
-        return tuple(FailedStart(id=_identity(start.title), messages=start.matches.messages()) for start in failed)
+        return tuple(start.failed() for start in failed)
 
     def forget(self) -> None:
-        """Whatever was under way is over: the engine is ready."""
+        """Forget every start: the engine is ready."""
         self._open, self._over = None, []
 
-    def forget_earlier(self) -> None:
-        """Only the last start is looked at: those before it are no news."""
-        self._over = []
-
     def is_begun_by(self, header: int) -> bool:
-        """Return whether a line that begins starts begins another one, or goes on with this one."""
+        """Return whether a header begins another start, or belongs to the start under way."""
         last = self._open
         if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
             return True
         return header == last.header and header != _ENGINE_CORE
 
-    def _end(self) -> None:
-        if self._open is not None and self._open.is_failing:
-            self._over.append(self._open)
-
     def _note(self, line: LogLine, now: float) -> None:
         known = known_message(line)
-        if known is None:
-            return
-        if self._open is None:
-            if not known.at_start:
-                return  # of an engine that ran
-            self._open = _Start(line.text, 0)
-        start = self._open
-        start.matches.add(line)
+        if known is None or (self._open is None and not known.at_start):
+            return  # or of an engine that ran
+        start = self._open = self._open or _Start(line.text, 0)
+        start.matches.add(known, line)
         start.is_failing = start.is_failing or known.part != "wait"
         start.last_at = now
         if known.part == "end" and start.ended_at is None:
             start.ended_at = now
 
 
-def _is_settled(start: _Start, now: float) -> bool:
-    return (start.ended_at is not None and now - start.ended_at >= SETTLE_SECONDS) or (
-        now - start.last_at >= SILENCE_SECONDS
-    )
-
-
-def _identity(title: str) -> str:
-    """A start's own word: its first line has a time and a process in it."""
-    return hashlib.sha256(title.encode("utf-8", "replace")).hexdigest()[:16]
-
-
 class FollowedLog:
-    """The lines that come into a log, also where it is turned over, cut off, or there only later.
+    """The lines that come into a log, also where it is rotated, cut off, or created later.
 
     Args:
         path: The log; links are followed.
@@ -176,26 +159,26 @@ class FollowedLog:
         self._path = path
         self._file: BinaryIO | None = None
         self._offset = 0
-        self._before = b""  # what stood right before the offset: a log cut off and filled again is another
+        self._before = b""  # the bytes right before the offset: a log cut off and filled again has others
         self._partial = b""
         self._whole = WholeLines()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def skip(self) -> None:
-        """Go to the end: what is there is no news."""
+        """Go to the end."""
         self.new_lines()
         self._partial = b""
 
     def new_lines(self) -> list[str]:
-        """Return the lines that were added since the last look; at first the log's end. No log, no lines."""
+        """Return the lines that were added since the last call; at first the log's end. Without a log, none."""
         added = b""
         if self._file is not None:
-            added = self._rest()  # a log that was turned over may have been written to before
+            added = self._rest(self._file)  # a log that was rotated may have been written to before
         try:
             if not self._is_same_file():
                 self.close()
@@ -203,11 +186,11 @@ class FollowedLog:
                 self._offset, self._before = 0, b""
                 if added and not added.endswith(b"\n"):
                     added += b"\n"
-                added += self._rest()
-        except (OSError, NotALogError):
+                added += self._rest(self._file)
+        except OSError:
             self.close()
         whole, newline, partial = (self._partial + added).rpartition(b"\n")
-        # The beginning of a line that is too long: what stands further in is nobody's logger.
+        # The beginning of a line that is too long: further in, no logger begins a message.
         self._partial = partial[:PARTIAL_BYTES]
         return self._whole.of(whole.decode("utf-8", "replace").split("\n")) if newline else []
 
@@ -217,16 +200,12 @@ class FollowedLog:
         place, status = position_of_end(self._path), os.fstat(self._file.fileno())
         return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
 
-    def _rest(self) -> bytes:
-        """Return what was added; of more than is looked at in one go the end."""
-        file = self._file
-        if file is None:
-            return b""
+    def _rest(self, file: BinaryIO) -> bytes:
+        """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
         size = os.fstat(file.fileno()).st_size
         file.seek(max(self._offset - len(self._before), 0))
         if size < self._offset or file.read(len(self._before)) != self._before:
-            self._offset, self._partial = 0, b""  # cut off
-            self._before = b""
+            self._offset, self._partial, self._before = 0, b"", b""  # cut off
         start = max(self._offset, size - LOOK_BYTES)
         file.seek(start)
         content = file.read(size - start)
@@ -240,11 +219,7 @@ class FollowedLog:
 
 
 class StartWatch:
-    """Looks for failed starts in the engine's log. Every method may block on the disk.
-
-    Args:
-        path: The log.
-    """
+    """Looks for failed starts in the engine's log. Every method may block on the disk."""
 
     def __init__(self, path: Path) -> None:
         self._log = FollowedLog(path)
@@ -252,13 +227,13 @@ class StartWatch:
         self._has_looked = False
 
     def engine_ready(self) -> None:
-        """Forget what was written up to now: it is of no failed start."""
+        """Forget the log until now: it is of no failed start."""
         self._log.skip()
         self._starts.forget()
         self._has_looked = True
 
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
-        """Return the starts that failed since the last look; at first only the last one.
+        """Return the starts that failed since the last call; at first only the last one.
 
         Args:
             now: Seconds of any clock.
@@ -266,18 +241,16 @@ class StartWatch:
         """
         for text in self._log.new_lines():
             self._starts.read(parse(text), now)
-        if not self._has_looked:
-            self._starts.forget_earlier()
-        self._has_looked = True
-        return self._starts.failed(now, at_once=at_once)
+        is_first, self._has_looked = not self._has_looked, True
+        return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
     def close(self) -> None:
-        """Let the log go."""
+        """Close the log."""
         self._log.close()
 
 
 def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
-    """Leave only the lines of the engine that ran: not of a start after it, nor of an engine before it.
+    """Return only the lines of the engine that ran: not of a start after it, nor of an engine before it.
 
     Args:
         lines: The end of the log.

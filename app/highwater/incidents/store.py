@@ -1,9 +1,10 @@
-"""The place of incidents: one file each in one folder, or memory.
+"""The store of incidents: one file each in one folder, or memory.
 
-A file is written in one step, so that a crash leaves a whole one or none; the oldest make room for the newest. What
-cannot be written stays in memory and is tried again, and `problem` says what is wrong. No link to a file is ever
-followed. What cannot be read, such as a later version's, is named and left alone until its turn to go. The folder
-belongs to one sidecar.
+A file is one JSON object whose first line holds the headline, so that a list of many reads the beginning of each. It is
+written in one step, so that a crash leaves a whole file or none; the oldest make room for the newest. An
+incident that cannot be written stays in memory and is tried again, and `problem` names the reason. No link to a file
+is ever followed. A file that cannot be read, such as a later version's, is named and left alone until it is the oldest.
+The folder belongs to one sidecar.
 """
 
 from __future__ import annotations
@@ -13,60 +14,75 @@ import os
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from highwater.accounting.points import thin
 from highwater.errors import flaw, os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import open_regular
-from highwater.incidents.fitting import INCIDENT, fitted
 from highwater.incidents.incident import SCHEMA, Headline, Incident
 from highwater.text.printable import plain
 
 KEEP, MAX_BYTES = 32, 8 * 1024 * 1024
+# Of each rank, whatever the bound: two minutes at ten a second are 1,200, and reading them all holds up the data plane.
+MAX_POINTS, MIN_POINTS = 300, 2
+# The last of them are all kept: they are of the incident itself.
+RECENT_POINTS = 60
+MAX_RANKS_LEFT = 8
 MAX_IN_MEMORY = 16
-# What a list shows at most, in a folder that holds more than ours.
+# In a list, of a folder that may hold other files.
 MAX_LISTED = 1000
-# Larger ones are not ours, whatever max_bytes was when they were written.
+# A larger file is not the store's, whatever max_bytes was when it was written.
 MAX_FILE_BYTES = 64 * 1024 * 1024
 HEAD_BYTES = 16 * 1024
 
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[a-z0-9]{1,24}(-[a-z0-9]{1,24}){0,5}", re.ASCII)
 _SCHEMA = re.compile(rb'"schema"\s*:\s*([0-9]{1,6})\b')
 _HEADLINE = TypeAdapter(Headline)
+_INCIDENT: Final = TypeAdapter(Incident)
+_HEAD: Final = {field.name for field in fields(Headline)} - {"problem"}
+# In this order, until the rest fits.
+_CUTS: Final[tuple[tuple[str, Callable[[Incident], Incident]], ...]] = (
+    (
+        "the series and the entries of the encoder caches are",
+        lambda one: replace(one, ranks=tuple(replace(rank, series=(), entries=()) for rank in one.ranks)),
+    ),
+    ("the policy and the events are", lambda one: replace(one, policy=None, decisions=(), events=())),
+    ("all but the first ranks are", lambda one: replace(one, ranks=one.ranks[:MAX_RANKS_LEFT])),
+)
 
 
 class UnreadableIncident(Exception):
-    """An incident is there, and cannot be read. The message says why, in one sentence."""
+    """An incident exists and cannot be read. The message says why, in one sentence."""
 
 
 def is_incident_id(text: str) -> bool:
-    """Return whether it can be the id of an incident: nothing else becomes part of a path."""
+    """Return whether a text is an incident's id: nothing else becomes part of a path."""
     return _ID.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredIncident:
-    """One incident in memory; compressed, since much of it repeats."""
-
+class _InMemory(NamedTuple):
     headline: Headline
-    content: bytes
+    compressed: bytes  # much of it repeats
 
 
 class IncidentStore:
     """The incidents. Every method may block on the disk, and may be called from any thread.
 
     Args:
-        folder: An absolute path to a folder that exists; no folder is ever made. ``None``: memory only.
-        keep: So many files at most.
-        max_bytes: So large at most each.
+        folder: An absolute path to an existing folder; ``None``: memory only.
+        keep: The highest number of files.
+        max_bytes: The largest size of a file.
 
     Attributes:
-        folder: Where they are, links followed once; ``None`` where they are in memory.
-        problem: Why the last one could not be written, in one sentence; ``None`` if it could.
+        folder: The folder, links followed once.
+        problem: Why the last incident could not be written, in one sentence; ``None`` if it could.
     """
 
     def __init__(self, folder: Path | None, *, keep: int = KEEP, max_bytes: int = MAX_BYTES) -> None:
@@ -74,11 +90,11 @@ class IncidentStore:
         self.problem: str | None = None
         self._keep = keep
         self._max_bytes = max_bytes
-        self._memory: dict[str, _StoredIncident] = {}
-        self._turn = threading.Lock()
+        self._memory: dict[str, _InMemory] = {}
+        self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Say now what will be wrong later, and take away what a crash left half written. Before the first write."""
+        """Check the folder, and remove what a crash left half written. Call it before the first write."""
         folder = self.folder
         if folder is None:
             return
@@ -91,66 +107,65 @@ class IncidentStore:
                     draft.unlink()
 
     def write(self, incident: Incident) -> None:
-        """Keep it, in place of what was kept under its id. Never fails: what cannot be written stays in memory."""
+        """Keep an incident in place of the one with its id. Never fails: what cannot be written stays in memory."""
         kept, content = fitted(incident, self._max_bytes)
-        with self._turn:
+        with self._lock:
             self._memory.pop(kept.id, None)
-            self._memory[kept.id] = _StoredIncident(kept.headline, zlib.compress(content, 1))
+            self._memory[kept.id] = _InMemory(kept.headline, zlib.compress(content, 1))
             if self.folder is not None:
                 self._flush(self.folder)
             while len(self._memory) > MAX_IN_MEMORY:
                 del self._memory[min(self._memory)]
 
     def headlines(self) -> list[Headline]:
-        """All of them, newest first; one that cannot be read says why."""
-        with self._turn:
-            found = self._filed(self.folder) if self.folder is not None else {}
-            found |= {name: kept.headline for name, kept in self._memory.items()}
-        return [found[name] for name in sorted(found, reverse=True)[:MAX_LISTED]]
+        """Return all of them, newest first; the headline of an unreadable incident names the problem."""
+        headlines: dict[str, Headline] = {}
+        with self._lock:
+            if self.folder is not None:
+                headlines = _filed(self.folder)
+            headlines |= {name: kept.headline for name, kept in self._memory.items()}
+        return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
     def has(self, incident_id: str) -> bool:
-        """Return whether something is kept under this id."""
-        with self._turn:
-            if incident_id in self._memory:
-                return True
-            return self.folder is not None and incident_id in _names(self.folder)
+        """Return whether an incident has this id."""
+        with self._lock:
+            return incident_id in self._memory or (self.folder is not None and incident_id in _names(self.folder))
 
     def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` where there is no such.
+        """Return the incident; ``None`` without such an incident.
 
         Raises:
-            UnreadableIncident: It is there, and this version cannot read it.
+            UnreadableIncident: It exists, and this version cannot read it.
         """
-        content = self._content(incident_id, MAX_FILE_BYTES)
+        content = self._content(incident_id)
         if content is None:
             return None
         try:
-            incident = INCIDENT.validate_json(content)
+            incident = _INCIDENT.validate_json(content)
         except ValidationError as exc:
             raise UnreadableIncident(f"{incident_id} {_why(content, exc)}") from exc
         if not _has_times(incident):
             raise UnreadableIncident(f"{incident_id} has an invalid time")
         return incident
 
-    def _content(self, incident_id: str, most: int) -> bytes | None:
-        """The incident as it is kept, so many bytes of it; ``None`` where there is no such."""
+    def _content(self, incident_id: str) -> bytes | None:
         if not is_incident_id(incident_id):
             return None
-        with self._turn:
+        with self._lock:
             if incident_id in self._memory:
-                return zlib.decompress(self._memory[incident_id].content)
+                return zlib.decompress(self._memory[incident_id].compressed)
         try:
-            return _read(self.folder, incident_id, most) if self.folder is not None else None
+            return _read(self.folder, incident_id, MAX_FILE_BYTES) if self.folder is not None else None
         except FileNotFoundError:
             return None
         except OSError as exc:
             raise UnreadableIncident(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
 
     def _flush(self, folder: Path) -> None:
-        """Write what is in memory, the oldest first; what cannot be written stays there."""
+        """Write the incidents in memory, the oldest first; what cannot be written stays there."""
         for incident_id in sorted(self._memory):
             try:
-                replace_private(_file(folder, incident_id), zlib.decompress(self._memory[incident_id].content))
+                replace_private(_file(folder, incident_id), zlib.decompress(self._memory[incident_id].compressed))
             except OSError as exc:
                 self.problem = (
                     f"incidents.folder: {incident_id} could not be written to {folder}: {os_reason(exc)}; "
@@ -159,41 +174,39 @@ class IncidentStore:
                 return
             del self._memory[incident_id]
         self.problem = None
-        self._rotate(folder)
-
-    def _rotate(self, folder: Path) -> None:
         for incident_id in sorted(_names(folder))[: -self._keep]:
-            # One that cannot be removed, such as a folder under such a name, is not the store's.
+            # What cannot be removed, such as a folder under such a name, is not the store's.
             with suppress(OSError):
                 _file(folder, incident_id).unlink()
 
-    def _filed(self, folder: Path) -> dict[str, Headline]:
-        found: dict[str, Headline] = {}
-        for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
-            with suppress(FileNotFoundError):
-                found[incident_id] = _headline(folder, incident_id)
-        return found
+
+def _filed(folder: Path) -> dict[str, Headline]:
+    headlines: dict[str, Headline] = {}
+    for incident_id in sorted(_names(folder), reverse=True)[:MAX_LISTED]:
+        with suppress(FileNotFoundError):
+            headlines[incident_id] = _headline(folder, incident_id)
+    return headlines
 
 
 def _headline(folder: Path, incident_id: str) -> Headline:
-    """The headline, which stands on the file's first line."""
+    """Return the headline, from the file's first line."""
     try:
         start = _read(folder, incident_id, HEAD_BYTES)
     except FileNotFoundError:
         raise
     except OSError as exc:
-        return _nameless(incident_id, f"cannot be read: {os_reason(exc)}")
+        return _unreadable(incident_id, f"cannot be read: {os_reason(exc)}")
     schema = _schema(start)
     if schema != SCHEMA:
-        return _nameless(incident_id, _other_schema(schema), schema)
+        return _unreadable(incident_id, _other_schema(schema), schema)
     try:
         headline = _HEADLINE.validate_json(start.partition(b"\n")[0].removesuffix(b",") + b"}")
     except ValidationError:
-        return _nameless(incident_id, "has no headline that this version reads", schema)
+        return _unreadable(incident_id, "has no headline that this version reads", schema)
     if not _has_times(headline):
-        return _nameless(incident_id, "has an invalid time", schema)
+        return _unreadable(incident_id, "has an invalid time", schema)
     if headline.id != incident_id:
-        return _nameless(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
+        return _unreadable(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
     return headline
 
 
@@ -201,7 +214,7 @@ def _has_times(known: Headline) -> bool:
     return all(math.isfinite(at or 0.0) for at in (known.at, known.last_at, known.ended_at))
 
 
-def _nameless(incident_id: str, problem: str, schema: int | None = None) -> Headline:
+def _unreadable(incident_id: str, problem: str, schema: int | None = None) -> Headline:
     return Headline(schema=schema, id=incident_id, kind=None, at=None, problem=problem)
 
 
@@ -230,7 +243,7 @@ def _why(content: bytes, exc: ValidationError) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """The ids for which there is a file, whatever is in it."""
+    """Return the ids for which there is a file, whatever is in it."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -243,8 +256,52 @@ def _file(folder: Path, incident_id: str) -> Path:
 
 
 def _read(folder: Path, incident_id: str, most: int) -> bytes:
-    """Return the file's first bytes; a link or anything else that is no file is an error."""
+    """Return the file's first bytes; ``OSError`` for a link or anything else that is no file."""
     with os.fdopen(open_regular(_file(folder, incident_id)), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
         return file.read(most)
+
+
+# --- an incident as bytes ---
+
+
+def to_bytes(incident: Incident) -> bytes:
+    """Return one JSON object; its first line holds the headline."""
+    head = _INCIDENT.dump_json(incident, include=_HEAD)
+    rest = _INCIDENT.dump_json(incident, exclude=_HEAD)
+    return head[:-1] + b",\n" + rest[1:] + b"\n"
+
+
+def fitted(incident: Incident, max_bytes: int) -> tuple[Incident, bytes]:
+    """Return the incident and its bytes, no more than ``max_bytes``.
+
+    First the series are thinned; where that is not enough, the least useful parts are left out one after another, each
+    with a note.
+    """
+    incident = _thinned(incident, MAX_POINTS)
+    content = to_bytes(incident)
+    points = _points(incident)
+    while len(content) > max_bytes and points > MIN_POINTS:
+        points = max(min(points // 2, int(points * max_bytes / len(content))), MIN_POINTS)
+        incident = _thinned(incident, points)
+        content = to_bytes(incident)
+    for what, cut in _CUTS:
+        if len(content) <= max_bytes:
+            break
+        note = f"{what} left out: to keep within {max_bytes:,} bytes"
+        incident = replace(cut(incident), notes=(*incident.notes, note))
+        content = to_bytes(incident)
+    return incident, content
+
+
+def _thinned(incident: Incident, most: int) -> Incident:
+    if _points(incident) <= most:
+        return incident
+    recent = min(RECENT_POINTS, most // 2)
+    ranks = (replace(rank, series=thin(rank.series, most, recent=recent)) for rank in incident.ranks)
+    return replace(incident, ranks=tuple(ranks))
+
+
+def _points(incident: Incident) -> int:
+    return max((len(rank.series) for rank in incident.ranks), default=0)

@@ -1,6 +1,6 @@
 """Incidents as Markdown, which a terminal shows as it is and ``highwater.findings.markdown.page`` turns into a page.
 
-Formats, and decides nothing. Every text that is not ours is made plain first.
+Formats, and decides nothing. Every foreign text is made plain first.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.advice import Advice
+from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.incidents.diagnosis import known_points, latest
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
-from highwater.incidents.latest import known_points, latest
 from highwater.readings import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text

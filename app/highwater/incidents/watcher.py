@@ -1,31 +1,27 @@
-"""Watches for what is worth an incident, and gathers what is known of it. Decides nothing about the engine.
+"""Notices what is worth an incident, and gathers the evidence. Decides nothing about the engine.
 
-An engine that is there no more has died; one that does not move hangs; a rank whose allocator counts one more failure
-has run out of memory. The workers' recorder files outlive them, so their last minutes are read when it is over.
+An engine that has ended has died; one that does not move hangs; a rank whose allocator counts one more failure has run
+out of memory. The workers' recorder files outlive them, so their last minutes are read afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.engine.life import EngineLife
-from highwater.incidents import (
-    EncoderEntry,
-    Evidence,
-    FailedStart,
-    IncidentKind,
-    Incidents,
-    RankEvidence,
-    from_history,
-)
+from highwater.findings.case import EncoderEntry
+from highwater.incidents.incident import Evidence, FailedStart, IncidentKind, RankEvidence
+from highwater.incidents.incidents import Incidents
 from highwater.incidents.oom_kills import OomKillWatch
+from highwater.incidents.rules import NOTHING_KNOWN
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
 from highwater.readings import (
@@ -38,10 +34,10 @@ from highwater.readings import (
     Report,
     SeriesGrowth,
     StartFailure,
-    WorkerMemory,
 )
 from highwater.recorder.entry_table import largest_first
 from highwater.recorder.rank import RankRecord
+from highwater.recorder.rank_progress import RankProgress
 from highwater.recorder.recorders import Recorders
 from highwater.text.table import rank_title
 
@@ -53,13 +49,9 @@ FINISH_SECONDS = 3.0
 log = logging.getLogger("highwater.incidents")
 
 
-# The policy says nothing of the memory then.
-_NOTHING_KNOWN = frozenset({"held", "unknown"})
-
-
 @dataclass(slots=True)
 class _LifeKnown:
-    """The last knowledge of this life of the engine; after its end nothing is known any more."""
+    """The last knowledge of this life of the engine."""
 
     engine_life: str = ""
     instance: str | None = None
@@ -75,14 +67,14 @@ class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
     Args:
-        incidents: Where they are kept.
+        incidents: Keeps them.
         history: Readings and events.
         recorders: The recorders, if there are any.
-        life: The engine's present life, with its first readings.
-        policy: The policy as it stands.
-        verdicts: The verdicts on growth.
+        life: Returns the engine's present life, with its first readings.
+        policy: Returns the policy's status.
+        verdicts: Returns the verdicts on growth.
         oom_kills: Counts the kernel's kills for memory.
-        internal_error: Counts a fault of our own.
+        internal_error: Counts an internal error.
     """
 
     def __init__(
@@ -111,19 +103,19 @@ class IncidentWatcher:
         self._start_failure: StartFailure | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
-        # Whether something may have to be ended; at first what an earlier sidecar left.
+        # Whether an incident may be open; at first one that an earlier sidecar left.
         self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
         self._is_looking = False
-        # What comes while so many wait is part of the same storm.
+        # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
     def notice(self, report: Report) -> None:
-        """A new report is there. Never blocks the poller."""
+        """Take a new report. Never blocks the poller."""
         self._judge(report)
         if self._incidents.has_log:
-            self._look_into_log(report)
+            self._follow_log(report)
 
     async def run(self) -> None:
         """Write what was noticed, until cancelled."""
@@ -132,14 +124,14 @@ class IncidentWatcher:
             try:
                 await work()
             except Exception:
-                # Whatever one incident met, the next must be written. It is logged and counted.
+                # Broad, so that the next incident is written whatever this one met. It is logged and counted.
                 self._internal_error()
                 log.exception("an incident could not be handled")
             finally:
                 self._waiting.task_done()
 
     async def finish(self) -> None:
-        """Wait, for a little, until all that was noticed is written: the sidecar often ends with its engine."""
+        """Wait a little until all that was noticed is written: the sidecar often ends with its engine."""
         if self._incidents.has_log:
             self._put(partial(self._complete, at_once=True))
         with suppress(TimeoutError):
@@ -169,7 +161,7 @@ class IncidentWatcher:
             self._may_be_open = not self._put(self._end_all)
 
     def _notice_start(self, report: Report) -> None:
-        """A start failed, as its recorders tell. Where there is a log it is the log that says why.
+        """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
 
         Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
         """
@@ -191,7 +183,7 @@ class IncidentWatcher:
             self._open("died", life, report, reason)
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
-        """The ranks whose process counts more failures than it did."""
+        """Return the ranks whose process counts more failures than before."""
         more = []
         for rank in () if report.stale else report.ranks:
             key, count = rank_key(rank), rank.torch.ooms
@@ -204,11 +196,11 @@ class IncidentWatcher:
         return more
 
     def _remember(self, report: Report) -> _LifeKnown | None:
-        """Return what is known of this life of the engine; ``None`` while none has begun."""
+        """Return what is known of this life of the engine; ``None`` before the first."""
         engine, life = report.engine, self._life
         if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
-                # Nobody saw it end. What its successor writes is another's.
+                # Nobody saw its end. Later log lines are another life's.
                 self._end_of(life, report, "other processes answer in its place")
             life = self._life = _LifeKnown(engine_life=self._engine_life().id)
             self._has_begun = True
@@ -218,12 +210,12 @@ class IncidentWatcher:
         if recorders is not None and recorders.files.instance is not None:
             life.records, life.instance = recorders.records, recorders.files.instance
         elif recorders is not None and life.instance is not None and engine.state == "gone":
-            life.records = recorders.records  # the last moments of who is followed no more
+            life.records = recorders.records  # the last records of workers that are followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.baseline = self._engine_life().baseline or life.baseline
             policy = self._policy()
-            life.policy = life.policy if policy.level in _NOTHING_KNOWN else policy
+            life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
         if engine.requests_running is not None:
             life.load = EngineLoad(
                 requests_running=engine.requests_running,
@@ -239,14 +231,17 @@ class IncidentWatcher:
 
     def _evidence(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str) -> Evidence:
         at = self._history.now()
-        # Oldest first: of the same moment too.
+        # Oldest first, also those of the same time.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
         _, readings = self._history.readings(at - SPAN_SECONDS, 0)
-        evidence = Evidence(
+        ranks = _with_records(from_history(life.ranks, readings), life.records)
+        # A rank that outlived a kill may have reported it after the last report.
+        self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
+        return Evidence(
             kind=kind,
             at=at,
             engine=report.engine,
-            ranks=from_history(life.ranks, readings),
+            ranks=ranks,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),
             load=life.load,
@@ -255,14 +250,10 @@ class IncidentWatcher:
             decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
             reason=reason,
+            oom_kills=self._oom_kills.recent(),
         )
-        if life.records:
-            evidence = replace(evidence, ranks=_with_records(evidence.ranks, life.records))
-        # A rank that outlived a kill may have reported it after the last report.
-        self._oom_kills.notice(rank.reading for rank in evidence.ranks if rank.reading is not None)
-        return replace(evidence, oom_kills=self._oom_kills.lately())
 
-    def _look_into_log(self, report: Report) -> None:
+    def _follow_log(self, report: Report) -> None:
         """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
         if self._has_begun:
             self._has_begun = not self._put(self._incidents.engine_began)
@@ -272,7 +263,7 @@ class IncidentWatcher:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Have it done, in order; whether there was room."""
+        """Queue the work; return whether there was room."""
         if self._waiting.full():
             return False
         self._waiting.put_nowait(work)
@@ -298,13 +289,40 @@ class IncidentWatcher:
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
-            evidence = await asyncio.to_thread(_with_last_minutes, evidence, self._recorders, instance)
+            last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
+            ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
+            evidence = replace(evidence, ranks=ranks)
         headline, is_new = await self._incidents.open_incident(evidence)
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
             log.warning("incident %s: %s", headline.id, headline.summary)
         if self._incidents.problem is not None:
             log.warning("%s", self._incidents.problem)
+
+
+def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]]) -> tuple[RankEvidence, ...]:
+    """Return each rank of a report with its last minutes.
+
+    Args:
+        ranks: Of the last report.
+        readings: As ``History.readings`` gives them. Those of other processes under the same rank are left out.
+    """
+    return tuple(
+        RankEvidence(
+            rank=rank.rank,
+            dp_rank=rank.dp_rank,
+            host=rank.host,
+            pid=rank.pid,
+            reading=rank,
+            series=tuple(
+                MemoryPoint.of_row(reading["at"], row)
+                for reading in readings
+                for row in reading["ranks"]
+                if (row["dp_rank"], row["rank"], row["pid"]) == (rank.dp_rank, rank.rank, rank.pid)
+            ),
+        )
+        for rank in ranks
+    )
 
 
 def _of_start(report: Report) -> _LifeKnown:
@@ -315,19 +333,23 @@ def _of_start(report: Report) -> _LifeKnown:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """Add what the recorders say of each rank; also of those that no report has."""
+    """Add what the recorders have of each rank, also of ranks that no report has."""
+    if not records:
+        return ranks
     known = {rank_key(rank): rank for rank in ranks}
     for record in records:
-        identity, progress = record.identity, record.progress
-        key = rank_key(identity)
-        rank = known.get(key) or RankEvidence(
+        identity, progress, newest = record.identity, record.progress, record.newest
+        rank = known.get(rank_key(identity)) or RankEvidence(
             rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
         )
-        known[key] = replace(
+        reading = rank.reading
+        if newest is not None and (reading is None or reading.taken_at < newest.taken_at):
+            reading = account(newest, "recorder")
+        known[rank_key(identity)] = replace(
             rank,
             status=record.status,
-            reading=_newer(rank.reading, record.newest),
-            doing=_doing(record),
+            reading=reading,
+            doing="" if progress is None else _activity(progress),
             step_seconds=progress.step_seconds if progress is not None else None,
             stack=progress.stack if progress is not None else (),
             entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),
@@ -335,16 +357,7 @@ def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ..
     return tuple(known[key] for key in sorted(known))
 
 
-def _newer(reading: RankReading | None, newest: WorkerMemory | None) -> RankReading | None:
-    if newest is None or (reading is not None and reading.taken_at >= newest.taken_at):
-        return reading
-    return account(newest, "recorder")
-
-
-def _doing(record: RankRecord) -> str:
-    progress = record.progress
-    if progress is None:
-        return ""
+def _activity(progress: RankProgress) -> str:
     if progress.step_seconds is not None:
         return f"in a step for {progress.step_seconds:.1f} s"
     if progress.output_seconds is not None:
@@ -356,15 +369,10 @@ def _doing(record: RankRecord) -> str:
     return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
 
 
-def _with_last_minutes(evidence: Evidence, recorders: Recorders, instance: str) -> Evidence:
-    last_minutes = recorders.last_minutes(instance)
-    return replace(evidence, ranks=tuple(_with_series(rank, last_minutes) for rank in evidence.ranks))
-
-
 def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
     samples = last_minutes.get(rank.pid or -1)
     if not samples or rank.reading is None:
         return rank
-    # While nothing happens nothing is sampled: from then on there are the sidecar's own readings.
+    # An idle worker writes no samples: from then on there are the sidecar's own readings.
     later = (point for point in rank.series if point.at > samples[-1].at)
     return replace(rank, series=(*samples, *later))

@@ -2,10 +2,9 @@
 
 ::
 
-    experiment    the frozen values          readings     what a sidecar reports, as those values
-    series        what was read, bounded     sampler      reads the sidecar beside the load
-    load          the command, its signals   interrupts   Ctrl-C, once and twice
-    recording     the order of events        command      `highwater measure`
-    rules         what the numbers say       report       the report, as Markdown
-    files         the reports' files, checked before   command_line  a command without its secrets
+    experiment    the frozen values              readings     the sidecar's responses as those values
+    recording     the order of events            sampler      reads the sidecar beside the load
+    load          the command, its signals       files        the reports' files, checked before
+    rules         findings on a load             report       the report, as Markdown
+    command_line  a command without its secrets
 """

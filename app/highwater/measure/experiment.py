@@ -1,7 +1,6 @@
-"""One measured load, as frozen values: what was read when, what was run, what it gave back.
+"""One measured load, as frozen values. Sizes are bytes, times are Unix seconds of the sidecar's clock.
 
-Nothing here asks, decides or formats. Sizes are bytes, times are Unix seconds of the sidecar's clock; what is not known
-is ``None``, never 0.
+A figure that is not known is ``None``.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.attribution import COMPONENTS, host_share, rank_key
-from highwater.findings.case import Case, EncoderEntry, RankCase, change, part_of, total
+from highwater.accounting.attribution import COMPONENTS, RankKey, host_share, rank_key
+from highwater.findings.case import Case, EncoderEntry, RankCase, change, total
 from highwater.readings import (
     Device,
     EncoderCache,
@@ -23,8 +22,6 @@ from highwater.readings import (
     RankReading,
     RemedyResult,
 )
-
-RankKey = tuple[int, int]
 
 READY, BEFORE, PEAK, AFTER = "ready", "before", "peak", "after"
 
@@ -37,18 +34,18 @@ class Gap(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return how long it was."""
+        """Its length."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """All ranks at one moment; at the peak each rank at its own.
+    """All ranks at one time; at the peak each rank at its own.
 
     Attributes:
         name: ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
-        title: As a table's head shows it.
-        at: When; ``None`` where the ranks' moments differ.
+        title: The head of its column in a table.
+        at: The time; ``None`` where the ranks' times differ.
     """
 
     name: str
@@ -57,12 +54,8 @@ class Moment:
     ranks: tuple[RankReading, ...]
 
     def rank(self, key: RankKey) -> RankReading | None:
-        """Return that rank, where it was there."""
+        """Return that rank's reading."""
         return next((reading for reading in self.ranks if rank_key(reading) == key), None)
-
-    def total(self, part: str) -> int | None:
-        """Summed over the ranks; ``None`` where one of them is not known."""
-        return total(part_of(reading, part) for reading in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +64,10 @@ class LoadRun:
 
     Attributes:
         command: Its words, secrets masked.
-        started_at: When it started; likewise ``ended_at``.
-        seconds: How long it ran, on our own clock.
+        seconds: Its duration, on this process's own clock.
         exit_code: As a shell reports it: 128 and the number for a signal.
-        signal_name: The signal that ended it, if one did.
-        interrupted: Whether somebody stopped it while it ran.
+        signal_name: The signal that ended it.
+        interrupted: Whether somebody stopped it.
     """
 
     command: tuple[str, ...]
@@ -93,7 +85,7 @@ class CacheReading:
 
     Attributes:
         title: Of the moment.
-        totals: What it held.
+        totals: Its totals.
         largest: The largest entries, largest first.
     """
 
@@ -107,19 +99,16 @@ class Experiment:
     """One measured load, whole.
 
     Attributes:
-        name: The operator's.
-        load: The command.
-        engine: As the sidecar saw it before the load.
+        engine: As the sidecar saw it before the load; likewise ``policy``.
         device: Of the first rank.
         moments: In order of time.
         series: Every rank's readings, oldest first.
-        traffic: When and what the engine counted of its requests, oldest first.
-        remedies: What came of each, in order.
+        traffic: The engine's counts of its requests and their times, oldest first.
+        remedies: The results, in order.
         not_tried: The remedies that Ctrl-C left out.
-        caches: The encoder cache, in order of time; none where the model has no such cache.
-        events: What happened from the load's start to the end, oldest first.
-        policy: As it stood before the load.
-        settings: The engine's settings that matter for memory, by their flags.
+        caches: The encoder cache, in order of time; empty where the model has no such cache.
+        events: From the load's start to the end, oldest first.
+        settings: The engine's settings that bear on memory, by their flags.
         gaps: Times under the load without a reading, the longest first.
         recorded: Whether the workers' recorders were read, ten samples a second.
         notes: What could not be known, and why.
@@ -146,11 +135,11 @@ class Experiment:
     version: str = ""
 
     def moment(self, name: str) -> Moment | None:
-        """The moment of that name, where it was seen."""
+        """Return the moment of that name."""
         return next((moment for moment in self.moments if moment.name == name), None)
 
     def ranks(self, name: str) -> tuple[RankReading, ...]:
-        """The ranks at the moment of that name; none where it was not seen."""
+        """Return the ranks at the moment of that name; empty without such a moment."""
         moment = self.moment(name)
         return moment.ranks if moment is not None else ()
 
@@ -160,13 +149,13 @@ class Experiment:
         return self.moments[-1] if self.moments else None
 
     def change(self, earlier: str, later: str, part: str) -> int | None:
-        """Return how a part moved between two moments, over the ranks; ``None`` where one is not known."""
+        """Return how a part moved between two moments, over the ranks; ``None`` where a rank's is not known."""
         start, end = self.moment(earlier), self.moment(later)
         return None if start is None or end is None else total(moved for _, moved in changes(start, end, part))
 
     @cached_property
     def case(self) -> Case:
-        """The ranks as they stood after the load, with what they grew by and their peaks: the rule book's input."""
+        """The ranks after the load, with their growth and their peaks: the rule book's input."""
         peaks = {rank_key(each): each for each in self.ranks(PEAK)}
         entries = next((cache.largest for cache in self.caches if cache.title == "after the load"), ())
         ranks = tuple(
@@ -190,12 +179,9 @@ class Experiment:
         )
 
     def happened(self, kind: str) -> tuple[Event, ...]:
-        """The events of that kind from the load's start to its end."""
-        return tuple(
-            event
-            for event in self.events
-            if event.kind == kind and self.load.started_at <= event.at <= self.load.ended_at
-        )
+        """Return the events of that kind from the load's start to its end."""
+        start, end = self.load.started_at, self.load.ended_at
+        return tuple(event for event in self.events if event.kind == kind and start <= event.at <= end)
 
 
 def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, int | None]]:

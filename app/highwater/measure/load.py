@@ -1,7 +1,7 @@
-"""The load: any command, run beside us with its input and output left as they are, and ended when we are asked to stop.
+"""The load: any command, run beside us with its input and output left as they are, and ended when a signal says so.
 
 At a terminal it stays in the terminal's foreground, so that it can be typed to, and the terminal's Ctrl-C reaches it
-without us. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
+directly. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-
-from highwater.measure.interrupts import Interrupts
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 LOOK_SECONDS = 0.25
 # After the signal to stop, and after the one that asks once more, as long; then it is killed.
 GRACE_SECONDS = 15.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LoadNotStarted(Exception):
@@ -34,6 +35,46 @@ class LoadNotStarted(Exception):
         super().__init__(message)
 
 
+class Interrupts:
+    """Counts the signals to stop, and raises ``KeyboardInterrupt`` for those that are not to wait.
+
+    The first one, while ``is_patient``, ends the load in order; a second one ends all but the report. A context manager
+    for the main thread.
+
+    Attributes:
+        count: The number of signals so far.
+        last: The last of them.
+        is_patient: Whether the next one is only counted. A second one never is.
+        ignores_signals: Whether every signal is only counted, as while the report is written.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: signal.Signals | None = None
+        self.is_patient = False
+        self.ignores_signals = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # An ignored signal stays ignored: `nohup` means it.
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._count) for number in heard}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.count += 1
+        self.last = signal.Signals(number)
+        if not (self.ignores_signals or (self.is_patient and self.count == 1)):
+            raise KeyboardInterrupt
+
+
 def find(command: Sequence[str]) -> str:
     """Find the program of a command, before anything else is begun.
 
@@ -44,8 +85,7 @@ def find(command: Sequence[str]) -> str:
     found = shutil.which(name)
     if found is not None:
         return found
-    there = os.path.exists(name) if os.sep in name else False
-    if there:
+    if os.sep in name and os.path.exists(name):
         what = "a folder" if os.path.isdir(name) else "not executable"
         raise LoadNotStarted(f"{name!r} is {what}; name a program, or make it one with chmod +x", NOT_EXECUTABLE)
     raise LoadNotStarted(f"{name!r} is not found; check the spelling, PATH, and that it is installed here", NOT_FOUND)
@@ -56,7 +96,7 @@ class Load:
 
     Args:
         command: Its words.
-        interrupts: Who hears the signals to stop.
+        interrupts: The signals to stop.
         grace_seconds: How long it may take to end, twice.
     """
 
@@ -69,7 +109,7 @@ class Load:
 
     @property
     def code(self) -> int:
-        """Return how it ended, as ``Popen`` reports it; 0 before that."""
+        """Its exit code, as ``Popen`` reports it; 0 before its end."""
         return 0 if self._process is None else self._process.returncode or 0
 
     def run(self, look: Callable[[], None]) -> None:
@@ -99,7 +139,7 @@ class Load:
 
     def _wait(self, process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
         asked_at: float | None = None
-        asked_again = killed = False
+        harder = [(self._grace, signal.SIGTERM), (2 * self._grace, signal.SIGKILL)]
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
@@ -109,12 +149,8 @@ class Load:
             if asked_at is None and self._interrupts.count:
                 asked_at = now
                 self._pass_on(self._interrupts.last or signal.SIGINT)
-            if asked_at is not None and now - asked_at > self._grace and not asked_again:
-                asked_again = True
-                self._signal(signal.SIGTERM)
-            if asked_at is not None and now - asked_at > 2 * self._grace and not killed:
-                killed = True
-                self._signal(signal.SIGKILL)
+            while asked_at is not None and harder and now - asked_at > harder[0][0]:
+                self._signal(harder.pop(0)[1])
 
     def _pass_on(self, number: signal.Signals) -> None:
         if number is signal.SIGINT and not self._has_own_group:
@@ -126,7 +162,7 @@ class Load:
             return
         with suppress(ProcessLookupError, PermissionError):
             if self._has_own_group:
-                # What it started belongs to it, also when it is gone itself.
+                # Its children too, also after its own end.
                 os.killpg(self._process.pid, number)
             else:
                 self._process.send_signal(number)
@@ -144,7 +180,7 @@ def shell_code(code: int) -> tuple[int, str | None]:
 
 
 def _is_foreground() -> bool:
-    """Return whether we are what a terminal's Ctrl-C goes to."""
+    """Return whether a terminal's Ctrl-C reaches this process."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

@@ -1,7 +1,7 @@
-"""The order of events: a mark, the load with a reader beside it, a mark, the remedies one by one, and what came of it.
+"""The order of events: a mark, the load with a reader beside it, a mark, the remedies one by one, and the results.
 
-Everything that can be wrong is found out before the load starts. From then on nothing ends an experiment but the load
-itself or a second Ctrl-C, and even then what is known is kept.
+Every problem that can be known before the load is reported before it. From then on nothing ends an experiment but the
+load itself or a second Ctrl-C, and even then what is known is kept.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from highwater import __version__
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.attribution import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError, SidecarRefused
@@ -27,14 +27,11 @@ from highwater.measure.experiment import (
     Experiment,
     LoadRun,
     Moment,
-    RankKey,
     has_restarted,
 )
-from highwater.measure.interrupts import Interrupts
-from highwater.measure.load import Load, shell_code
+from highwater.measure.load import Interrupts, Load, shell_code
 from highwater.measure.readings import cache_of, history_ranks, settings_of
-from highwater.measure.sampler import Sampler
-from highwater.measure.series import peaks, usual_gap
+from highwater.measure.sampler import GAP_SECONDS, Sampler, peaks, usual_gap
 from highwater.readings import RankReading, RemedyResult, Report
 from highwater.text.printable import plain
 from highwater.units import mib
@@ -42,10 +39,10 @@ from highwater.units import mib
 PROGRESS_SECONDS = 30.0
 # The sidecar asks the workers for the entries once a second at most.
 ENTRIES_SECONDS = 1.2
-# How long before the load the sidecar's readings are looked at, for how often it reads.
+# The time before the load whose readings show how often the sidecar reads.
 LOOK_BACK_SECONDS = 120.0
 SHOWN_LENGTH = 300
-# A little of what was before belongs to the timeline.
+# A little of the time before belongs to the timeline.
 LEAD_SECONDS = 3.0
 
 
@@ -53,136 +50,120 @@ class CannotMeasure(SidecarError):
     """It cannot begin; the message is one line that says why, and what to do."""
 
 
-@dataclass(kw_only=True)
-class LoadPlan:
-    """The plan of a measurement.
-
-    Attributes:
-        name: Stands before the marks' names.
-        command: The load.
-        remedies: In this order, each in safe mode.
-        settle_seconds: How long to wait between the load's end and the reading after it.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    remedies: tuple[str, ...] = ()
-    settle_seconds: float = 0.0
-
-
-@dataclass
-class _Progress:
-    """The knowledge of a measurement under way."""
-
-    report: Report
-    started_at: float
-    ready: tuple[RankReading, ...] = ()
-    gap_seconds: float = 0.0
-    ended_at: float | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    after: Moment | None = None
-    afters: list[Moment] = field(default_factory=list)
-    remedies: list[RemedyResult] = field(default_factory=list)
-    not_tried: list[str] = field(default_factory=list)
-    caches: list[CacheReading] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 class Measurement:
     """One measured load under way.
 
     Args:
-        plan: What is to be done.
+        name: The report's title; stands before the marks' names.
+        command: The load.
+        remedies: Tried after it in this order, each in safe mode.
+        settle_seconds: The pause between the load's end and the reading after it.
         client: The sidecar.
         reader: The same, for the thread beside the load.
-        interrupts: Who hears the signals to stop.
+        interrupts: The signals to stop.
         say: Takes a line of progress.
 
     Attributes:
-        complete: Whether everything went as planned on our side; what the load did is another matter.
+        complete: Whether every step on our side succeeded, whatever the load did.
     """
 
     def __init__(
         self,
-        plan: LoadPlan,
+        name: str,
+        command: tuple[str, ...],
         *,
+        remedies: tuple[str, ...],
+        settle_seconds: float,
         client: SidecarClient,
         reader: SidecarClient,
         interrupts: Interrupts,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._client, self._reader = plan, client, reader
+        self._name, self._command = name, command
+        self._settle_seconds = settle_seconds
+        self._client, self._reader = client, reader
         self._interrupts, self._say = interrupts, say
         self.complete = True
         self._was_interrupted = False
         self._spoke_at = self._entries_at = 0.0
+        self._started_at = 0.0
+        self._ended_at: float | None = None
+        self._gap_seconds = GAP_SECONDS
+        self._settings: dict[str, str] = {}
+        self._ready: tuple[RankReading, ...] = ()
+        self._after: list[Moment] = []
+        self._results: list[RemedyResult] = []
+        self._wanted, self._not_tried = remedies, list[str]()
+        self._caches: list[CacheReading] = []
+        self._notes: list[str] = []
 
     def run(self) -> Experiment:
-        """Do it.
+        """Measure.
 
         Raises:
             CannotMeasure: There is no engine to observe, or nothing is reported of its memory.
-            SidecarError: The sidecar is not there, or lets nobody mark; the load has not been started.
+            SidecarError: No sidecar responds, or it refuses marks; the load has not been started.
             LoadNotStarted: The load cannot be run.
         """
-        known = self._prepare()
-        load = Load(self._plan.command, self._interrupts)
-        sampler = Sampler(self._reader, known.started_at - LEAD_SECONDS, known.gap_seconds)
+        report = self._prepare()
+        load = Load(self._command, self._interrupts)
+        sampler = Sampler(self._reader, self._started_at - LEAD_SECONDS, self._gap_seconds)
         with sampler:
             try:
                 self._under_load(load, sampler)
-                self._ended(known, load)
-                self._afterwards(known, sampler)
+                # Without a sidecar the end's time is taken from our own clock.
+                self._ended_at = self._started_at + load.seconds
+                self._ended_at = self._mark("load ended")
+                self._read_after(sampler)
+                self._try_remedies(sampler)
             except KeyboardInterrupt:
                 self.complete = False
-                known.notes.append("Stopped by Ctrl-C: what should have followed is missing.")
+                self._notes.append("Stopped by Ctrl-C: what should have followed is missing.")
             except SidecarError as exc:
-                self._lost(known, exc)
-            self._finish(known, sampler)
-        return self._experiment(known, sampler, self._load_run(known, load))
+                self.complete = False
+                self._say(str(exc))
+                self._notes.append(f"The sidecar was lost: {exc}")
+            self._finish(sampler)
+        return self._experiment(report, sampler, self._load_run(load))
 
     # --- before the load ---
 
-    def _prepare(self) -> _Progress:
+    def _prepare(self) -> Report:
         # Without the token first: it is for a sidecar only.
-        _judge(report_of(self._reader.get("/memory")), self._client.url)
-        # A mark needs the token and makes the sidecar read: what is wrong with either is found out here.
-        started_at = self._mark("load starts")
+        _check(report_of(self._reader.get("/memory")), self._client.url)
+        # A mark needs the token and makes the sidecar read: a problem with either shows here.
+        self._started_at = self._mark("load starts")
         report = report_of(self._reader.get("/memory"))
-        _judge(report, self._client.url)
-        known = _Progress(report, started_at=started_at)
-        known.ready = self._ready(report, known)
-        known.gap_seconds = self._usual_gap(known.started_at)
-        with self._noting(known, "the engine's settings"):
-            known.settings = settings_of(self._client.get("/server_info", {"config_format": "json"}))
-        self._snapshot(known, "before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
-        return known
+        _check(report, self._client.url)
+        self._ready = self._read_ready(report)
+        before = self._reader.get("/memory/history", {"since": f"{self._started_at - LOOK_BACK_SECONDS:.6f}"})
+        with understood("/memory/history"):
+            self._gap_seconds = usual_gap([float(reading["at"]) for reading in before["readings"]])
+        with self._noting("the engine's settings"):
+            self._settings = settings_of(self._client.get("/server_info", {"config_format": "json"}))
+        self._read_cache("before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
+        return report
 
-    def _ready(self, report: Report, known: _Progress) -> tuple[RankReading, ...]:
-        """The first reading after the engine was ready, where the sidecar still has it."""
+    def _read_ready(self, report: Report) -> tuple[RankReading, ...]:
+        """Return the first reading after the engine was ready, where the sidecar still has it."""
         since = report.growth.baseline_taken_at
         if since is None:
             return ()
-        answer = self._reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
+        history = self._reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
         with understood("/memory/history"):
-            first = answer["readings"][:1]
+            first = history["readings"][:1]
             # Of a long history the sidecar sends each step's last reading, and not its first.
-            if first and float(first[0]["at"]) - since <= max(2 * float(answer["step"]), 1.0):
+            if first and float(first[0]["at"]) - since <= max(2 * float(history["step"]), 1.0):
                 return tuple(history_ranks(first))
-        known.notes.append(
+        self._notes.append(
             "What was in use when the engine was ready is not shown: the sidecar's history does not reach back so far."
         )
         return ()
 
-    def _usual_gap(self, now: float) -> float:
-        answer = self._reader.get("/memory/history", {"since": f"{now - LOOK_BACK_SECONDS:.6f}"})
-        with understood("/memory/history"):
-            return usual_gap([float(reading["at"]) for reading in answer["readings"]])
-
     # --- the load ---
 
     def _under_load(self, load: Load, sampler: Sampler) -> None:
-        self._say(f"load starts: {shown_command(masked(self._plan.command), SHOWN_LENGTH)}")
+        self._say(f"load starts: {shown_command(masked(self._command), SHOWN_LENGTH)}")
         self._interrupts.is_patient = True
         try:
             load.run(lambda: self._progress(load, sampler))
@@ -201,140 +182,151 @@ class Measurement:
         trouble = f"; {sampler.problem}" if sampler.problem else ""
         self._say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
-    def _ended(self, known: _Progress, load: Load) -> None:
-        """Mark the end; without a sidecar its time is taken from our own clock."""
-        known.ended_at = known.started_at + load.seconds
-        known.ended_at = self._mark("load ended")
-
     # --- afterwards ---
 
-    def _afterwards(self, known: _Progress, sampler: Sampler) -> None:
+    def _read_after(self, sampler: Sampler) -> None:
         self._settle()
         at = self._mark("settled")
         report = report_of(self._reader.get("/memory"))
         if report.ranks:
-            known.after = Moment(name=AFTER, title="after load", at=at, ranks=report.ranks)
-            self._snapshot(known, "after the load", known.after)
+            self._after.append(Moment(name=AFTER, title="after load", at=at, ranks=report.ranks))
+            self._read_cache("after the load", self._after[0])
         if report.stale:
-            known.notes.append("The reading after the load is stale: the engine did not answer for its memory.")
+            self._notes.append("The reading after the load is stale: the engine did not answer for its memory.")
         sampler.read()
-        self._remedies(known, sampler)
 
     def _settle(self) -> None:
-        if not self._plan.settle_seconds or self._interrupts.count:
+        if not self._settle_seconds or self._interrupts.count:
             return
         try:
-            self._say(f"load ended; waiting {self._plan.settle_seconds:g} s for the memory to settle")
-            time.sleep(self._plan.settle_seconds)
+            self._say(f"load ended; waiting {self._settle_seconds:g} s for the memory to settle")
+            time.sleep(self._settle_seconds)
         except KeyboardInterrupt:
             if self._interrupts.count > 1:
                 raise
 
-    def _remedies(self, known: _Progress, sampler: Sampler) -> None:
-        known.not_tried = list(self._plan.remedies)
-        while known.not_tried and not self._interrupts.count:
-            self._say(f"remedy {known.not_tried[0]}")
-            known.remedies.append(self._remedy(known, known.not_tried[0]))
-            sampler.add(known.afters[-1].ranks if known.afters else ())
-            known.not_tried.pop(0)
+    def _try_remedies(self, sampler: Sampler) -> None:
+        self._not_tried = list(self._wanted)
+        while self._not_tried and not self._interrupts.count:
+            self._say(f"remedy {self._not_tried[0]}")
+            self._results.append(self._remedy(self._not_tried[0]))
+            last = self._after[-1] if self._after else None
+            sampler.add(last.ranks if last is not None and last.name != AFTER else ())
+            self._not_tried.pop(0)
 
-    def _remedy(self, known: _Progress, name: str) -> RemedyResult:
+    def _remedy(self, name: str) -> RemedyResult:
         try:
-            answer = self._client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
+            response = self._client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
         except SidecarRefused as exc:
             if not isinstance(exc.body, dict) or not exc.body.get("results"):
                 return RemedyResult(remedy=name, outcome="failed", reason=str(exc))
-            answer = exc.body
+            response = exc.body
         except SidecarError as exc:
             return RemedyResult(remedy=name, outcome="failed", reason=str(exc))
         with understood("/memory/reclaim"):
-            data = answer["results"][-1]
+            data = response["results"][-1]
             result = remedy_of(data)
             if result.outcome == "done":
-                ranks = ranks_of(data["after"])
-                known.afters.append(Moment(name=f"after {name}", title=f"after {name}", at=_at(ranks), ranks=ranks))
+                ranks, after = ranks_of(data["after"]), f"after {name}"
+                self._after.append(Moment(name=after, title=after, at=_newest(ranks), ranks=ranks))
         what = f": {result.reason}" if result.reason else f", freed {mib(result.freed_bytes)} MiB"
         self._say(f"  {result.outcome}{what}")
         return result
 
-    def _finish(self, known: _Progress, sampler: Sampler) -> None:
+    def _finish(self, sampler: Sampler) -> None:
         if self._interrupts.count > 1:
             return
-        last = known.afters[-1] if known.afters else None
-        if last is not None:
-            self._snapshot(known, last.title, last)
+        if self._after and self._after[-1].name != AFTER:
+            self._read_cache(self._after[-1].title, self._after[-1])
         sampler.read()
         if sampler.problem:
-            known.notes.append(f"The last reading failed: {sampler.problem}")
+            self._notes.append(f"The last reading failed: {sampler.problem}")
 
     # --- with the sidecar ---
 
     def _mark(self, what: str) -> float:
-        answer = self._client.post("/memory/marks", {"name": f"{self._plan.name}: {what}"})
+        response = self._client.post("/memory/marks", {"name": f"{self._name}: {what}"})
         with understood("/memory/marks"):
-            return float(answer["at"])
+            return float(response["at"])
 
-    def _snapshot(self, known: _Progress, title: str, moment: Moment) -> None:
+    def _read_cache(self, title: str, moment: Moment) -> None:
         if not any(reading.encoder_cache for reading in moment.ranks):
             return
         time.sleep(max(0.0, self._entries_at + ENTRIES_SECONDS - time.monotonic()))
-        with self._noting(known, f"the encoder cache's entries {title}"):
-            seen = cache_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
+        with self._noting(f"the encoder cache's entries {title}"):
+            cache = cache_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
             self._entries_at = time.monotonic()
-            known.caches += [seen] if seen is not None else []
+            self._caches += [cache] if cache is not None else []
 
     @contextmanager
-    def _noting(self, known: _Progress, what: str) -> Iterator[None]:
-        """Note a failure of something that a report can do without."""
+    def _noting(self, what: str) -> Iterator[None]:
+        """Note the failure of something that a report can do without."""
         try:
             yield
         except SidecarError as exc:
-            known.notes.append(f"Not known: {what} ({exc}).")
+            self._notes.append(f"Not known: {what} ({exc}).")
 
-    def _lost(self, known: _Progress, exc: SidecarError) -> None:
-        self.complete = False
-        self._say(str(exc))
-        known.notes.append(f"The sidecar was lost: {exc}")
+    # --- the experiment ---
 
-    # --- what came of it ---
-
-    def _load_run(self, known: _Progress, load: Load) -> LoadRun:
+    def _load_run(self, load: Load) -> LoadRun:
         exit_code, signal_name = shell_code(load.code)
         return LoadRun(
-            command=masked(self._plan.command),
-            started_at=known.started_at,
-            ended_at=known.started_at + load.seconds if known.ended_at is None else known.ended_at,
+            command=masked(self._command),
+            started_at=self._started_at,
+            ended_at=self._started_at + load.seconds if self._ended_at is None else self._ended_at,
             seconds=load.seconds,
             exit_code=exit_code,
             signal_name=signal_name,
             interrupted=self._was_interrupted,
         )
 
-    def _experiment(self, known: _Progress, sampler: Sampler, load: LoadRun) -> Experiment:
+    def _experiment(self, report: Report, sampler: Sampler, load: LoadRun) -> Experiment:
         series = sampler.series.points()
         return Experiment(
-            name=self._plan.name,
+            name=self._name,
             load=load,
             sidecar_url=self._client.url,
-            engine=known.report.engine,
-            device=known.report.ranks[0].device,
-            moments=tuple(_moments(known, series, load)),
+            engine=report.engine,
+            device=report.ranks[0].device,
+            moments=tuple(self._moments(report.ranks, series, load)),
             series=series,
             traffic=tuple(sampler.traffic),
-            remedies=tuple(known.remedies),
-            not_tried=tuple(known.not_tried),
-            caches=tuple(known.caches),
+            remedies=tuple(self._results),
+            not_tried=tuple(self._not_tried),
+            caches=tuple(self._caches),
             events=tuple(event for event in sampler.events if event.at >= load.started_at),
-            policy=known.report.policy,
-            settings=known.settings,
+            policy=report.policy,
+            settings=self._settings,
             gaps=sampler.series.gaps_within(load.started_at, load.ended_at),
             recorded=sampler.recorded,
-            notes=tuple(known.notes),
+            notes=tuple(self._notes),
             version=__version__,
         )
 
+    def _moments(
+        self, ranks: Sequence[RankReading], series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun
+    ) -> Iterator[Moment]:
+        before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=tuple(ranks))
+        if self._ready:
+            ready = Moment(name=READY, title="ready", at=_newest(self._ready), ranks=self._ready)
+            if not has_restarted(ready, before):
+                yield ready
+        yield before
+        best = {rank_key(each): each for each in peaks(series.values(), load.started_at, load.ended_at)}
+        for reading in (*ranks, *(self._after[0].ranks if self._after and self._after[0].name == AFTER else ())):
+            highest = best.get(rank_key(reading))
+            if reading.used_bytes is not None and (highest is None or reading.used_bytes > (highest.used_bytes or 0)):
+                best[rank_key(reading)] = reading
+        if best:
+            # A recorder's sample lacks the total: the device does not grow under a load.
+            totals = {rank_key(reading): reading.total_bytes for reading in ranks}
+            peak = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
+            yield Moment(name=PEAK, title="peak under load", at=None, ranks=peak)
+        yield from self._after
 
-def _judge(report: Report, url: str) -> None:
+
+def _check(report: Report, url: str) -> None:
+    """Raise ``CannotMeasure`` without an engine that is ready, or without a reading of its memory."""
     engine = report.engine
     if not engine.traits.is_up or engine.state == "sleeping":
         todo = {"starting": "wait until it is ready", "sleeping": "wake it up"}.get(engine.state, "start it")
@@ -348,28 +340,5 @@ def _judge(report: Report, url: str) -> None:
         raise CannotMeasure(f"the sidecar at {url} has no reading of the engine's memory: {plain(hint)}")
 
 
-def _moments(known: _Progress, series: Mapping[RankKey, Sequence[RankReading]], load: LoadRun) -> Iterator[Moment]:
-    ranks = known.report.ranks
-    before = Moment(name=BEFORE, title="before load", at=load.started_at, ranks=ranks)
-    if known.ready:
-        ready = Moment(name=READY, title="ready", at=_at(known.ready), ranks=known.ready)
-        if not has_restarted(ready, before):
-            yield ready
-    yield before
-    best = {rank_key(each): each for each in peaks(series.values(), load.started_at, load.ended_at)}
-    for reading in (*ranks, *(known.after.ranks if known.after is not None else ())):
-        held = best.get(rank_key(reading))
-        if reading.used_bytes is not None and (held is None or reading.used_bytes > (held.used_bytes or 0)):
-            best[rank_key(reading)] = reading
-    if best:
-        # A recorder's sample knows less than a reading: the device does not grow under a load.
-        totals = {rank_key(reading): reading.total_bytes for reading in ranks}
-        highest = tuple(replace(best[key], total_bytes=totals.get(key)) for key in sorted(best))
-        yield Moment(name=PEAK, title="peak under load", at=None, ranks=highest)
-    if known.after is not None:
-        yield known.after
-    yield from known.afters
-
-
-def _at(ranks: Sequence[RankReading]) -> float | None:
+def _newest(ranks: Sequence[RankReading]) -> float | None:
     return max((reading.taken_at for reading in ranks), default=None)

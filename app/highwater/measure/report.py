@@ -1,18 +1,18 @@
-"""A measured load as Markdown: the story's tables, what they say, and what was done. Formats, and decides nothing."""
+"""A measured load as Markdown: its tables, the findings, and what was done. Formats, and decides nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
-from highwater.findings import advice as known
+from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
+from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
-from highwater.findings.finding import Advice, Finding, all_advice
+from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
+from highwater.findings.rules import highest
 from highwater.measure.command_line import shown_command
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, RankKey, changes, host_used
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, changes, host_used
 from highwater.measure.rules import findings
 from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings import RankReading, RemedyResult, RuleStatus
@@ -25,7 +25,6 @@ MAX_EVENTS = 40
 WEIGHT_WORDS: Final[Mapping[str, str]] = {"likely": "act on it", "clue": "worth a look", "note": "good to know"}
 _HASH_LENGTH = 16
 _ZERO: Final = "0.0"
-_ROWS: Final = ("used_bytes", *COMPONENTS)
 _Figure = Callable[[RankReading], int | None]
 # Beside the components, of each rank.
 _MORE: Final[Mapping[str, _Figure]] = {
@@ -95,14 +94,11 @@ def _change(advice: Advice) -> str:
 def _figures(e: Experiment) -> str:
     """Return the few numbers to see first."""
     columns: list[tuple[str, str, str]] = []
-    used = [reading for reading in e.ranks(PEAK) if reading.used_bytes is not None]
-    if used:
-        fullest = max(used, key=lambda reading: reading.used_bytes or 0)
-        of = f" of {mib(fullest.total_bytes)}" if fullest.total_bytes else ""
-        ratio = (
-            f", {fullest.used_bytes / fullest.total_bytes:.1%}" if fullest.used_bytes and fullest.total_bytes else ""
-        )
-        columns.append(("peak under load", f"{mib(fullest.used_bytes)} MiB", f"{name_of(fullest)}{of}{ratio}"))
+    used, fullest = highest(e.ranks(PEAK), lambda reading: reading.used_bytes) or (0, None)
+    if fullest is not None:
+        whole = fullest.total_bytes
+        share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
+        columns.append(("peak under load", f"{mib(used)} MiB", f"{name_of(fullest)}{share}"))
     ranks = _count(len(e.ranks(BEFORE)), "rank", "ranks")
     grown = e.change(BEFORE, AFTER, "used_bytes")
     columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {ranks}"))
@@ -110,11 +106,10 @@ def _figures(e: Experiment) -> str:
         back = e.change(AFTER, e.last.name, "used_bytes") if e.last is not None and e.last.name != AFTER else None
         done = sum(result.outcome == "done" for result in e.remedies)
         tried = len(e.remedies) + len(e.not_tried)
-        columns.append(
-            ("given back", f"{mib(-back if back is not None else None)} MiB", f"by {done} of {tried} remedies")
-        )
-    exit_code = f"exit code {e.load.exit_code}" + (f" ({e.load.signal_name})" if e.load.signal_name else "")
-    how = f"interrupted, {exit_code}" if e.load.interrupted else exit_code
+        given = mib(None if back is None else -back)
+        columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
+    by = f" ({e.load.signal_name})" if e.load.signal_name else ""
+    how = f"{'interrupted, ' if e.load.interrupted else ''}exit code {e.load.exit_code}{by}"
     columns.append(("load", duration(round(e.load.seconds)), how))
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
@@ -131,86 +126,68 @@ def _ended(e: Experiment) -> str:
 # --- tables of moments ---
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The two tables of one rank, or of the sum of all.
-
-    Attributes:
-        e: What was measured.
-        keys: The rank; all of them for their sum.
-    """
-
-    e: Experiment
-    keys: Sequence[RankKey]
-
-    @property
-    def names(self) -> list[str]:
-        """The rows that anything is known of; used bytes always."""
-        return [
-            name
-            for name in _ROWS
-            if name == "used_bytes" or any(self._part(seen, name) is not None for seen in self.e.moments)
-        ]
-
-    def moments(self) -> str:
-        """Return what was in use at each moment."""
-        rows = [[_row_title(name), *(mib(self._part(seen, name)) for seen in self.e.moments)] for name in self.names]
-        if len(self.keys) == 1:
-            ranks = [seen.rank(self.keys[0]) for seen in self.e.moments]
-            more = [[title, *(mib(read(rank) if rank else None) for rank in ranks)] for title, read in _MORE.items()]
-            # On CPU a worker's resident set is what is used.
-            hidden = {"host rss"} if self.e.device.type == "cpu" else set()
-            rows += [row for row in more if row[0] not in hidden and set(row[1:]) != {UNKNOWN}]
-        return _grid([seen.title for seen in self.e.moments], rows)
-
-    def changes(self) -> str:
-        """Return what each step from one moment to the next changed: growth is positive, freed is what was freed."""
-        before, after, last = self.e.moment(BEFORE), self.e.moment(AFTER), self.e.last
-        columns: list[tuple[str, Moment | None, Moment | None, int]] = [
-            ("to the peak", before, self.e.moment(PEAK), 1),
-            ("growth", before, after, 1),
-        ]
-        previous = after
-        for later in (seen for seen in self.e.moments if seen.name.startswith("after ")):
-            columns.append((f"{later.name.removeprefix('after ')} freed", previous, later, -1))
-            previous = later
-        if previous is not after:
-            columns.append(("overall", before, last, 1))
-        rows = [
-            [_row_title(name), *(self._change(start, end, name, sign) for _, start, end, sign in columns)]
-            for name in self.names
-        ]
-        return _grid([title for title, *_ in columns], rows)
-
-    def _part(self, seen: Moment, name: str) -> int | None:
-        ranks = [seen.rank(key) for key in self.keys]
-        return total(part_of(rank, name) if rank is not None else None for rank in ranks)
-
-    def _change(self, start: Moment | None, end: Moment | None, name: str, sign: int) -> str:
-        if start is None or end is None:
-            return UNKNOWN
-        change = total(moved for key, moved in changes(start, end, name) if key in self.keys)
-        return UNKNOWN if change is None else _moved(sign * change, signed=sign > 0)
-
-
 def _tables(e: Experiment) -> Iterator[str]:
+    """Yield two tables of each rank; of many ranks folded, below those of their sum."""
     keys = list(dict.fromkeys(rank_key(reading) for seen in e.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:
-        whole = _Tables(e, keys)
-        yield from _both(whole, f"all {len(e.ranks(BEFORE))} ranks together", folded=False)
+        yield from _both(e, keys, f"all {len(e.ranks(BEFORE))} ranks together", folded=False)
     for key in keys:
         reading = next(rank for seen in e.moments if (rank := seen.rank(key)) is not None)
         of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
-        yield from _both(_Tables(e, [key]), f"{name_of(reading)}{of}", folded=folded)
+        yield from _both(e, [key], f"{name_of(reading)}{of}", folded=folded)
 
 
-def _both(tables: _Tables, whose: str, *, folded: bool) -> Iterator[str]:
-    for caption, grid in (("MiB in use", tables.moments()), ("MiB changed", tables.changes())):
+def _both(e: Experiment, keys: Sequence[RankKey], whose: str, *, folded: bool) -> Iterator[str]:
+    # Components without any known figure are left out.
+    names = [
+        "used_bytes",
+        *(name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in e.moments)),
+    ]
+    for caption, grid in (("MiB in use", _in_use(e, keys, names)), ("MiB changed", _changed(e, keys, names))):
         if folded:
             yield f"<details><summary>{text(f'{caption}, {whose}')}</summary>\n\n{grid}\n\n</details>"
         else:
             yield f"{text(f'{caption}, {whose}')}:\n\n{grid}"
+
+
+def _in_use(e: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
+    rows = [[_row_title(name), *(mib(_part(seen, keys, name)) for seen in e.moments)] for name in names]
+    if len(keys) == 1:
+        ranks = [seen.rank(keys[0]) for seen in e.moments]
+        more = [[title, *(mib(read(rank) if rank else None) for rank in ranks)] for title, read in _MORE.items()]
+        # On CPU a worker's resident set is what is used.
+        hidden = {"host rss"} if e.device.type == "cpu" else set()
+        rows += [row for row in more if row[0] not in hidden and set(row[1:]) != {UNKNOWN}]
+    return _grid([seen.title for seen in e.moments], rows)
+
+
+def _changed(e: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
+    """Return the change of each step from one moment to the next: growth is positive, and so is what was freed."""
+    before, after = e.moment(BEFORE), e.moment(AFTER)
+    columns: list[tuple[str, Moment | None, Moment | None, int]] = [
+        ("to the peak", before, e.moment(PEAK), 1),
+        ("growth", before, after, 1),
+    ]
+    previous = after
+    for later in (seen for seen in e.moments if seen.name.startswith("after ")):
+        columns.append((f"{later.name.removeprefix('after ')} freed", previous, later, -1))
+        previous = later
+    if previous is not after:
+        columns.append(("overall", before, e.last, 1))
+
+    def cell(start: Moment | None, end: Moment | None, name: str, sign: int) -> str:
+        moves = () if start is None or end is None else changes(start, end, name)
+        change = total(moved for key, moved in moves if key in keys)
+        return UNKNOWN if change is None else _moved(sign * change, signed=sign > 0)
+
+    rows = [[_row_title(name), *(cell(start, end, name, sign) for _, start, end, sign in columns)] for name in names]
+    return _grid([title for title, *_ in columns], rows)
+
+
+def _part(seen: Moment, keys: Sequence[RankKey], name: str) -> int | None:
+    ranks = [seen.rank(key) for key in keys]
+    return total(part_of(rank, name) if rank is not None else None for rank in ranks)
 
 
 def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -232,7 +209,6 @@ def _row_title(name: str) -> str:
 
 
 def _timeline(e: Experiment) -> Iterator[str]:
-    """Yield the fullest rank's used bytes over time."""
     fullest = max(
         e.series.values(), key=lambda ranks: max((each.used_bytes or 0 for each in ranks), default=0), default=()
     )
@@ -253,11 +229,8 @@ def _timeline(e: Experiment) -> Iterator[str]:
 
 def _remedies(e: Experiment) -> Iterator[str]:
     headers = ["remedy", "outcome", "freed, MiB", "took, s", "requests held, s", "why, or what moved (MiB freed)"]
-    rows = [*map(_remedy, e.remedies)]
-    rows += [
-        [name, "interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
-        for name in e.not_tried
-    ]
+    left_out = ["interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
+    rows = [*map(_remedy, e.remedies), *([name, *left_out] for name in e.not_tried)]
     if rows:
         yield f"One by one, in safe mode:\n\n{table(headers, rows, left=(0, 1, 5))}"
 
@@ -279,14 +252,8 @@ def _encoder_cache(e: Experiment) -> Iterator[str]:
     if not e.caches:
         return
     rows = [
-        [
-            cache.title,
-            _number(cache.totals.entries),
-            mib(cache.totals.device_bytes),
-            mib(cache.totals.host_bytes),
-            _number(cache.totals.capacity_embeds),
-        ]
-        for cache in e.caches
+        [title, _number(now.entries), mib(now.device_bytes), mib(now.host_bytes), _number(now.capacity_embeds)]
+        for title, now in ((cache.title, cache.totals) for cache in e.caches)
     ]
     headers = ["moment", "entries", "device, MiB", "host, MiB", "capacity, embeddings"]
     yield f"Of the rank that holds most; every tensor-parallel rank holds a full copy:\n\n{table(headers, rows)}"
@@ -354,19 +321,14 @@ def _high_water(rule: RuleStatus) -> str:
 
 
 def _meanings(e: Experiment) -> Iterator[str]:
-    shown = {
-        name
-        for seen in e.moments
-        for reading in seen.ranks
-        for name in COMPONENTS
-        if part_of(reading, name) is not None
-    }
-    has_torch = any(reading.torch.reserved_bytes is not None for seen in e.moments for reading in seen.ranks)
-    (used, *others) = _MEANINGS
+    readings = [reading for seen in e.moments for reading in seen.ranks]
+    has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
     of_components = [
-        (component_title(name), meaning) for name, meaning in known.COMPONENT_MEANING.items() if name in shown
+        (component_title(name), meaning)
+        for name, meaning in COMPONENT_MEANING.items()
+        if any(part_of(reading, name) is not None for reading in readings)
     ]
-    for name, meaning in (used, *of_components, *others):
+    for name, meaning in (_MEANINGS[0], *of_components, *_MEANINGS[1:]):
         if has_torch or not name.startswith("torch "):
             yield f"- {text(name)}: {text(meaning)}"
 

@@ -1,22 +1,21 @@
 """The rules for a measured load beside the rule book (`findings/rules.py`): the load, the peak, the remedies.
 
-Each rule gives a finding, or nothing; what is not known answers no rule. Pure. A new rule is a function here and a line
-in ``LOAD_RULES``.
+Each rule returns a finding or ``None``: also where a figure that it needs is not known. Pure. A new rule is a function
+here, a line in ``LOAD_RULES`` and its sentences in findings/findings.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, rank_key
-from highwater.findings import advice as known
-from highwater.findings.case import name_of, risen, times, total
-from highwater.findings.finding import Advice, Finding, weightiest_first
-from highwater.findings.markdown import duration
-from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, meaning
+from highwater.findings.advice import COMPONENT_MEANING, for_component
+from highwater.findings.case import name_of, risen, total
+from highwater.findings.finding import Finding, Weight, finding, possible, weightiest_first
+from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, highest, meaning
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
-from highwater.readings import Event, RankReading
+from highwater.readings import Event, RankReading, RemedyResult
 from highwater.text.table import component_title
 from highwater.units import MIB, mib_text
 
@@ -25,7 +24,7 @@ HOST_BYTES = 512 * MIB
 CAME_BACK_SHARE = 0.9
 TRANSIENT_BYTES = 256 * MIB
 FEW_IMAGES = 4
-# Of each rank: what a remedy has freed that freed less is nothing.
+# Of each rank: a remedy that freed less has freed nothing.
 NOTHING_BYTES = 16 * MIB
 SHORT_SECONDS = 3.0
 
@@ -39,14 +38,14 @@ def load_failed(e: Experiment) -> Finding | None:
     """Report a load that ended otherwise than with 0."""
     if e.load.exit_code == 0 and not e.load.interrupted:
         return None
-    how = f"with exit code {e.load.exit_code}" + (f" ({e.load.signal_name})" if e.load.signal_name else "")
-    title = f"the load was interrupted after {duration(e.load.seconds)} and ended {how}"
-    if not e.load.interrupted:
-        title = f"the load failed {how} after {duration(e.load.seconds)}"
-    text = "The figures are those of a load that did not come to its end: less may have been asked of the engine."
-    if e.happened("incident"):
-        text += " The sidecar wrote an incident meanwhile: see there what the engine had to do with it."
-    return Finding(name="load_failed", weight="clue" if e.load.interrupted else "likely", title=title, text=text)
+    return finding(
+        "load_failed",
+        weight="clue" if e.load.interrupted else "likely",
+        interrupted=e.load.interrupted,
+        seconds=e.load.seconds,
+        how=f"with exit code {e.load.exit_code}" + (f" ({e.load.signal_name})" if e.load.signal_name else ""),
+        incident=e.happened("incident"),
+    )
 
 
 def engine_incident(e: Experiment) -> Finding | None:
@@ -54,12 +53,8 @@ def engine_incident(e: Experiment) -> Finding | None:
     incidents = e.happened("incident")
     if not incidents:
         return None
-    return Finding(
-        name="engine_incident",
-        weight="likely",
-        title=f"the engine had {_count(len(incidents), 'an incident', 'incidents')} under the load",
-        text=f"{incidents[0].summary}. `highwater incidents` shows what was known of it, and what to change.",
-    )
+    counted = _count(len(incidents), "an incident", "incidents")
+    return finding("engine_incident", incidents=counted, first=incidents[0].summary)
 
 
 def engine_restarted(e: Experiment) -> Finding | None:
@@ -67,29 +62,18 @@ def engine_restarted(e: Experiment) -> Finding | None:
     before, after = e.moment(BEFORE), e.last
     if before is None or after is None or not has_restarted(before, after):
         return None
-    return Finding(
-        name="engine_restarted",
-        weight="likely",
-        title="the engine's workers were replaced in between",
-        text="Figures before and after that are of different processes: no growth is given from one to the other.",
-    )
+    return finding("engine_restarted")
 
 
 def stale_readings(e: Experiment) -> Finding | None:
     """Report times without a reading."""
     if not e.gaps:
         return None
-    longest = e.gaps[0]
-    return Finding(
-        name="stale_readings",
-        weight="clue",
-        title=f"for {duration(longest.seconds)} under the load there was no reading",
-        text=(
-            f"{_count(len(e.gaps), 'One such gap', 'such gaps')}, the longest from "
-            f"{duration(max(longest.start - e.load.started_at, 0))} after the start. What the memory did meanwhile is "
-            "not known, and the peak may be higher than shown. The engine answers only between its steps; the workers' "
-            "recorders (recorder_dir) write on in long ones."
-        ),
+    return finding(
+        "stale_readings",
+        seconds=e.gaps[0].seconds,
+        gaps=_count(len(e.gaps), "One such gap", "such gaps"),
+        after=max(e.gaps[0].start - e.load.started_at, 0),
     )
 
 
@@ -101,19 +85,11 @@ def no_traffic(e: Experiment) -> Finding | None:
     is_short = e.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
     if is_short or any(running) or grown is None or grown > e.case.notable_bytes:
         return None
-    return Finding(
-        name="no_traffic",
-        weight="likely",
-        title="no request was seen in this engine while the load ran",
-        text=(
-            f"In {len(running)} readings nothing ran or waited, and memory did not move. Does the command talk to this "
-            f"sidecar or its engine ({e.engine.url})?"
-        ),
-    )
+    return finding("no_traffic", readings=len(running), url=e.engine.url)
 
 
 def other_traffic(e: Experiment) -> Finding | None:
-    """Report that others asked the engine before or after the load."""
+    """Report that the engine served others before or after the load."""
     start = next((load for at, load in reversed(e.traffic) if at <= e.load.started_at), None)
     end = next((load for at, load in e.traffic if at > e.load.ended_at), None)
     busy = [
@@ -121,14 +97,7 @@ def other_traffic(e: Experiment) -> Finding | None:
         for load, words in ((start, "before the load"), (end, "after it"))
         if load is not None and ((load.requests_running or 0) + (load.requests_waiting or 0))
     ]
-    if not busy:
-        return None
-    return Finding(
-        name="other_traffic",
-        weight="clue",
-        title=f"requests ran {' and '.join(busy)}",
-        text="So not all that is shown here is this load's. For clean figures, measure while nobody else asks.",
-    )
+    return finding("other_traffic", when=" and ".join(busy)) if busy else None
 
 
 # --- what grew ---
@@ -137,30 +106,18 @@ def other_traffic(e: Experiment) -> Finding | None:
 def no_growth(e: Experiment) -> Finding | None:
     """Report that the load left nothing behind."""
     grown = e.case.grown_bytes
-    if grown is None or grown > e.case.notable_bytes:
-        return None
-    return Finding(
-        name="no_growth",
-        weight="note",
-        title=f"the load left next to nothing behind: used memory moved by {mib_text(grown, signed=True)}",
-        text="After the load, used memory does not stand notably higher than before it.",
-    )
+    return None if grown is None or grown > e.case.notable_bytes else finding("no_growth", grown=grown)
 
 
 def non_torch_growth(e: Experiment) -> Finding | None:
-    """Report that what is not PyTorch's grew."""
-    grown, total = e.change(BEFORE, AFTER, "non_torch_bytes"), e.case.grown_bytes
-    if grown is None or total is None or grown <= e.case.notable_bytes or grown < MINOR_SHARE * total:
+    """Report that memory outside PyTorch grew, unless the finding on growth says so."""
+    grown, whole = e.change(BEFORE, AFTER, "non_torch_bytes"), e.case.grown_bytes
+    if grown is None or whole is None or grown <= e.case.notable_bytes:
         return None
-    if grown >= MAIN_SHARE * total:  # that is what the finding on growth says
+    if not MINOR_SHARE * whole <= grown < MAIN_SHARE * whole:
         return None
-    return Finding(
-        name="non_torch_growth",
-        weight="clue",
-        title=f"what is not PyTorch's grew by {mib_text(grown)}",
-        text=meaning("non_torch_bytes", e.device.type),
-        advice=(known.RELEASE, *known.for_component("non_torch_bytes", e.device.type)),
-    )
+    advice = ("release", *for_component("non_torch_bytes", e.device.type))
+    return finding("non_torch_growth", advice=advice, grown=grown, meaning=meaning("non_torch_bytes", e.device.type))
 
 
 def kv_pool(e: Experiment) -> Finding | None:
@@ -169,22 +126,8 @@ def kv_pool(e: Experiment) -> Finding | None:
     moved = e.change(BEFORE, AFTER, "kv_cache_bytes")
     if pool is None or moved is None:
         return None
-    if moved:
-        return Finding(
-            name="kv_pool",
-            weight="clue",
-            title=f"the KV pool changed by {mib_text(moved, signed=True)}",
-            text=known.COMPONENT_MEANING["kv_cache_bytes"],
-        )
-    return Finding(
-        name="kv_pool",
-        weight="note",
-        title=f"the KV pool is {mib_text(pool)}, before and after, by design",
-        text=(
-            "vLLM allocates it whole at start: a full KV cache takes no more of the device, and reset_prefix_cache "
-            "gives none of it back. Only a restart with a lower --gpu-memory-utilization makes it smaller."
-        ),
-    )
+    weight: Weight = "clue" if moved else "note"
+    return finding("kv_pool", weight=weight, moved=moved, pool=pool, meaning=COMPONENT_MEANING["kv_cache_bytes"])
 
 
 def host_growth(e: Experiment) -> Finding | None:
@@ -192,23 +135,15 @@ def host_growth(e: Experiment) -> Finding | None:
     if e.device.type == "cpu":
         return None
     pairs = [(same_process(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
-    grown = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
-    whole = [risen(first, now, host_used) for first, now in pairs]
+    workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
     # Ranks of one machine have the same figure: the largest stands for it.
-    machine = max((moved for moved in whole if moved is not None), default=None)
-    most = max((moved for moved in (grown, machine) if moved is not None), default=None)
-    if most is None or most < HOST_BYTES:
+    machine, _ = highest(pairs, lambda pair: risen(*pair, host_used)) or (None, None)
+    grown = [size for size in (machine, workers) if size is not None]
+    if not grown or max(grown) < HOST_BYTES:
         return None
-    workers = f"; the workers themselves by {mib_text(grown)}" if grown is not None and machine is not None else ""
-    return Finding(
-        name="host_growth",
-        weight="clue",
-        title=f"host memory grew by {mib_text(machine if machine is not None else most)} under the load{workers}",
-        text=(
-            "Processed images are kept on the host (the multimodal processor cache), and what a trim moved out of the "
-            "device lies there too. Neither holds device memory."
-        ),
-        advice=(known.MM_PROCESSOR_CACHE, known.RESET_MM_CACHE),
+    named = len(grown) > 1
+    return finding(
+        "host_growth", grown=grown[0], workers=f"; the workers themselves by {mib_text(workers)}" if named else ""
     )
 
 
@@ -216,7 +151,7 @@ def host_growth(e: Experiment) -> Finding | None:
 
 
 def headroom(e: Experiment) -> Finding | None:
-    """Report what was left of the fullest device at its peak, in images where one is known."""
+    """Report what was left of the fullest device at its peak, in images where the size of one is known."""
     room = [
         (point.total_bytes - point.used_bytes, point)
         for point in e.ranks(PEAK)
@@ -225,79 +160,46 @@ def headroom(e: Experiment) -> Finding | None:
     if not room:
         return None
     free, point = min(room, key=lambda each: each[0])
-    image = _largest_output(e)
-    images = free // image if image else None
+    image = max((each.bytes for cache in e.caches for each in cache.largest if each.bytes), default=None)
     # The host is shared with others, and PyTorch keeps no reserve there: how many images fit is no promise.
-    more = (
-        f": room for {images:,} more cached images of the largest size seen ({mib_text(image)} each)"
-        if image and images is not None and e.device.type != "cpu"
-        else ""
-    )
+    images = free // image if image and e.device.type != "cpu" else None
     ratio = free / (point.total_bytes or 1)
-    is_tight = ratio < TIGHT_RATIO or (e.device.type != "cpu" and images is not None and images < FEW_IMAGES)
-    return Finding(
-        name="headroom",
+    is_tight = ratio < TIGHT_RATIO or (images is not None and images < FEW_IMAGES)
+    return finding(
+        "headroom",
         weight="likely" if is_tight else "note",
-        title=f"at the peak {name_of(point)} had {mib_text(free)} left ({ratio:.1%}){more}",
-        text=(
-            "Whoever asks for more than that gets none: PyTorch, and also what it does not manage, such as operators' "
-            "workspaces. A peak between two readings may have been higher."
-            if is_tight
-            else "As far as the readings show, this load fits."
-        ),
-        advice=(known.GPU_MEMORY_UTILIZATION, known.LIMIT_MM_PER_PROMPT, known.POLICY_EARLIER) if is_tight else (),
+        advice=("gpu_memory_utilization", "limit_mm_per_prompt", "policy_earlier") if is_tight else (),
+        rank=name_of(point),
+        free=free,
+        ratio=ratio,
+        images=images,
+        image=image,
+        is_tight=is_tight,
     )
 
 
 def transient_peak(e: Experiment) -> Finding | None:
     """Report a peak that stood well over what was left after the load."""
     over = e.change(AFTER, PEAK, "used_bytes")
-    if over is None or over < TRANSIENT_BYTES:
-        return None
-    return Finding(
-        name="transient_peak",
-        weight="note",
-        title=f"the peak stood {mib_text(over)} over what the load left behind",
-        text="That much is needed on the way, and given back by itself: plan with the peak, not with what is left.",
-    )
+    return None if over is None or over < TRANSIENT_BYTES else finding("transient_peak", over=over)
 
 
 def unseen_peak(e: Experiment) -> Finding | None:
     """Report that PyTorch's own record of its peak is higher than any reading."""
     peaks = {rank_key(point): point.torch.allocated_bytes for point in e.ranks(PEAK)}
     before = {rank_key(point): point.torch.peak_allocated_bytes for point in e.ranks(BEFORE)}
-    unseen: list[tuple[int, RankReading]] = []
-    for point in e.ranks(AFTER):
-        record, earlier, seen = (
-            point.torch.peak_allocated_bytes,
-            before.get(rank_key(point)),
-            peaks.get(rank_key(point)),
-        )
+
+    def unseen(point: RankReading) -> int | None:
+        record, key = point.torch.peak_allocated_bytes, rank_key(point)
+        earlier, seen = before.get(key), peaks.get(key)
         # A record of before the load says nothing of it.
-        if record is not None and earlier is not None and seen is not None and record > earlier:
-            unseen.append((record - seen, point))
-    if not unseen:
-        return None
-    most, point = max(unseen, key=lambda each: each[0])
-    if most < TRANSIENT_BYTES:
-        return None
-    return Finding(
-        name="unseen_peak",
-        weight="clue",
-        title=f"between two readings {name_of(point)} had {mib_text(most)} more allocated than any reading shows",
-        text=(
-            "PyTorch keeps a record of its own peak, and the load raised it. What of it came out of the allocator's "
-            "reserve is in the used bytes; as far as it did not, the peak shown here is too low."
-        ),
-        advice=() if e.recorded else (_RECORDER,),
-    )
+        is_new = record is not None and earlier is not None and record > earlier
+        return record - seen if is_new and record is not None and seen is not None else None
 
-
-_RECORDER: Final = Advice(
-    setting="recorder_dir",
-    change="The workers' recorders write ten times a second, also within long steps.",
-    cost="A folder that sidecar and workers share; some kilobytes a second into memory.",
-)
+    more, point = highest(e.ranks(AFTER), unseen) or (0, None)
+    if point is None or more < TRANSIENT_BYTES:
+        return None
+    return finding("unseen_peak", advice=() if e.recorded else ("recorder_dir",), rank=name_of(point), more=more)
 
 
 def over_high_water(e: Experiment) -> Finding | None:
@@ -318,41 +220,26 @@ def over_high_water(e: Experiment) -> Finding | None:
         return None
     _, rule, point, free, high = max(under, key=lambda each: each[0])
     remedies = " or ".join(remedy.name for remedy in rule.remedies)
-    return Finding(
-        name="over_high_water",
-        weight="clue",
-        title=f"{name_of(point)} had {mib_text(free)} free at the peak, less than high water ({mib_text(high)}), and "
-        "the policy only observes",
-        text=f"In mode act the rule {rule.name} would have run {remedies}, where that could give something back.",
-        advice=(known.POLICY_EARLIER,),
-    )
+    return finding("over_high_water", rank=name_of(point), free=free, high=high, rule=rule.name, remedies=remedies)
 
 
 def policy_acted(e: Experiment) -> Finding | None:
     """Report that the policy gave memory back in between: growth and peak are lower for it."""
     acted = [event for event in e.happened("reset") if event.trigger == "policy"]
-    if not acted:
-        return None
-    return Finding(
-        name="policy_acted",
-        weight="note",
-        title=f"the policy acted {times(len(acted))} under the load and freed {_freed(acted)}",
-        text="Growth and peak are what was left of it: without the policy they would be higher.",
-    )
+    return finding("policy_acted", count=len(acted), freed=_freed(acted)) if acted else None
 
 
 def others_acted(e: Experiment) -> Finding | None:
     """Report that somebody reset something while the load ran."""
     acted = [event for event in e.happened("reset") if event.trigger != "policy"]
-    if not acted:
-        return None
-    count = _count(len(acted), "a reset", "resets")
-    return Finding(
-        name="others_acted",
-        weight="clue",
-        title=f"somebody asked for {count} while the load ran, which freed {_freed(acted)}",
-        text="Growth and peak are what was left of it.",
-    )
+    resets = _count(len(acted), "a reset", "resets")
+    return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None
+
+
+def _freed(events: Sequence[Event]) -> str:
+    sizes = [event.result.freed_bytes for event in events if event.result is not None]
+    known = [size for size in sizes if size is not None]
+    return mib_text(sum(known)) if known else "an unknown amount"
 
 
 # --- what the remedies gave back ---
@@ -361,20 +248,20 @@ def others_acted(e: Experiment) -> Finding | None:
 def ineffective_remedies(e: Experiment) -> Finding | None:
     """Report the remedies that were done and freed nothing."""
     nothing = NOTHING_BYTES * max(len(e.ranks(BEFORE)), 1)
-    done = [step for step in e.remedies if step.outcome == "done" and step.freed_bytes is not None]
-    ineffective = [step for step in done if (step.freed_bytes or 0) < nothing]
+    ineffective = [
+        step
+        for step in e.remedies
+        if step.outcome == "done" and step.freed_bytes is not None and step.freed_bytes < nothing
+    ]
     if not ineffective:
         return None
-    names = " and ".join(step.remedy for step in ineffective)
-    reasons = " ".join(
-        _sentence(f"{step.remedy} frees {step.frees}, and not {step.does_not_free}") for step in ineffective
-    )
-    return Finding(
-        name="ineffective_remedies",
-        weight="clue" if any(step.remedy == "reset_mm_cache" for step in ineffective) else "note",
-        title=f"{names} {'was' if len(ineffective) == 1 else 'were'} done and freed nothing on the device",
-        text=f"The engine answered well each time, which says nothing of memory. {reasons}",
-        advice=(known.MM_PROCESSOR_CACHE,) if any(step.remedy == "reset_mm_cache" for step in ineffective) else (),
+    is_story = any(step.remedy == "reset_mm_cache" for step in ineffective)
+    return finding(
+        "ineffective_remedies",
+        weight="clue" if is_story else "note",
+        advice=("mm_processor_cache",) if is_story else (),
+        names=_names(ineffective),
+        reasons=_reasons(f"{step.remedy} frees {step.frees}, and not {step.does_not_free}" for step in ineffective),
     )
 
 
@@ -383,63 +270,61 @@ def refused_remedies(e: Experiment) -> Finding | None:
     undone = [step for step in e.remedies if step.outcome in {"refused", "failed"}]
     if not undone:
         return None
-    reasons = " ".join(_sentence(f"{step.remedy}: {step.reason or 'no reason was given'}") for step in undone)
-    return Finding(
-        name="refused_remedies",
+    return finding(
+        "refused_remedies",
         weight="clue" if any(step.outcome == "failed" for step in undone) else "note",
-        title=f"{' and '.join(step.remedy for step in undone)} {'was' if len(undone) == 1 else 'were'} not done",
-        text=f"{reasons} Safe mode refuses what would harm a request or hang this engine version.",
+        names=_names(undone),
+        reasons=_reasons(f"{step.remedy}: {step.reason or 'no reason was given'}" for step in undone),
     )
 
 
 def gave_back(e: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown = e.case.grown_bytes
-    last = e.last
+    grown, last = e.case.grown_bytes, e.last
     if grown is None or grown <= e.case.notable_bytes or last is None or not last.name.startswith("after "):
         return None
     left = e.change(BEFORE, last.name, "used_bytes")
     if left is None:
         return None
     back = grown - left
-    best = max((step for step in e.remedies if step.freed_bytes), key=lambda step: step.freed_bytes or 0, default=None)
-    most = f", most of it by {best.remedy} ({mib_text(best.freed_bytes or 0)})" if best is not None else ""
-    if back >= CAME_BACK_SHARE * grown:
-        came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
-        if back > grown:
-            came_back = f"all of the growth of {mib_text(grown)}"
-            came_back += (
-                f" and {mib_text(back - grown)} that was held before" if back - grown > e.case.notable_bytes else ""
-            )
-        return Finding(
-            name="gave_back",
-            weight="note",
-            title=f"the remedies gave back {came_back}{most}",
-            text="What grew was kept for the next request, and nothing leaked. It grows again when it is needed.",
-        )
-    parts = [(part, name) for name in COMPONENTS if (part := e.change(BEFORE, last.name, name)) is not None]
-    rest, name = max(parts, default=(0, ""))
-    where = f" Of what stayed, {mib_text(rest)} are in {component_title(name)}."
-    return Finding(
-        name="gave_back",
-        weight="clue",
-        title=f"of the growth of {mib_text(grown)}, {mib_text(max(left, 0))} did not come back",
-        text=f"The remedies gave back {mib_text(back)}{most}.{where if rest > 0 else ''}",
-        advice=for_growth(name, e.device.type) if rest > 0 else (),
+    freed, best = highest(e.remedies, lambda step: step.freed_bytes) or (0, None)
+    came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
+    if back > grown:
+        more = f" and {mib_text(back - grown)} that was held before" if back - grown > e.case.notable_bytes else ""
+        came_back = f"all of the growth of {mib_text(grown)}{more}"
+    stayed = back < CAME_BACK_SHARE * grown
+    rest, component = highest(COMPONENTS, lambda name: e.change(BEFORE, last.name, name)) or (0, "")
+    return finding(
+        "gave_back",
+        weight="clue" if stayed else "note",
+        advice=for_growth(component, e.device.type) if stayed and rest > 0 else (),
+        stayed=stayed,
+        came_back=came_back,
+        most=f", most of it by {best.remedy} ({mib_text(freed)})" if best is not None and freed else "",
+        grown=grown,
+        left=max(left, 0),
+        back=back,
+        rest=rest if rest > 0 else None,
+        component=component_title(component) if component else "",
     )
 
 
 def no_remedy(e: Experiment) -> Finding | None:
     """Report that no remedy was tried."""
     grown = e.case.grown_bytes
-    if e.remedies or grown is None or grown <= e.case.notable_bytes:
-        return None
-    return Finding(
-        name="no_remedy",
-        weight="note",
-        title="no remedy was tried, so what would come back is not known",
-        text="`highwater measure --remedies all` tries them one by one, in safe mode, and says what each gave back.",
-    )
+    return None if e.remedies or grown is None or grown <= e.case.notable_bytes else finding("no_remedy")
+
+
+def _names(steps: Sequence[RemedyResult]) -> str:
+    return f"{' and '.join(step.remedy for step in steps)} {'was' if len(steps) == 1 else 'were'}"
+
+
+def _reasons(sentences: Iterable[str]) -> str:
+    return " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in sentences)
+
+
+def _count(count: int, one: str, many: str) -> str:
+    return one if count == 1 else f"{count} {many}"
 
 
 LOAD_RULES: Final[tuple[LoadRule, ...]] = (
@@ -467,25 +352,6 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 
 
 def findings(e: Experiment) -> tuple[Finding, ...]:
-    """Everything that the numbers say, the weightiest first; advice that this engine cannot follow is left out."""
-    asked = (*(rule(e.case) for rule in RULES), *(rule(e) for rule in LOAD_RULES))
-    found = weightiest_first(finding for finding in asked if finding is not None)
-    return tuple(known.possible(finding, e.engine) for finding in found)
-
-
-def _count(count: int, one: str, many: str) -> str:
-    return one if count == 1 else f"{count} {many}"
-
-
-def _largest_output(e: Experiment) -> int | None:
-    return max((each.bytes for cache in e.caches for each in cache.largest if each.bytes), default=None)
-
-
-def _freed(events: Sequence[Event]) -> str:
-    freed = [event.result.freed_bytes for event in events if event.result is not None]
-    known_bytes = [each for each in freed if each is not None]
-    return mib_text(sum(known_bytes)) if known_bytes else "an unknown amount"
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    """Return all findings, the weightiest first; advice that this engine cannot follow is left out."""
+    found = weightiest_first((*(rule(e.case) for rule in RULES), *(rule(e) for rule in LOAD_RULES)))
+    return tuple(possible(each, e.engine) for each in found)

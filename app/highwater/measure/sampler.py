@@ -1,45 +1,107 @@
 """Reads the sidecar beside the load, in a thread: what its history has gathered since, every other second.
 
-The sidecar reads the workers anyway, and their recorders ten times a second; so nothing here asks the engine for
-anything. What cannot be read is said in the report, and ends no load.
+The sidecar reads the workers anyway, and their recorders ten times a second; so nothing here calls the engine. A failed
+reading is named in the report, and ends no load.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.attribution import RankKey, rank_key
 from highwater.client.answers import events_of
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError, SidecarRefused
+from highwater.measure.experiment import Gap
 from highwater.measure.readings import history_ranks, recorded_ranks, traffic_of
-from highwater.measure.series import Series
 from highwater.readings import EngineLoad, Event, RankReading
 
 EVERY_SECONDS = 2.0
 JOIN_SECONDS = 10.0
-MAX_TRAFFIC = 4096
 OVERLAP_SECONDS = 5.0
+MAX_POINTS = MAX_TRAFFIC = 4096
+# A reading every second is the default; one in three that fails is no gap yet.
+GAP_SECONDS, GAP_READINGS = 15.0, 3
 _SERVICE_UNAVAILABLE = 503
+
+
+class Series:
+    """The readings of all ranks, oldest first. Of too many, the lower one of each two in a row is dropped.
+
+    Args:
+        gap_seconds: The longest time between two readings that is no gap.
+
+    Attributes:
+        gaps: Longer times in which a rank was not read.
+    """
+
+    def __init__(self, gap_seconds: float = GAP_SECONDS) -> None:
+        self.gap_seconds = gap_seconds
+        self.gaps: list[Gap] = []
+        self._points: dict[RankKey, list[RankReading]] = {}
+
+    def add(self, points: Iterable[RankReading]) -> None:
+        """Keep the readings that are newer than the last of their rank."""
+        for point in points:
+            kept = self._points.setdefault(rank_key(point), [])
+            if kept and point.taken_at <= kept[-1].taken_at:
+                continue
+            if kept and point.taken_at - kept[-1].taken_at > self.gap_seconds:
+                self.gaps.append(Gap(start=kept[-1].taken_at, end=point.taken_at))
+            kept.append(point)
+            if len(kept) > MAX_POINTS:
+                pairs = zip(kept[0:-1:2], kept[1::2], strict=False)
+                kept[:] = [*(max(right, left, key=_used) for left, right in pairs), kept[-1]]
+
+    def last_at(self) -> dict[RankKey, float]:
+        """Return the time of each rank's last reading."""
+        return {key: kept[-1].taken_at for key, kept in self._points.items()}
+
+    def points(self) -> dict[RankKey, tuple[RankReading, ...]]:
+        """Return all readings by rank."""
+        return {key: tuple(self._points[key]) for key in sorted(self._points)}
+
+    def gaps_within(self, start: float, end: float) -> tuple[Gap, ...]:
+        """Return the times from start to end without a reading of some rank, the longest first; each once."""
+        open_ended = {Gap(start=at, end=end) for at in self.last_at().values() if end - at > self.gap_seconds}
+        cut = {Gap(start=max(gap.start, start), end=min(gap.end, end)) for gap in (*self.gaps, *open_ended)}
+        return tuple(sorted((gap for gap in cut if gap.seconds > 0), key=lambda gap: gap.seconds, reverse=True))
+
+
+def usual_gap(times: Sequence[float]) -> float:
+    """Return the longest time between two readings that is no gap, by the times of earlier readings."""
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    return max(GAP_SECONDS, GAP_READINGS * median(pauses)) if pauses else GAP_SECONDS
+
+
+def peaks(series: Iterable[Sequence[RankReading]], start: float, end: float) -> tuple[RankReading, ...]:
+    """Return each rank's highest reading within that time; ranks without a reading in it are left out."""
+    within = ([p for p in points if start <= p.taken_at <= end and p.used_bytes is not None] for points in series)
+    return tuple(max(points, key=_used) for points in within if points)
+
+
+def _used(point: RankReading) -> int:
+    return point.used_bytes or 0
 
 
 class Sampler:
     """A thread that reads until it is stopped; a context manager.
 
-    Attributes:
-        series: What was read of the ranks.
-        traffic: The engine's counts of requests, thinned where they are many.
-        events: What happened, oldest first.
-        recorded: Whether recorders were read.
-        problem: Why the last reading failed; ``None`` if it did not.
-
     Args:
         client: For this thread alone.
-        since: From when on, on the sidecar's clock.
-        gap_seconds: From how long on a time without a reading is a gap.
+        since: The first reading's time, on the sidecar's clock.
+        gap_seconds: As in ``Series``.
+
+    Attributes:
+        series: The ranks' readings.
+        traffic: The engine's counts of requests, thinned where they are many.
+        recorded: Whether recorders were read.
+        problem: Why the last reading failed; ``None`` if it did not.
     """
 
     def __init__(self, client: SidecarClient, since: float, gap_seconds: float) -> None:
@@ -50,7 +112,7 @@ class Sampler:
         self._events: dict[tuple[int, float], Event] = {}
         self._client, self._since = client, since
         self._wants_recorded = True
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
@@ -62,70 +124,67 @@ class Sampler:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(JOIN_SECONDS)  # it may be waiting for an answer, and holds nothing up if it goes on
+        self._thread.join(JOIN_SECONDS)  # it may be waiting for a response, and holds nothing up if it goes on
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Return what happened, oldest first."""
+        """The events, oldest first."""
         return tuple(sorted(self._events.values(), key=lambda event: event.at))
 
     def highest(self) -> RankReading | None:
-        """The fullest rank as of its last reading, for a word of progress."""
-        with self._turn:
-            last = [points[-1] for points in self.series.points().values()]
-        return max(last, key=lambda point: point.used_bytes or 0, default=None)
+        """Return the last reading of the fullest rank."""
+        with self._lock:
+            return max((points[-1] for points in self.series.points().values()), key=_used, default=None)
 
     def read(self) -> None:
         """Read what is new; a failure is kept in ``problem``."""
-        with self._turn:
+        with self._lock:
             try:
-                self._take(self._ask())
+                self._take(self._history())
+                self.problem = None
             except SidecarError as exc:
                 self.problem = str(exc)
-            else:
-                self.problem = None
 
     def add(self, points: Iterable[RankReading]) -> None:
-        """Readings from elsewhere, after all that could be read before them."""
+        """Add readings from elsewhere, after all that could be read before them."""
         self.read()
-        with self._turn:
+        with self._lock:
             self.series.add(points)
 
     def _run(self) -> None:
         while not self._stop.wait(EVERY_SECONDS):
             self.read()
 
-    def _ask(self) -> Mapping[str, Any]:
+    def _history(self) -> Mapping[str, Any]:
         query = {"since": f"{self._since:.6f}"}
         if self._wants_recorded:
             try:
-                return self._history({**query, "recorded": "true"})
+                recorded: Mapping[str, Any] = self._client.get("/memory/history", {**query, "recorded": "true"})
             except SidecarRefused as exc:
                 if exc.status != _SERVICE_UNAVAILABLE:
                     raise
                 self._wants_recorded = False
-        return self._history(query)
+            else:
+                return recorded
+        polled: Mapping[str, Any] = self._client.get("/memory/history", query)
+        return polled
 
-    def _history(self, query: Mapping[str, str]) -> Mapping[str, Any]:
-        answer: Mapping[str, Any] = self._client.get("/memory/history", query)
-        return answer
-
-    def _take(self, answer: Mapping[str, Any]) -> None:
-        recorded = list(recorded_ranks(answer.get("recorded", ()), self.series.last_at()))
+    def _take(self, history: Mapping[str, Any]) -> None:
+        recorded = list(recorded_ranks(history.get("recorded", ()), self.series.last_at()))
         # A rank's recorder has all that its readings have, and more often; readings are for ranks without one.
         known = {rank_key(point) for point in recorded}
         self.recorded = self.recorded or bool(known)
-        others = [point for point in history_ranks(answer["readings"]) if rank_key(point) not in known]
+        others = [point for point in history_ranks(history["readings"]) if rank_key(point) not in known]
         self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
-        self._count(answer)
-        self._events |= {(event.id, event.at): event for event in events_of(answer["events"])}
+        self._count(history)
+        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
         # An event may come after a sample that is younger; what comes twice is known by its time.
         newest = min(self.series.last_at().values(), default=0.0)
         self._since = max(self._since, newest - OVERLAP_SECONDS)
 
-    def _count(self, answer: Mapping[str, Any]) -> None:
+    def _count(self, history: Mapping[str, Any]) -> None:
         last = self.traffic[-1][0] if self.traffic else 0.0
-        self.traffic += [each for each in traffic_of(answer["readings"]) if each[0] > last]
+        self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
         if len(self.traffic) > MAX_TRAFFIC:
             busiest = zip(self.traffic[0:-1:2], self.traffic[1::2], strict=False)
             self.traffic = [max(pair, key=lambda each: each[1].requests_running or 0) for pair in busiest]

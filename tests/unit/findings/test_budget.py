@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.api.budget_text import comparison
-from highwater.findings.budget import budget_findings, contradictions
-from highwater.findings.explained import explained
+from highwater.findings.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
 from highwater.readings import TorchMemory
 from tests.fakes.started import GIB

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.incidents import Incidents, IncidentStore, RankEvidence, from_history, incidents
+from highwater.incidents import Incidents, IncidentStore, RankEvidence, incidents
+from highwater.incidents.watcher import from_history
 from highwater.memory.history import History
 from highwater.readings import EngineStatus, PolicyStatus, Report, RuleStatus
 from tests.fakes.engine import FakeClock, FakeEngine

@@ -19,16 +19,16 @@ def test_a_rise_is_told_for_a_minute():
     """What was counted before the watch began is history."""
     clock, own = FakeClock(), iter([7, 7, 8, 8, 8])
     watch = OomKillWatch(lambda: next(own), clock)
-    assert watch.lately() is None
+    assert watch.recent() is None
     watch.notice([])
     watch.notice([])
-    assert watch.lately().count == 0
+    assert watch.recent().count == 0
     watch.notice([])
-    assert watch.lately() == OomKills(count=1, where="counted in the sidecar's own control group")
+    assert watch.recent() == OomKills(count=1, where="counted in the sidecar's own control group")
     clock.advance(60.0)
-    assert watch.lately().count == 1
+    assert watch.recent().count == 1
     clock.advance(1.0)
-    assert watch.lately().count == 0
+    assert watch.recent().count == 0
 
 
 def test_a_rank_that_lives_on_tells_it():
@@ -36,7 +36,7 @@ def test_a_rank_that_lives_on_tells_it():
     watch = OomKillWatch(lambda: None, FakeClock())
     watch.notice([rank(0, 1), rank(1, 1), rank(2, None)])
     watch.notice([rank(0, 2), rank(1, 2), rank(2, None)])
-    assert watch.lately() == OomKills(count=1, where="counted where rank 0 runs")
+    assert watch.recent() == OomKills(count=1, where="counted where rank 0 runs")
 
 
 def test_a_new_containers_count_is_no_rise():
@@ -44,4 +44,4 @@ def test_a_new_containers_count_is_no_rise():
     watch = OomKillWatch(lambda: None, FakeClock())
     for kills in (3, 0, 0):
         watch.notice([rank(0, kills)])
-    assert watch.lately().count == 0
+    assert watch.recent().count == 0

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.findings.advice import GPU_MEMORY_UTILIZATION
+from highwater.findings.advice import ADVICE
 from highwater.findings.finding import Finding
 from highwater.findings.markdown import CONTENT_SECURITY_POLICY, duration, figure, moment, page
 from highwater.incidents import Incident, RankEvidence
@@ -142,7 +142,7 @@ def test_text_and_page_tell_it_all(words):
 def test_advice_is_given_once():
     """However many findings and messages give it; that of mere notes is not given."""
     text = incident_text(incident())
-    assert text.count(f"- `{GPU_MEMORY_UTILIZATION.setting}`\n") == 1
+    assert text.count(f"- `{ADVICE['gpu_memory_utilization'].setting}`\n") == 1
 
 
 def test_what_is_unknown_is_shown_as_unknown():

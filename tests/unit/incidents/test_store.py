@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from highwater.incidents import IncidentStore, UnreadableIncident, store
-from highwater.incidents.fitting import MAX_POINTS, fitted, to_bytes
-from highwater.incidents.store import MAX_IN_MEMORY, is_incident_id
+from highwater.incidents.store import MAX_IN_MEMORY, MAX_POINTS, fitted, is_incident_id, to_bytes
 from highwater.readings import Event, PolicyStatus
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series
 

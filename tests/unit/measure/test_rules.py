@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from highwater.findings import advice as known
+from highwater.findings.advice import ADVICE
 from highwater.findings.finding import Finding, all_advice
 from highwater.findings.rules import RULES
 from highwater.measure import rules as load_rules
@@ -85,8 +85,7 @@ def test_every_finding_is_documented():
     """Under its name, and no others are."""
     page = (ROOT / "docs" / "experiment.md").read_text()
     documented = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"(?m)^\| (`.*?) \|", page))))
-    # `kv_cache` is the question, `kv_cache_full` what it finds.
-    names = {rule.__name__ for rule in (*RULES, *LOAD_RULES)} - {"kv_cache"} | {"kv_cache_full"}
+    names = {rule.__name__ for rule in (*RULES, *LOAD_RULES)}
     assert documented == names
 
 
@@ -103,8 +102,8 @@ def test_advice_is_given_once_and_only_what_this_engine_can_follow():
     """vLLM 0.12 has no reset of the encoder cache."""
     advice = all_advice(findings(story()))
     assert len(set(advice)) == len(advice)
-    assert known.TRIM_ENCODER_CACHE in advice
-    assert known.RESET_ENCODER_CACHE not in advice
+    assert ADVICE["trim_encoder_cache"] in advice
+    assert ADVICE["reset_encoder_cache"] not in advice
 
 
 def test_growth_names_the_component_and_the_reset_that_does_not_touch_it():
@@ -167,8 +166,8 @@ def test_fragmentation_tells_the_allocators_settings():
     finding = found("unused_reserve", story())
     assert "held 5,7" in finding.title
     assert "on rank 0 that no tensor used" in finding.title
-    assert known.NPU_EXPANDABLE_SEGMENTS in finding.advice
-    assert known.NPU_MAX_SPLIT in finding.advice
+    assert ADVICE["npu_expandable_segments"] in finding.advice
+    assert ADVICE["npu_max_split"] in finding.advice
     assert found("unused_reserve", at(story(), "after", cached=500 * MIB)) is None
 
 
@@ -177,7 +176,7 @@ def test_non_torch_growth_is_not_pytorchs():
     e = changed(story(), "after", 0, non_torch_bytes=3 * GIB)
     finding = load_rules.non_torch_growth(e)
     assert "grew by 1,894.0 MiB" in finding.title
-    assert known.HCCL_BUFFSIZE in finding.advice
+    assert ADVICE["hccl_buffsize"] in finding.advice
     assert load_rules.non_torch_growth(story()) is None
 
 
@@ -193,7 +192,7 @@ def test_host_growth_points_at_the_processor_cache():
     e = changed(story(), "after", 0, host_memory=host(132, 7))
     finding = load_rules.host_growth(e)
     assert "host memory grew by 4,096.0 MiB under the load; the workers themselves by 1,024.0 MiB" in finding.title
-    assert known.MM_PROCESSOR_CACHE in finding.advice
+    assert ADVICE["mm_processor_cache"] in finding.advice
     assert load_rules.host_growth(replace(e, device=Device(type="cpu"))) is None
     assert load_rules.host_growth(story()) is None
 

@@ -1,4 +1,4 @@
-"""A view as a screen of any size, in rich's tables. Asks nobody, reads no clock.
+"""A view as a screen of any size, in rich's tables. Pure.
 
 Sections are drawn whole where there is room, and give way from the least urgent one on: events, the chart, the rules,
 the components, ranks that are not full.
@@ -21,9 +21,9 @@ from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, short_ranks
-from highwater.commands.top.graphs import AreaChart, Glyphs, Marks, StackedBar, component_cell, glyphs_of
-from highwater.commands.top.view import HISTORY_SECONDS, View
-from highwater.readings import Event, MissingRank, RankPressure, RankReading, Report, RuleStatus
+from highwater.commands.top.feed import HISTORY_SECONDS, View
+from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
+from highwater.readings import Event, MissingRank, RankPressure, RankReading, RuleStatus
 from highwater.text.report import engine_facts
 from highwater.text.table import device_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text
@@ -63,8 +63,8 @@ class Drawing:
     """One view on one terminal; without a height it is drawn whole.
 
     Attributes:
-        view: What is known.
-        now: By our own clock that only goes forward, in seconds.
+        view: The knowledge of the sidecar.
+        now: Monotonic seconds.
     """
 
     view: View
@@ -87,7 +87,7 @@ class Drawing:
         else:
             room = height - len(head) - len(load)
             shown = len(components) if room >= len(components) + 3 else 0
-            # A few rules stand beside the ranks where that leaves at least three of these.
+            # A few rules are shown where that leaves at least three ranks.
             rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004
             ranks = lines(sections.ranks(max(room - shown - rules, 2)))
             room -= len(ranks)
@@ -104,46 +104,18 @@ class Drawing:
             yield Segment.line()
 
 
-@dataclass(frozen=True, slots=True)
 class _Sections:
-    """The parts of the screen.
+    """The parts of the screen."""
 
-    Attributes:
-        view: What is known.
-        now: By our own clock that only goes forward, in seconds.
-        console: The terminal.
-        options: Its width, and the characters that it can show.
-    """
-
-    view: View
-    now: float
-    console: Console
-    options: ConsoleOptions
-
-    @property
-    def report(self) -> Report:
-        """The last report."""
-        return self.view.report
-
-    @property
-    def glyphs(self) -> Glyphs:
-        """The characters that can be shown."""
-        return glyphs_of(self.options)
-
-    @property
-    def is_wide(self) -> bool:
-        """Return whether there is room for what is good to know."""
-        return self.options.max_width >= _WIDE
-
-    @property
-    def is_wider(self) -> bool:
-        """Return whether there is room for what follows from other figures."""
-        return self.options.max_width >= _WIDER
+    def __init__(self, view: View, now: float, console: Console, options: ConsoleOptions) -> None:
+        self.view, self.now, self.console, self.options = view, now, console, options
+        self.report, self.glyphs = view.report, glyphs_of(options)
+        # Room for more columns, and for columns that follow from others.
+        self.is_wide, self.is_wider = options.max_width >= _WIDE, options.max_width >= _WIDER
 
     # --- the head ---
 
     def head(self) -> Table:
-        """Return engine and state, the sidecar's URL and the age of what is shown."""
         engine, policy = self.report.engine, self.report.policy
         if self.view.problem is None:
             state = Text(f"{self.glyphs.dot} {engine.state}", _LEVELS[engine.traits.level])
@@ -164,7 +136,6 @@ class _Sections:
         return grid
 
     def problems(self) -> Iterator[Text]:
-        """Yield why nothing new comes, and what the engine's state hints at."""
         if self.view.problem is not None:
             silent = span_text(self.now - (self.view.lost_at or self.now))
             yield Text(f"! no news for {silent}, trying again: {self.view.problem}", "bold red")
@@ -175,11 +146,7 @@ class _Sections:
     # --- ranks ---
 
     def ranks(self, most: int | None) -> Group:
-        """Return a title and a bar for each rank; of more than there is room for, those with the highest use.
-
-        Args:
-            most: So many lines at most; ``None``: as many as it takes.
-        """
+        """Return a bar for each rank; of more than ``most`` lines hold, those with the highest use."""
         report, shown, missing = self.report, self.report.ranks, self.report.ranks_missing
         count = len(shown) + len(missing)
         if most is not None and count > most - 1:
@@ -190,11 +157,14 @@ class _Sections:
         grid = _grid(_left(), _left(ratio=1), *(_right() for _ in range(2 + self.is_wide + self.is_wider)))
         for rank in shown:
             grid.add_row(*self._rank(rank))
-        waters, expected = self._high_waters(), report.ranks_expected
+        pressures = (pressure_of(report, rank) for rank in report.ranks)
+        waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
+        sizes = " to ".join(dict.fromkeys(map(size_text, (waters[0], waters[-1])))) if waters else ""
+        expected = UNKNOWN if report.ranks_expected is None else report.ranks_expected
         parts: list[RenderableType] = [
             self._title(
-                f"ranks {report.ranks_reported} of {UNKNOWN if expected is None else expected}",
-                f"{self.glyphs.mark} high water {waters}" if waters else "",
+                f"ranks {report.ranks_reported} of {expected}",
+                f"{self.glyphs.mark} high water {sizes} free" if waters else "",
             ),
             grid,
             *map(_missing_line, missing),
@@ -204,12 +174,6 @@ class _Sections:
         if not report.ranks:
             parts.append(_text("  no reading of any worker yet", _DIM))
         return Group(*parts)
-
-    def _high_waters(self) -> str:
-        """Return with how much free the policy acts, on all ranks."""
-        pressures = (pressure_of(self.report, rank) for rank in self.report.ranks)
-        waters = sorted(one.high_free_bytes for one in pressures if one is not None and one.high_free_bytes is not None)
-        return f"{' to '.join(dict.fromkeys(map(size_text, (waters[0], waters[-1]))))} free" if waters else ""
 
     def _rank(self, rank: RankReading) -> Iterator[RenderableType]:
         pressure = pressure_of(self.report, rank)
@@ -237,7 +201,6 @@ class _Sections:
     # --- components ---
 
     def components(self) -> Group:
-        """Return what holds the memory of the fullest rank, and how that moved."""
         ranks = fullest(self.report.ranks)
         if not ranks:
             return Group()
@@ -256,7 +219,6 @@ class _Sections:
     def _moved(
         self, rank: RankReading, name: str, colour: str, span: tuple[float, float] | None
     ) -> tuple[RenderableType, Text]:
-        """Return a sparkline of a component and by how much it moved; nothing where its past is not known."""
         points = self.view.points(rank, name)
         known = [value for at, value in points if value is not None and span is not None and at >= span[0]]
         if span is None or not known or getattr(rank.components, name) is None:
@@ -267,7 +229,7 @@ class _Sections:
         return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
 
     def _span(self, rank: RankReading) -> tuple[float, float] | None:
-        """Return from when to when the rank's past is known, a quarter of an hour at most."""
+        """Return the time over which the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
             return None
@@ -281,12 +243,11 @@ class _Sections:
     # --- load, chart ---
 
     def load(self) -> Table:
-        """Return growth, requests and the encoder cache."""
         grid = _grid(_left(style=_DIM), _left(ratio=1))
         growth, progress = self.report.growth, self.report.progress
         facts = engine_facts(self.report, size_text)
         if progress is None or progress.verdict != "stuck":
-            facts.pop("progress", None)  # that all is well need not be said
+            facts.pop("progress", None)
         for name, fact in facts.items():
             line = _text(fact, "bold red" if name == "progress" else "")
             soon = growth.seconds_to_full is not None and growth.seconds_to_full < _SOON_SECONDS
@@ -295,7 +256,7 @@ class _Sections:
         return grid
 
     def chart(self, height: int) -> Group:
-        """Return used bytes of the fullest rank over time, with the resets beneath; nothing where it has no room."""
+        """Return used bytes of the fullest rank over time, with the resets beneath; empty without room."""
         ranks = fullest(self.report.ranks)
         span = self._span(ranks[0]) if ranks else None
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
@@ -314,7 +275,6 @@ class _Sections:
     # --- policy, events ---
 
     def policy(self) -> Group:
-        """Return the rules, and beneath them all why each stands as it does."""
         policy = self.report.policy
         if policy is None:
             return Group()
@@ -323,7 +283,7 @@ class _Sections:
         several = len(policy.rules) > 1
         return Group(
             self._title(f"policy: {policy.level}, {mode}", actions),
-            # Where there is room for the rules alone, they are what is seen.
+            # Without room for all lines, the rules come first.
             *map(self._rule, policy.rules),
             *(line for rule in policy.rules for line in _details(rule, f"{rule.name}: " if several else "")),
             *([] if policy.rules else [_text("  no rules: nothing is given back unless asked for", _DIM)]),
@@ -343,7 +303,6 @@ class _Sections:
         )
 
     def events(self, most: int) -> Group:
-        """Return the newest first, at most so many beneath the title."""
         if most < 1 or not self.view.events:
             return Group()
         return Group(self._title("events"), *map(_event_line, self.view.events[:most]))
@@ -359,12 +318,10 @@ class _Sections:
 
 
 def _grid(*columns: Column) -> Table:
-    """Return a table without lines, as wide as the screen."""
     return Table.grid(*columns, padding=(0, 1), expand=True)
 
 
 def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
-    """Yield why the rule stands as it does, and on each rank that is short what is missing and what could be given."""
     if rule.reason:
         yield Padding(Text(f"! {name}{rule.reason}", _PHASES[rule.phase]), (0, 0, 0, 2))
     short = short_ranks(rule)

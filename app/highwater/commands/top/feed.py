@@ -1,21 +1,115 @@
-"""Following a sidecar for as long as somebody looks: it may restart, and is found again."""
+"""The sidecar followed, also across its restarts: its last report, the past, and whether it responds."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
+from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
+from highwater.accounting.points import ROW, MemoryPoint
 from highwater.client.answers import event_of, events_of, report_of
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.view import HISTORY_SECONDS, View, past_of
 from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.readings import Event, RankReading, Report
 
+MAX_POINTS = 2000
+MAX_EVENTS = 100
+HISTORY_SECONDS = 900.0
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 2.0
-# Of so many seconds one reading is fetched: more than there are cells in a line would not be seen.
+# One reading of so many seconds is fetched: a line has no more cells.
 STEP_SECONDS = 3.0
+
+Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The knowledge at one moment; times are monotonic seconds of this process.
+
+    Attributes:
+        url: The sidecar's.
+        report: The last report.
+        received_at: When it came.
+        past: Each rank's memory until then, oldest first.
+        events: Newest first.
+        problem: Why no report comes; ``None`` while they do.
+        lost_at: When that began.
+    """
+
+    url: str
+    report: Report
+    received_at: float
+    past: Past = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    problem: str | None = None
+    lost_at: float | None = None
+
+    def with_report(self, report: Report, now: float) -> View:
+        """Add a report that just came."""
+        view = replace(self, report=report, received_at=now, problem=None, lost_at=None)
+        if report.taken_at is None or report.stale:
+            return view
+        at = report.taken_at
+        return view.with_history({rank_key(rank): (replace(MemoryPoint.of(rank), at=at),) for rank in report.ranks}, ())
+
+    def with_history(self, past: Past, events: Iterable[Event]) -> View:
+        """Add the sidecar's history; what it has lost by a restart stays."""
+        merged = {key: _merged(past.get(key, ()), self.past.get(key, ())) for key in {**self.past, **past}}
+        # A sidecar that was restarted numbers its events from 1 again.
+        known = {(event.id, event.at): event for event in (*events, *self.events)}
+        newest = sorted(known.values(), key=lambda event: (event.at, event.id), reverse=True)
+        return replace(self, past=merged, events=tuple(newest[:MAX_EVENTS]))
+
+    def with_event(self, event: Event) -> View:
+        """Add an event that just came."""
+        return self.with_history({}, (event,))
+
+    def without_sidecar(self, problem: str, now: float) -> View:
+        """Note that the sidecar does not respond; the last figures stay, with their age."""
+        return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
+
+    def age_seconds(self, now: float) -> float | None:
+        """Return how old the readings are, whichever clock the sidecar has."""
+        age = self.report.age_seconds
+        return None if age is None else age + max(now - self.received_at, 0.0)
+
+    def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
+        """Return the past of one field of a rank, oldest first."""
+        known = self.past.get(rank_key(rank), ())
+        return [(point.at, getattr(point.components if name in COMPONENTS else point, name)) for point in known]
+
+
+def _merged(remembered: tuple[MemoryPoint, ...], known: tuple[MemoryPoint, ...]) -> tuple[MemoryPoint, ...]:
+    if not (remembered and known) or remembered[0].at > known[-1].at:
+        return (*known, *remembered)[-MAX_POINTS:]
+    points = {point.at: point for point in (*remembered, *known)}
+    return tuple(points[at] for at in sorted(points))[-MAX_POINTS:]
+
+
+def past_of(readings: object) -> Past:
+    """Return the readings of ``GET /memory/history`` by rank; what is not in shape is left out."""
+    past: dict[RankKey, list[MemoryPoint]] = {}
+    for key, point in _points(readings if isinstance(readings, list) else ()):
+        past.setdefault(key, []).append(point)
+    return {key: tuple(points) for key, points in past.items()}
+
+
+def _points(readings: Iterable[Any]) -> Iterator[tuple[RankKey, MemoryPoint]]:
+    for reading in readings:
+        try:
+            for row in reading["ranks"]:
+                numbers = {name: value for name in ROW if isinstance(value := row.get(name), int | float)}
+                point = MemoryPoint.of_row(float(reading["at"]), dict.fromkeys(ROW) | numbers)
+                yield (int(row["dp_rank"] or 0), int(row["rank"] or 0)), point
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+
+
+# --- following ---
 
 
 def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
@@ -23,7 +117,7 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
 
     Args:
         connect: Makes a client.
-        pause: Waits so many seconds before the sidecar is looked for again; true ends it all.
+        pause: Waits so many seconds before the next attempt; true ends it.
     """
     seconds = FIRST_PAUSE_SECONDS
     while True:
@@ -43,11 +137,7 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
-    """Return what the sidecar remembers of the last quarter of an hour.
-
-    Raises:
-        SidecarError: No sidecar answers.
-    """
+    """Return the sidecar's history of the last quarter of an hour, or raise ``SidecarError``."""
     # By its own clock, which may differ from ours.
     now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
     since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
@@ -61,11 +151,7 @@ def _object(answer: object) -> dict[str, Any]:
 
 
 def first_view(sidecar: SidecarClient) -> View:
-    """Return the sidecar as it is now, with what it remembers.
-
-    Raises:
-        SidecarError: No sidecar answers.
-    """
+    """Return the sidecar's report and history, or raise ``SidecarError``."""
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
     view = View(sidecar.url, report, time.monotonic())
@@ -75,34 +161,28 @@ def first_view(sidecar: SidecarClient) -> View:
 class Feed:
     """Keeps a view up to date in a thread of its own.
 
-    Args:
-        view: To begin with.
-        connect: Makes a client.
+    Attributes:
+        view: The newest view.
     """
 
     def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
-        self._view = view
+        self.view = view
         self._connect = connect
         self._stopped = threading.Event()
         self._updated = threading.Event()
-        # A daemon: leaving need not wait until the sidecar speaks again.
+        # A daemon: `top` ends without waiting for the sidecar.
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-
-    @property
-    def view(self) -> View:
-        """The newest view."""
-        return self._view
 
     def start(self) -> None:
         """Follow the sidecar from now on."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Follow it no longer; does not wait."""
+        """Stop following, without waiting."""
         self._stopped.set()
 
     def take_update(self) -> bool:
-        """Return whether there is a view that was not drawn yet."""
+        """Return whether the view has changed since the last call."""
         had = self._updated.is_set()
         self._updated.clear()
         return had
@@ -111,7 +191,7 @@ class Feed:
         for name, data in follow(self._connect, self._stopped.wait):
             if self._stopped.is_set():
                 return
-            self._view = updated(self._view, name, data, time.monotonic())
+            self.view = updated(self.view, name, data, time.monotonic())
             self._updated.set()
 
 

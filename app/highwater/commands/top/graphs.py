@@ -10,30 +10,29 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
 
-# When, and how much; None is what is not known. Oldest first.
+# Times and values, oldest first; None: not known.
 Points: TypeAlias = Sequence[tuple[float, float | None]]
 
-# A value is repeated for so long while no new one comes: after that nobody knows.
+# A value is repeated for so long while no new one comes: afterwards it is not known.
 GAP_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(NamedTuple):
     """The characters of a terminal.
 
     Attributes:
         levels: From empty to full, by which a sparkline shows heights.
-        free: A cell of a bar that nothing holds.
+        free: Free memory in a bar.
         mark: High water.
         dot: Stands before the engine's state.
-        reset: Beneath a chart, where something was reset.
+        reset: Beneath a chart, at the time of a reset.
     """
 
     levels: str
@@ -61,13 +60,7 @@ def component_cell(console: Console, options: ConsoleOptions, index: int) -> Tex
 
 @dataclass(frozen=True, slots=True)
 class StackedBar:
-    """Each part in its colour, free memory as dots, high water as a line.
-
-    Attributes:
-        sizes: Of the components, in their order.
-        total: The size that the whole bar stands for.
-        mark: The place of high water, as a share of the total.
-    """
+    """A bar with each component in its colour, free memory as dots, and high water, a share of the total, as a line."""
 
     sizes: Sequence[int | None]
     total: float
@@ -102,7 +95,6 @@ class AreaChart:
         until: The time at its right end.
         least_range: Less movement than this is not drawn at full height, so that noise looks like noise.
         height: In lines.
-        style: Its colour.
     """
 
     points: Points
@@ -114,7 +106,7 @@ class AreaChart:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The values at the lower and at the upper end."""
+        """The lowest and the highest value drawn."""
         known = [value for at, value in self.points if value is not None and self.since <= at <= self.until]
         low = min(known, default=0.0)
         return low, max(max(known, default=0.0), low + self.least_range)
@@ -134,13 +126,7 @@ class AreaChart:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A line with a character at each of some times.
-
-    Attributes:
-        times: The times.
-        since: The time at its left end.
-        until: The time at its right end.
-    """
+    """A line from ``since`` to ``until`` with a character at each time."""
 
     times: Iterable[float]
     since: float
@@ -158,14 +144,7 @@ class Marks:
 
 
 def binned(points: Points, since: float, until: float, bins: int) -> list[float | None]:
-    """Return the last value of each of ``bins`` equal spans of time; one without a value repeats the one before it.
-
-    Args:
-        points: The values over time.
-        since: The beginning of the first span.
-        until: The end of the last one.
-        bins: The number of spans.
-    """
+    """Return the last value of each of ``bins`` equal spans; without a value the last one is repeated for a while."""
     values: list[float | None] = [None] * max(bins, 0)
     if bins <= 0 or until <= since:
         return values

@@ -1,4 +1,4 @@
-"""The whole terminal while it is drawn on: taken, given back whatever happens, and its keys."""
+"""The terminal's whole screen and its keyboard, restored whatever happens."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ESCAPE = b"\x1b"
 class Screen:
     """Rich's alternate screen, and a keyboard that needs no return key.
 
-    A context manager. Within it an ordinary kill unwinds, and so gives the terminal back; Ctrl-Z gives it back until
-    the shell has us go on.
+    A context manager. Within it an ordinary kill unwinds, and so restores the terminal; Ctrl-Z restores it until the
+    shell continues this process.
 
     Args:
-        console: Where to draw.
-        drawn: Makes what is drawn.
+        console: The terminal.
+        drawn: Returns what to draw.
     """
 
     def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
@@ -43,7 +43,7 @@ class Screen:
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
             self._take()
-        except BaseException:  # an interrupt as well: whoever did not get a screen cannot give it back
+        except BaseException:  # also an interrupt: without a screen nobody else restores the terminal
             self._give_back()
             raise
         return self
@@ -59,7 +59,7 @@ class Screen:
         self._live.update(self._drawn(), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:
-        """Return whether a key to quit is hit within so many seconds, or the terminal goes."""
+        """Return whether a key to quit is hit within so many seconds, or the terminal is closed."""
         if self._keyboard is None:
             time.sleep(seconds)
             return False
@@ -67,7 +67,7 @@ class Screen:
         if not ready:
             return False
         keys = os.read(self._keyboard, 64)
-        # Nothing to read from what is ready: there is no terminal any more. An escape on its own is the key.
+        # Ready and empty: the terminal was closed. An escape on its own is the key.
         return not keys or keys == _ESCAPE or b"q" in keys.lower()
 
     def _take(self) -> None:
@@ -78,7 +78,7 @@ class Screen:
     def _give_back(self) -> None:
         self._live.stop()
         if self._keyboard is not None:
-            with suppress(termios.error):  # it has gone
+            with suppress(termios.error):  # it was closed
                 termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._modes)
 
     def _suspend(self, *_: object) -> None:

@@ -16,9 +16,8 @@ from highwater.client.answers import report_of
 from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
 from highwater.commands.top.drawing import Drawing
-from highwater.commands.top.feed import Feed, first_view, follow
+from highwater.commands.top.feed import Feed, View, first_view, follow
 from highwater.commands.top.screen import Screen
-from highwater.commands.top.view import View
 
 LOOK_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
@@ -26,10 +25,10 @@ _INTERRUPTED, _HUNG_UP = 128 + signal.SIGINT, 128 + signal.SIGHUP
 
 
 def show(url: str, *, once: bool, as_json: bool) -> None:
-    """Show it until asked to quit, or once where that is wanted or nobody could see it move.
+    """Show the memory until the user quits, or once: also where the output is no terminal.
 
     Raises:
-        click.ClickException: No sidecar answers.
+        click.ClickException: No sidecar responds.
     """
     try:
         if as_json:
@@ -41,13 +40,13 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal has gone, and nobody reads a message
+        sys.exit(_HUNG_UP)  # the terminal was closed, and nobody reads a message
 
 
 def _print_json(url: str, *, once: bool) -> None:
     with sidecar_at(url) as sidecar:
         report = sidecar.get("/memory")
-        report_of(report)  # or it is no sidecar's
+        report_of(report)  # raises if it is no sidecar's
     if once:
         click.echo(json.dumps(report))
         return

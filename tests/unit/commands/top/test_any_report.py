@@ -13,7 +13,7 @@ from highwater.client.answers import event_of, report_of
 from highwater.commands.setup_checks import SetupFacts, checked, exit_code
 from highwater.commands.status import judged, status_text
 from highwater.commands.top.drawing import Drawing
-from highwater.commands.top.view import View
+from highwater.commands.top.feed import View
 from highwater.readings import EngineStatus, Event, RemedyResult, Report
 from tests.unit.commands.reports import as_json
 from tests.unit.commands.top.screens import drawn

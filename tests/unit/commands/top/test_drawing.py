@@ -8,7 +8,7 @@ import pytest
 
 from highwater.client.answers import report_of
 from highwater.commands.top.drawing import Drawing
-from highwater.commands.top.view import View
+from highwater.commands.top.feed import View
 from highwater.readings import Growth, MissingRank, Progress
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, pressure, ranks, report, short_policy

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands.top.feed import updated
-from highwater.commands.top.view import MAX_EVENTS, MAX_POINTS, View, past_of
+from highwater.commands.top.feed import MAX_EVENTS, MAX_POINTS, View, past_of, updated
 from tests.unit.commands.reports import NOW, as_json, event, ranks, report
 
 KEY = (0, 0)
