@@ -1,8 +1,8 @@
-"""The KV cache of one layer: one frozen value for each kind of layer that vLLM's own specs know.
+"""The KV cache of one layer: a frozen value for each kind of layer that vLLM's own specs have.
 
 They mirror `vllm/v1/kv_cache_interface.py` without importing it. Two layers whose values are equal share a group where
 vLLM's own would. Sizes are bytes, blocks hold tokens. An encoder-only layer, and a layer that reads another layer's
-cache, keep nothing and so have no value here: they are left out, as vLLM leaves them out of what its workers report.
+cache, keep nothing and are left out, as in the reports of vLLM's workers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class LayerSpec:
     """One layer's share of a block.
 
     Attributes:
-        block_size: How many tokens a block of this layer holds.
-        page_bytes_padded: The size its page was raised to, to equal another layer's; None: not raised.
+        block_size: The tokens of a block.
+        page_bytes_padded: The size that its page was raised to, to equal another layer's; None: not raised.
     """
 
     block_size: int
@@ -42,10 +42,8 @@ class AttentionLayer(LayerSpec):
 
     Attributes:
         kv_heads: The KV heads on one rank, at least one.
-        head_size: The width of a key.
         head_size_v: The width of a value; None: the same as a key's. 0 where one vector serves as both.
-        element_bytes: The size of one element in the cache.
-        token_head_bytes: The bytes of one token and head where that is no product of the above (packed formats).
+        token_head_bytes: The bytes of one token and head where that is no product of the others (packed formats).
         indexes_by_block_stride: Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one:
             those for CUDA do (0.24.0, vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
     """
@@ -72,12 +70,7 @@ class AttentionLayer(LayerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention(AttentionLayer):
-    """A layer whose cache keeps every token.
-
-    Attributes:
-        window: The window of a sliding window layer that is kept whole, as with the hybrid manager disabled.
-        chunk: The chunk of a chunked layer that is kept whole.
-    """
+    """A layer whose cache keeps every token; a sliding or chunked layer that is kept whole has its window or chunk."""
 
     window: int | None = None
     chunk: int | None = None
@@ -119,10 +112,9 @@ class MambaState(LayerSpec):
     """A state of fixed size, whatever the length (Mamba, linear attention, gated delta nets, short convolutions).
 
     Attributes:
-        shapes: The shape of each state tensor on one rank.
-        element_bytes: The size of an element of each.
-        speculative_blocks: Blocks more for each request, one for each token of a draft.
-        checkpoint_blocks: Blocks more in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
+        shapes: The shape of each state tensor on one rank; `element_bytes`: the size of an element of each.
+        speculative_blocks: More blocks for each request, one for each token of a draft.
+        checkpoint_blocks: More blocks in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
     """
 
     shapes: tuple[tuple[int, ...], ...]
