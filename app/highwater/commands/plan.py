@@ -118,6 +118,7 @@ def plan(
     """
     from highwater.commands import plan_live
     from highwater.plan import answer, offline
+    from highwater.plan.measured import read_start
 
     try:
         if wish is not None:
@@ -132,7 +133,7 @@ def plan(
         flags, values = EngineFlags(**given), offline.read_config(model)
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
-        start = None if measured is None else offline.read_measured(measured)
+        start = None if measured is None else read_start(measured)
         version = vllm_version or offline.NEWEST_VERSION
         plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:

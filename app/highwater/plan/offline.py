@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from highwater.plan import ascend
+from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
+from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
 from highwater.plan.json_file import read_object
@@ -18,11 +20,8 @@ from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
+from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
-
-if TYPE_CHECKING:
-    from highwater.plan.checkpoint import Tensor
-    from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget
 
 NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
 # A config.json is a few KiB; anything of this size is another file.
@@ -101,18 +100,7 @@ def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:
     """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none."""
     folder = Path(place)
-    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
-        return None
-    from highwater.plan.safetensors_header import checkpoint_tensors  # noqa: PLC0415 - most plans have no files
-
-    return checkpoint_tensors(folder)
-
-
-def read_measured(path: Path) -> MeasuredStart:
-    """Return the start that a file of `highwater explain --json` describes."""
-    from highwater.plan.measured import read_start  # noqa: PLC0415 - most plans have none
-
-    return read_start(path)
+    return checkpoint_tensors(folder) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
 
 
 def plan_offline(
@@ -148,8 +136,6 @@ def plan_offline(
     if flags.kv_cache_memory_bytes is not None:
         available = [flags.kv_cache_memory_bytes] * len(layers)
     elif flags.device_bytes is not None:
-        from highwater.plan.estimates import ModelFacts  # noqa: PLC0415 - most plans have no device
-
         facts = ModelFacts(config=values, tensors=tensors)
         try:
             budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
@@ -228,8 +214,6 @@ def _budget(
     notes: list[str],
 ) -> Sequence[StartBudget]:
     """Return how a start divides the device of one rank of each stage."""
-    from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
-
     if resolved.given.speculative_config is not None:
         notes.append("The budget of the device does not count the weights and the activation of the drafter.")
     return [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.grouping import KINDS
 from highwater.plan.limits import Limits
 from highwater.plan.pool import Pool
 from highwater.plan.specs import Layers
@@ -37,8 +36,7 @@ class Question:
     def as_json(self) -> str:
         """Return the line that the script reads."""
         workers = [
-            {name: {"kind": KINDS[type(spec)], **asdict(spec)} for name, spec in worker.items()}
-            for worker in self.workers
+            {name: {"kind": spec.kind, **asdict(spec)} for name, spec in worker.items()} for worker in self.workers
         ]
         available = list(self.available_bytes)
         return json.dumps({"workers": workers, "available_bytes": available, "limits": asdict(self.limits)})

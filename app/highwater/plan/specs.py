@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class LayerSpec:
         page_bytes_padded: The size that its page was raised to, to equal another layer's; None: not raised.
     """
 
+    kind: ClassVar[str] = ""  # as a plan names it; a layer without it cannot be planned
     block_size: int
     page_bytes_padded: int | None = None
 
@@ -72,6 +73,7 @@ class AttentionLayer(LayerSpec):
 class FullAttention(AttentionLayer):
     """A layer whose cache keeps every token; a sliding or chunked layer that is kept whole has its window or chunk."""
 
+    kind: ClassVar[str] = "full"
     window: int | None = None
     chunk: int | None = None
 
@@ -80,6 +82,7 @@ class FullAttention(AttentionLayer):
 class SlidingWindow(AttentionLayer):
     """A layer that attends to the last tokens only."""
 
+    kind: ClassVar[str] = "sliding"
     window: int
 
 
@@ -87,6 +90,7 @@ class SlidingWindow(AttentionLayer):
 class ChunkedLocal(AttentionLayer):
     """A layer that attends within its chunk of the sequence (Llama 4)."""
 
+    kind: ClassVar[str] = "chunked"
     chunk: int
 
 
@@ -98,6 +102,7 @@ class MlaAttention(FullAttention):
     `token_head_bytes`, with one head.
     """
 
+    kind: ClassVar[str] = "mla"
     head_size_v: int | None = 0
     cache_dtype: str | None = None
 
@@ -105,6 +110,8 @@ class MlaAttention(FullAttention):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossAttention(AttentionLayer):
     """The encoder's states of an encoder-decoder model."""
+
+    kind: ClassVar[str] = "cross"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,7 @@ class MambaState(LayerSpec):
         checkpoint_blocks: More blocks in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
     """
 
+    kind: ClassVar[str] = "mamba"
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
     speculative_blocks: int = 0
