@@ -31,17 +31,11 @@ class _UnequalPages(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables.
+    """Layers that share block tables."""
 
-    Attributes:
-        layers: Each layer, as the cache manager sees it. In a group that is not mixed all are equal.
-        is_mixed: Its layers are of one type and of several sizes, each with memory of its own.
-        padding_layers: The layers whose room it wastes, to be as large as the other groups.
-    """
-
-    layers: Layers
-    is_mixed: bool = False
-    padding_layers: int = 0
+    layers: Layers  # as the cache manager sees them; in a group that is not mixed all are equal
+    is_mixed: bool = False  # its layers are of one type and of several sizes, each with memory of its own
+    padding_layers: int = 0  # the layers whose room it wastes, to be as large as the other groups
 
     @property
     def spec(self) -> LayerSpec:

@@ -42,39 +42,25 @@ _PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    """One worker that reported its start.
+    """One worker that reported its start."""
 
-    Attributes:
-        name: The rank, for errors.
-        device_type: ``npu``, ``cuda``, ``cpu``, ...
-        total_bytes: The device's size.
-    """
-
-    name: str
+    name: str  # the rank, for errors
     pp_rank: int | None
     budget: EngineBudget
-    device_type: str | None = None
-    total_bytes: int | None = None
+    device_type: str | None = None  # such as ``npu``, ``cuda`` or ``cpu``
+    total_bytes: int | None = None  # the device's size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned with other flags.
+    """A running engine, ready to be planned with other flags."""
 
-    Attributes:
-        layers: Each worker's.
-        available_bytes: Each worker's bytes for the KV cache, as its profile returned them.
-        flags: The engine's flags, as far as its workers show them.
-        version: vLLM's.
-        workers: The workers with their measured start.
-    """
-
-    layers: tuple[Layers, ...]
-    available_bytes: tuple[int, ...]
+    layers: tuple[Layers, ...]  # of each worker
+    available_bytes: tuple[int, ...]  # for the KV cache of each worker, as its profile returned them
     limits: Limits
-    flags: EngineFlags
+    flags: EngineFlags  # as far as its workers show them
     version: str
-    workers: tuple[LiveWorker, ...]
+    workers: tuple[LiveWorker, ...]  # the workers with their measured start
 
     @property
     def layers_are_grouped(self) -> bool:

@@ -33,28 +33,21 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """The KV cache that a command line makes for a model.
-
-    Attributes:
-        layers: The layers of one rank of each pipeline stage.
-        pool: The KV pool; where its bytes are not known, any pool that holds one request of the maximum length.
-        available_bytes: The bytes for the KV cache of one rank of each pipeline stage; None: not known.
-        budget: The device of the rank that binds, divided; None: no device was named, or that is not known.
-        notes: Assumptions and warnings, in sentences.
-        why_unknown: Why the bytes for the KV cache are not known though a device was named.
-        bounds: The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or
-            measured, or not known.
-    """
+    """The KV cache that a command line makes for a model."""
 
     model: Model
     generation: Generation
     resolved: Resolved
-    layers: Sequence[Layers]
-    pool: Pool
+    layers: Sequence[Layers]  # the layers of one rank of each pipeline stage
+    pool: Pool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
+    # The bytes for the KV cache of one rank of each pipeline stage; None: not known.
     available_bytes: Sequence[int] | None
+    # The device of the rank that binds, divided; None: no device was named, or that is not known.
     budget: StartBudget | None
-    notes: tuple[str, ...]
-    why_unknown: str | None = None
+    notes: tuple[str, ...]  # assumptions and warnings, in sentences
+    why_unknown: str | None = None  # why the bytes for the KV cache are not known though a device was named
+    # The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or measured,
+    # or not known.
     bounds: tuple[Pool, Pool] | None = None
 
     @property

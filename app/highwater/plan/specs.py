@@ -15,15 +15,11 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer's share of a block.
-
-    Attributes:
-        block_size: The tokens of a block.
-        page_bytes_padded: The size that its page was raised to, to equal another layer's; None: not raised.
-    """
+    """One layer's share of a block."""
 
     kind: ClassVar[str] = ""  # as a plan names it; a layer without it cannot be planned
-    block_size: int
+    block_size: int  # the tokens of a block
+    # The size that its page was raised to, to equal another layer's; None: not raised.
     page_bytes_padded: int | None = None
 
     @property
@@ -39,21 +35,16 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer(LayerSpec):
-    """Keys and values of every token.
+    """Keys and values of every token."""
 
-    Attributes:
-        kv_heads: The KV heads on one rank, at least one.
-        head_size_v: The width of a value; None: the same as a key's. 0 where one vector serves as both.
-        token_head_bytes: The bytes of one token and head where that is no product of the others (packed formats).
-        indexes_by_block_stride: Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one:
-            those for CUDA do (0.24.0, vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
-    """
-
-    kv_heads: int
+    kv_heads: int  # the KV heads on one rank, at least one
     head_size: int
     element_bytes: int
-    head_size_v: int | None = None
+    head_size_v: int | None = None  # the width of a value; None: the same as a key's. 0 where one vector serves as both
+    # The bytes of one token and head where that is no product of the others (packed formats).
     token_head_bytes: int | None = None
+    # Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one: those for CUDA do (0.24.0,
+    # vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
     indexes_by_block_stride: bool = False
 
     def __post_init__(self) -> None:
@@ -116,18 +107,14 @@ class CrossAttention(AttentionLayer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaState(LayerSpec):
-    """A state of fixed size, whatever the length (Mamba, linear attention, gated delta nets, short convolutions).
-
-    Attributes:
-        shapes: The shape of each state tensor on one rank; `element_bytes`: the size of an element of each.
-        speculative_blocks: More blocks for each request, one for each token of a draft.
-        checkpoint_blocks: More blocks in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
-    """
+    """A state of fixed size, whatever the length (Mamba, linear attention, gated delta nets, short convolutions)."""
 
     kind: ClassVar[str] = "mamba"
+    # The shape of each state tensor on one rank, and the size of an element of each.
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
-    speculative_blocks: int = 0
+    speculative_blocks: int = 0  # more blocks for each request, one for each token of a draft
+    # More blocks in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
     checkpoint_blocks: int = 0
 
     @property
