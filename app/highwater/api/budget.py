@@ -1,4 +1,4 @@
-"""The route of the memory budget: why it is that much, rank by rank. It calls no worker, so everybody may read it."""
+"""The route of the memory budget, explained rank by rank. It calls no worker, so any caller may read it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,13 @@ class BudgetQuery(BaseModel):
 
 
 class Starts:
-    """The workers' starts as far as they are known, of their recorders' files or of their answers.
-
-    Args:
-        services: The wired parts.
-    """
+    """The workers' starts, as their recorder files or their responses report them."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def budget_of(self, reading: RankReading) -> EngineBudget | None:
-        """Return what one rank's worker reports of its start; ``None`` where it does not."""
+        """Return the report of one rank's worker on its start; ``None``: it has none."""
         recorders = self._services.recorders
         for record in recorders.records if recorders is not None else ():
             is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
@@ -54,10 +50,10 @@ class Starts:
         return None if reported is None else reported.engine_budget
 
     def live_engine(self, report: Report) -> LiveEngine:
-        """Return the running engine as planning sees it: the first data-parallel one.
+        """Return the running engine as a plan needs it: the first data-parallel one.
 
         Raises:
-            PlanError: Something that a plan needs is not reported; says of which rank, and what.
+            PlanError: A figure that a plan needs is not reported; names the rank and the figure.
         """
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
@@ -96,13 +92,13 @@ def budget_router(services: Services) -> APIRouter:
 
     @router.get("/memory/budget", response_model=Explained, responses={200: {"content": {"text/plain": {}}}})
     async def budget(request: Request, query: Annotated[BudgetQuery, Query()]) -> Response:
-        """Return why the memory is as it is: the start's budget, the KV pool, the encoder, and what was missed.
+        """Return the memory explained: the start's budget, the KV pool, the encoder, and what was not counted.
 
         As a picture and tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
         """
         nonlocal last
         report = services.poller.current()
-        # Anybody may ask, and it changes with a report only: explained once for each, and not on the loop that proxies.
+        # Any caller may send it, and it changes with a report only: explained once for each, off the loop that proxies.
         async with turn:
             if last is None or last[0] is not report:
                 last = report, await asyncio.to_thread(starts.explained, report)

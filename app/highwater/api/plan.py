@@ -1,4 +1,4 @@
-"""The route of plans: what the running engine's memory would be under other flags, or which flags a wish needs."""
+"""The route of plans: the running engine's KV cache with other flags, or the flags that a wish needs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NO_BODY = (
 
 
 class PlanRequest(BaseModel):
-    """The body of ``POST /memory/plan``: vLLM's flags that are to be other, or a wish.
+    """The body of ``POST /memory/plan``: the flags of vLLM to change, or a wish.
 
-    Keys that are not here are vLLM's other flags: refused with the reason why they cannot be planned live.
+    Other keys are vLLM's other flags: refused with the reason why they cannot be planned live.
     """
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"max_model_len": 163000}]})
@@ -50,7 +50,7 @@ class PlanRequest(BaseModel):
 
 
 def plan_router(services: Services) -> APIRouter:
-    """``POST /memory/plan``: it computes, calls no worker and changes nothing, so that anybody may ask."""
+    """``POST /memory/plan``: it computes, calls no worker and changes nothing, so any caller may use it."""
     router = APIRouter(tags=["memory"])
     starts = Starts(services)
     turns = Turns(MAX_WAITING)
@@ -60,7 +60,7 @@ def plan_router(services: Services) -> APIRouter:
         """Return the KV cache that the running engine would have under other flags, each figure with its grade."""
         if body is None:
             raise CannotPlan(NO_BODY)
-        # Anybody may ask, and a search takes some hundred plans: not on the loop that proxies, and one at a time.
+        # Any caller may send it, and a search takes some hundred plans: off the loop that proxies, and one at a time.
         async with turns.next():
             return await asyncio.to_thread(plan_answer, body, starts, services.poller.current())
 
@@ -68,11 +68,7 @@ def plan_router(services: Services) -> APIRouter:
 
 
 class Turns:
-    """One plan at a time, a few that wait for theirs, and no more.
-
-    Args:
-        most_waiting: How many may wait.
-    """
+    """Lets one plan be computed at a time, and up to `most_waiting` wait."""
 
     def __init__(self, most_waiting: int) -> None:
         self._most_waiting = most_waiting
@@ -81,11 +77,7 @@ class Turns:
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[None]:
-        """Wait for a turn, and have it until the context ends.
-
-        Raises:
-            TooManyWaiting: As many as may wait do so already.
-        """
+        """Wait for the turn, which lasts until the context ends; raises TooManyWaiting where no more may wait."""
         waiting = self._present - 1
         if waiting >= self._most_waiting:
             raise TooManyWaiting(
@@ -100,15 +92,15 @@ class Turns:
 
 
 class Starting(Protocol):
-    """Knows the running engine."""
+    """The running engine as its workers report it."""
 
     def live_engine(self, report: Report) -> LiveEngine:
-        """Return it; raises PlanError where its workers did not report their start."""
+        """Return the engine; raises PlanError where its workers did not report their start."""
         ...
 
 
 def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
-    """Return the answer to a request.
+    """Return the plan of a request.
 
     Raises:
         CannotPlan: The plan cannot be made; the message names the key.
@@ -120,16 +112,16 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
         given = ", ".join(flags) or "images_per_prompt"
         raise CannotPlan(f"{given}: a wish is answered with the flags that it needs; give the wish alone")
     try:
-        if body.wish is not None:
-            return _granted(starts.live_engine(report), body.wish, _cached_image(report))
         live = starts.live_engine(report)
+        if body.wish is not None:
+            return _granted(live, body.wish, _cached_image(report))
         return live_json(live, plan_live(live, flags, body.images_per_prompt))
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
 
 
 def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str, Any]:
-    """Return the plan of the chosen flags, or of the engine as it runs where there are none, and what came of it."""
+    """Return the answer to a wish with the plan of its flags, or of the engine as it runs where none were found."""
     granted = grant_live(live, parse_wish(wish), cached_image)
     chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
     images = chosen.pop("limit_mm_per_prompt", {}).get("image")
@@ -138,7 +130,7 @@ def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str,
 
 
 def _cached_image(report: Report) -> int | None:
-    """Return what an image in the encoder cache takes on average, in embeddings; None where it is empty."""
+    """Return the average embeddings of an image in the encoder cache; None where it is empty."""
     caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
     fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
     if fullest is None or not fullest.entries or not fullest.embeds:

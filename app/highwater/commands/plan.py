@@ -1,10 +1,9 @@
-"""``highwater plan``: what a vLLM command line would make of a model, from its config.json alone."""
+"""``highwater plan``: the KV cache that a vLLM command line makes for a model, from its config.json alone."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,36 +25,15 @@ FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
 # By the names of the command's parameters.
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def size_given(text: str) -> int:
-    """Return a size as it was typed: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``).
-
-    vLLM's own letters (engine/arg_utils.py, human_readable_int): small ones count in thousands, capital ones in 1024.
-
-    Raises:
-        ValueError: It is not a size.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size; write it as 64GiB, 24GB, 10G or in bytes")
-    letter = match[2]
-    binary = bool(match[3]) or (letter.isupper() and not match[4])
-    size = float(match[1]) * (1024 if binary else 1000) ** _POWERS[letter.lower()]
-    # Whole numbers stay exact, however large.
-    exact = int(match[1]) * (1024 if binary else 1000) ** _POWERS[letter.lower()] if "." not in match[1] else int(size)
-    if exact < 1:
-        raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
-    return exact
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from highwater.commands.sizes import vllm_size
+
     if value is None:
         return None
     try:
-        return size_given(value)
+        return vllm_size(value)
     except ValueError as exc:
         raise click.BadParameter(str(exc), context, parameter) from exc
 
@@ -140,6 +118,7 @@ def plan(
     """
     from highwater.commands import plan_live
     from highwater.plan import answer, offline
+    from highwater.plan.measured import read_start
 
     try:
         if wish is not None:
@@ -154,23 +133,23 @@ def plan(
         flags, values = EngineFlags(**given), offline.read_config(model)
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
-        start = None if measured is None else offline.read_measured(measured)
+        start = None if measured is None else read_start(measured)
         version = vllm_version or offline.NEWEST_VERSION
-        planned = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
+        plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:
-            plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, planned), as_json=as_json)
-        made = planned(flags)
-        judged = None if oracle is None else _asked(oracle, made)
+            plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
+        planned = plan_flags(flags)
+        compared = None if oracle is None else _compared(oracle, planned)
     except PlanError as exc:
         if as_json:
             _print_json({"schema": answer.SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         sys.exit(REFUSED)
     if as_json:
-        _print_json(answer.plan_json(made, model, judged))
+        _print_json(answer.plan_json(planned, model, compared))
     else:
-        click.echo(answer.plan_text(made, judged))
-    sys.exit(FITS if made.fits or made.available_bytes is None else DOES_NOT_FIT)
+        click.echo(answer.plan_text(planned, compared))
+    sys.exit(FITS if planned.fits or planned.available_bytes is None else DOES_NOT_FIT)
 
 
 def _refuse_given(why: str, names: Iterable[str]) -> None:
@@ -181,15 +160,16 @@ def _refuse_given(why: str, names: Iterable[str]) -> None:
             raise click.UsageError(f"{why}; leave {max(option.opts, key=len)} out")
 
 
-def _asked(python: str, made: OfflinePlan) -> dict[str, Any]:
-    """Ask vLLM's own functions about the same layers and bytes."""
+def _compared(python: str, planned: OfflinePlan) -> dict[str, Any]:
+    """Compare a plan with what the vLLM of an interpreter makes of the same layers and bytes."""
     from highwater.plan.oracle import Question, ask_oracle, differences
 
-    if made.available_bytes is None:
+    if planned.available_bytes is None:
         raise PlanError("--oracle: the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device")
-    question = Question(workers=made.layers, available_bytes=made.available_bytes, limits=made.resolved.limits)
+    resolved = planned.resolved
+    question = Question(workers=planned.layers, available_bytes=planned.available_bytes, limits=resolved.limits)
     answers = ask_oracle(python, [question])
-    return {"vllm_version": answers.vllm_version, "differences": list(differences(made.pool, answers.answers[0]))}
+    return {"vllm_version": answers.vllm_version, "differences": list(differences(planned.pool, answers.answers[0]))}
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``highwater plan --live`` and ``--wish``: what a running engine would make of other flags, and what a wish needs."""
+"""``highwater plan --live`` and ``--wish``: an engine planned with other flags, and the flags that a wish needs."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
@@ -28,16 +28,16 @@ _REFUSED = 422
 
 
 def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str | None) -> dict[str, Any]:
-    """Return what the running engine behind a sidecar would make of other flags, or of a wish.
+    """Return a sidecar's plan of its running engine with other flags, or for a wish.
 
     Args:
         url: The sidecar.
-        given: vLLM's flags as they were given, by the names of `EngineFlags`; None and defaults: as the engine runs.
-        wish: The wish; None: the flags are asked about.
+        given: vLLM's flags, by the names of `EngineFlags`; None and defaults: as the engine runs.
+        wish: The wish; None: the flags are planned.
         model: The model's folder or config.json, for the tokens of images in pixels; None: not named.
 
     Raises:
-        PlanError: The sidecar, or the model's folder, says why not.
+        PlanError: The sidecar refuses it, or the model's folder cannot be read.
     """
     from highwater.client.options import sidecar_at
     from highwater.errors import SidecarRefused
@@ -56,11 +56,11 @@ def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str
 def grant_for_model(
     model: str, values: Mapping[str, Any], text: str, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan]
 ) -> dict[str, Any]:
-    """Return what a wish needs of a model that does not run yet, as JSON has it, and the plan of what was found.
+    """Return the plan of the flags that a wish needs, for a model that does not run yet.
 
     Args:
         model: Its folder or config.json.
-        values: Its config.json.
+        values: The contents of its config.json.
         text: The wish.
         flags: The command line so far.
         plan: Plans a command line for the model.
@@ -85,7 +85,7 @@ def grant_for_model(
 
 
 def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
-    """Print an answer, as JSON or as a person reads it, and end the command: 0 it fits, 1 it does not."""
+    """Print a plan, as JSON or as text, and end the command: 0 it fits, 1 it does not."""
     wish = answer.get("wish")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -97,12 +97,12 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
 
 
 def _fits(answer: Mapping[str, Any]) -> bool | None:
-    """Return whether a plan fits, or a wish as it is; None where the bounds of an estimate leave that open."""
+    """Return whether a plan fits, or a wish without other flags; None where an estimate's bounds leave that open."""
     kv, wish = answer["kv_cache"], answer.get("wish")
     if wish is None:
-        return _is_held(kv, kv["needed_bytes"], kv["fits"])
+        return _holds(kv, kv["needed_bytes"], kv["fits"])
     chosen = wish["chosen"]
-    return bool(wish["fits"]) and chosen is not None and _is_held(kv, chosen["needed_bytes"], likely=True)
+    return bool(wish["fits"]) and chosen is not None and _holds(kv, chosen["needed_bytes"], likely=True)
 
 
 def _plan_text(answer: Mapping[str, Any]) -> str:
@@ -153,8 +153,7 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _is_held(kv: Mapping[str, Any], needed: int, likely: bool) -> bool | None:
-    """Return whether a KV cache holds so many bytes; None where the bounds of its estimate leave that open."""
+def _holds(kv: Mapping[str, Any], needed: int, likely: bool) -> bool | None:
     low, high = kv["available_bytes_low"], kv["available_bytes_high"]
     return likely if low is None or (needed <= low) == (needed <= high) else None
 
@@ -169,7 +168,7 @@ def _available_text(answer: Mapping[str, Any]) -> str:
 
 
 def _in_tokens(text: str, model: str | None) -> str:
-    """Return a wish with its images in tokens, where the model's folder says how many they are."""
+    """Return a wish with its images in tokens, which are known where the model's folder is named."""
     from highwater.plan.offline import read_config
     from highwater.plan.wish import parse_wish
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+import re
+from typing import Final
+
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size_given(text: str) -> int:
@@ -11,10 +15,33 @@ def size_given(text: str) -> int:
     Raises:
         ValueError: It is not a size, or it is zero.
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - `highwater plan` loads without it
+
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as exc:
         raise ValueError(f"{text!r} is no size; one is 1GiB, 512MiB or 1.5GB") from exc
     if size < 1:
         raise ValueError(f"{text!r} is nothing; one is 1GiB, 512MiB or 1.5GB")
+    return size
+
+
+def vllm_size(text: str) -> int:
+    """Return a size as it was typed: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``).
+
+    vLLM's own letters (engine/arg_utils.py, human_readable_int): small ones count in thousands, capital ones in 1024.
+
+    Raises:
+        ValueError: It is not a size.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is no size; write it as 64GiB, 24GB, 10G or in bytes")
+    letter = match[2]
+    is_binary = match[3] or (letter.isupper() and not match[4])
+    unit = (1024 if is_binary else 1000) ** _POWERS[letter.lower()]
+    # Whole numbers stay exact, however large.
+    size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size < 1:
+        raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
     return size

@@ -1,7 +1,7 @@
 """One rank's memory budget as a pure value: the parts that the start counted, and what it counted nowhere.
 
-The parts sum to what was requested exactly: what no figure of the engine explains is a part of its own. Which parts
-there are depends on how the version of vLLM counts, and that is seen by the attributes that its workers have:
+The parts sum to the requested bytes exactly: what no figure of the engine explains is a part of its own. The parts
+depend on how the version of vLLM counts, which the attributes of its workers show:
 
     ``parts``      up to 0.26: requested - (weights + peak activation + non-torch increase) - graphs' estimate
     ``consumed``   from 0.27:  requested - (what the device's use grew by + peak headroom) - graphs' estimate
@@ -13,7 +13,7 @@ there are depends on how the version of vLLM counts, and that is seen by the att
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
@@ -32,7 +32,7 @@ FORMULAS: Final[Mapping[Counting, str]] = {
     "given": "KV cache = the size that was given; the utilization has no effect",
     "remainder": "KV cache = total x utilization - what the profile found (this version keeps the result alone)",
 }
-# Up to this much is vLLM's own rounding of a share of the device to whole bytes.
+# vLLM's own rounding of a share of the device to whole bytes is at most this.
 _ROUNDING_BYTES = 16
 # The last vllm-ascend whose workers keep the result of the profile alone.
 _LAST_REMAINDER = (0, 14)
@@ -43,13 +43,12 @@ class Part:
     """A part of a budget.
 
     Attributes:
-        key: A word for programs.
-        title: What people call it.
+        key: The part's name for programs; `title`: for people.
         bytes: Its size; negative where vLLM's own figures sum to more than there is.
-        grade: ``engine``: the engine's own figure. ``exact``: follows from such figures. ``measured``: seen by us.
-            ``estimated``: within bounds.
-        source: vLLM's own name for it, or where it was seen.
-        why: What it is, in a sentence.
+        grade: ``engine``: the engine's own figure. ``exact``: follows from such figures. ``measured``: read by the
+            worker package. ``estimated``: within bounds.
+        source: vLLM's own name for it, or where it was read.
+        why: Its contents, in a sentence.
     """
 
     key: str
@@ -60,16 +59,86 @@ class Part:
     why: str
 
 
+# By key: title, grade, source and reason.
+_PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
+    "weights": (
+        "weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use",
+    ),
+    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not say it itself"),
+    "process": (
+        "rest of the process", "exact", "requested_cpu_memory - rss",
+        "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process",
+    ),
+    "consumed": (
+        "persistent and non-torch", "exact", "total_consumed - weights",
+        "tensors that stay beside the weights, contexts, collectives and workspaces: this version counts one sum",
+    ),
+    "persistent": (
+        "persistent tensors", "measured", "allocated after loading - weights",
+        "allocated before the profile and no weights: buffers and caches that stay",
+    ),
+    "activation": (
+        "peak activation", "engine", "peak_activation_memory",
+        "what the profiling pass allocated at its highest and gave back again",
+    ),
+    "non_torch": (
+        "non-torch", "engine", "non_torch_memory",
+        "contexts, collectives and workspaces that came between the engine's first look and the profile's end",
+    ),
+    "graphs": (
+        "graphs (estimate)", "engine", "cudagraph_memory_estimate",
+        "set aside for the graphs that are captured after the profile",
+    ),
+    "mm_ipc": (
+        "multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb",
+        "taken off the KV cache after the profile: multimodal inputs that API servers hand over on the device",
+    ),
+    "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
+    "null_block": (
+        "null block", "exact", "BlockPool.null_block",
+        "one block stands for the missing and is never given to a request",
+    ),
+    "rounding": (
+        "rounding to blocks", "exact", "available - blocks",
+        "less than one block here, or blocks that another rank has no room for",
+    ),
+    "unprofiled": (
+        "everything else", "exact", "total - the above",
+        "not profiled, because the KV cache's size was given: activation, graphs, non-torch, free",
+    ),
+    "profiled": (
+        "counted by the profile", "exact", "requested - the above",
+        "activation, persistent tensors, what is not PyTorch's, also of others: this version keeps one sum",
+    ),
+    "bytes": ("whole bytes", "exact", "int()", "vLLM computes with fractions of bytes"),
+    "unexplained": (
+        "not explained", "exact", "requested - the above",
+        "the engine's own figures do not sum to what it requested; this is the difference",
+    ),
+    "non_torch_uncounted": ("non-torch not counted", "measured", "used - reserved", ""),
+    "graphs_uncounted": ("graphs beyond that", "engine", "capture_model", ""),
+    "others": (
+        "in use before the start", "engine", "init_snapshot",
+        "in use before the engine's first look: other processes, and this one's own contexts",
+    ),
+}  # fmt: skip
+
+
+def _part(key: str, size: int, why: str | None = None) -> Part:
+    title, grade, source, usual = _PARTS[key]
+    return Part(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A figure of the profile beside the same as it is now.
+    """A figure of the profile beside the same figure now.
 
     Attributes:
-        key: A word for programs; ``title``: for people.
-        profiled_bytes: What the start counted for it; ``None``: nothing, or not known.
-        observed_bytes: What was seen since.
-        risk_bytes: By how much more that is; 0 where it is less; ``None`` where either is not known.
-        settings: What covers it: flags and variables.
+        key: The figure's name for programs; `title`: for people.
+        profiled_bytes: The bytes that the start counted for it; ``None``: none, or not known.
+        observed_bytes: The bytes seen since.
+        risk_bytes: The excess of those; 0 where they are less; ``None`` where either is not known.
+        settings: The flags and variables that cover it.
     """
 
     key: str
@@ -88,17 +157,14 @@ class RankBudget:
         total_bytes: The device; on CPU what the process may have.
         init_free_bytes: Free before the engine took any.
         utilization: ``gpu_memory_utilization``.
-        requested_bytes: The budget; ``None`` where the KV cache's size was given instead, or nothing says it.
-        counting: How this version counts; ``None`` where nothing shows it.
-        formula: The same in words.
+        requested_bytes: The budget; ``None``: the KV cache's size was given instead, or it is not reported.
+        counting: The way in which this version counts; ``None``: not known. `formula`: the same in words.
         parts: They sum to ``requested_bytes``, or to the total where no share was requested.
-        available_bytes: For the KV cache, as the start found it.
-        pool_bytes: What the KV cache takes of them.
+        available_bytes: For the KV cache, as the start found it; `pool_bytes`: what the KV cache takes of them.
         outside_bytes: The device less what was requested.
-        uncounted: What the formula counts nowhere, and lives outside the budget.
-        left_bytes: What is left outside for everything else.
-        fully_counted_bytes: The bytes for the KV cache if all of this engine's were counted; ``None`` where none is
-            known.
+        uncounted: Parts outside the budget that the formula counts nowhere.
+        left_bytes: The bytes outside the budget that are left for everything else.
+        fully_counted_bytes: The bytes for the KV cache if all of this engine's were counted; ``None``: none is known.
         observed: The profile's figures beside those seen since.
         environment: The variables of the worker's process that change how much memory is used.
     """
@@ -133,45 +199,161 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
     """Explain one rank's memory.
 
     Args:
-        budget: What its worker reports of the start.
+        budget: The worker's report of the start.
         reading: Its memory now.
         start: The phases of its start, where they were seen.
     """
-    phases = {phase.name: phase for phase in start}
-    memory, device = budget.memory, reading.device
-    total = _first(memory.total_bytes, _of(phases, "init", "total_bytes"), reading.total_bytes)
-    counting = _counting(budget, device)
+    memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
+    counting, total = rank.counting, rank.total
     available = available_bytes(budget)
     requested = None if counting == "given" else memory.requested_bytes
     if requested is None and counting == "remainder" and total is not None and memory.utilization is not None:
         requested = requested_bytes(total, memory.utilization, _LAST_REMAINDER, "ascend")
-    counted = [] if counting is None else _counted(memory, counting, reading, phases)
-    parts = _parts(counting, _first(requested, total), counted, _pool_parts(budget, available))
     outside = None if requested is None or total is None else total - requested
-    uncounted = _uncounted(budget, counting, reading, phases)
+    uncounted = rank.uncounted()
     missed = [part.bytes for part in uncounted if part.key != "others"]
     return RankBudget(
         rank=reading.rank,
         dp_rank=reading.dp_rank,
         pp_rank=reading.pp_rank,
         tp_rank=reading.tp_rank,
-        device=device,
+        device=reading.device,
         total_bytes=total,
-        init_free_bytes=_first(memory.init_free_bytes, _of(phases, "before", "free_bytes")),
+        init_free_bytes=_first(memory.init_free_bytes, rank.at("before", "free_bytes")),
         utilization=memory.utilization,
         requested_bytes=requested,
         counting=counting,
-        formula=None if counting is None else _formula(counting, memory),
-        parts=parts,
+        formula=counting and FORMULAS[counting].format(graphs=" - graphs' estimate" if rank.graphs else ""),
+        parts=rank.parts(_first(requested, total)),
         available_bytes=available,
         pool_bytes=budget.kv_cache.tensor_bytes,
         outside_bytes=outside,
         uncounted=uncounted,
         left_bytes=None if outside is None else outside - sum(part.bytes for part in uncounted),
         fully_counted_bytes=available - sum(missed) if available is not None and missed else None,
-        observed=_observed(budget, counting, reading, phases),
+        observed=rank.observed(),
         environment=dict(budget.environment),
     )
+
+
+class _Rank:
+    """One rank's report of its start, the phases of that, and its memory now."""
+
+    def __init__(self, budget: EngineBudget, reading: RankReading, phases: Mapping[str, StartPhase]) -> None:
+        self._budget, self._memory, self._reading, self._phases = budget, budget.memory, reading, phases
+        self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
+        self.counting = _counting(budget, reading.device)
+        self.graphs = _counted_graphs(self._memory)
+        allocated, weights = self.at("weights", "allocated_bytes"), self._memory.weights_bytes
+        self._persistent = None if allocated is None or weights is None else allocated - weights
+        peak = self._memory.peak_activation_bytes
+        self._peak = None if peak is None else peak - (self.graphs if self.counting == "consumed" else 0)
+
+    def at(self, phase: str, figure: str) -> int | None:
+        """Return a figure of a phase of the start; None where it was not seen."""
+        return getattr(self._phases.get(phase), figure, None)
+
+    def parts(self, whole: int | None) -> tuple[Part, ...]:
+        if self.counting is None or whole is None:
+            return ()
+        parts = (*self._counted(), *_pool_parts(self._budget))
+        return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
+
+    def _counted(self) -> list[Part]:
+        """Return the parts that are not the KV cache's."""
+        memory, counting = self._memory, self.counting
+        parts = self._weights()
+        weights = sum(part.bytes for part in parts)
+        if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
+            parts.append(_part("process", memory.requested_bytes - memory.returned_bytes - weights))
+        if counting == "consumed" and memory.total_consumed_bytes is not None:
+            parts += self._consumed(memory.total_consumed_bytes - weights)
+        if counting in {"parts", "consumed"} and self._peak is not None:
+            parts.append(_part("activation", self._peak))
+        if counting == "parts" and memory.non_torch_bytes is not None:
+            parts.append(_part("non_torch", memory.non_torch_bytes))
+        if self.graphs:
+            parts.append(_part("graphs", self.graphs))
+        return parts
+
+    def _weights(self) -> list[Part]:
+        if self._memory.weights_bytes is not None:
+            return [_part("weights", self._memory.weights_bytes)]
+        seen = self._reading.components.weights_bytes
+        return [] if seen is None else [replace(_part("weights_seen", seen), key="weights")]
+
+    def _consumed(self, rest: int) -> list[Part]:
+        if self._persistent is None:
+            return [_part("consumed", rest)]
+        why = "contexts, collectives, workspaces, and blocks that PyTorch kept"
+        source = "total_consumed - weights - persistent"
+        return [
+            _part("persistent", self._persistent),
+            replace(_part("non_torch", rest - self._persistent, why), grade="exact", source=source),
+        ]
+
+    def uncounted(self) -> tuple[Part, ...]:
+        """Return the parts that the version's formula counts nowhere."""
+        if self.counting not in {"parts", "consumed"}:
+            return ()
+        parts = []
+        if self.counting == "parts" and self._persistent is not None and self._persistent > 0:
+            parts.append(_part("persistent", self._persistent, "allocated before the profile, beside the weights"))
+        parts += self._uncounted_non_torch()
+        graphs = self._memory.graphs_bytes
+        if graphs is not None and graphs > self.graphs:
+            why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
+            parts.append(_part("graphs_uncounted", graphs - self.graphs, why))
+        return tuple(parts)
+
+    def _uncounted_non_torch(self) -> list[Part]:
+        memory, now = self._memory, self._reading.components.non_torch_bytes
+        total, free = memory.total_bytes, memory.init_free_bytes
+        others = total - free if total is not None and free is not None else self.at("before", "used_bytes")
+        before = _first(memory.init_non_torch_bytes, others)
+        if self.counting == "parts" and now is not None and memory.non_torch_bytes is not None:
+            # The graphs may lie in there too, and have a line of their own.
+            size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
+            early = f", {gib_text(before)} of it before the engine's first look" if before else ""
+            why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
+            return [_part("non_torch_uncounted", size, why)] if size > 0 else []
+        return [_part("others", before)] if before else []
+
+    def observed(self) -> tuple[Observed, ...]:
+        """Return the figures of the profile beside those seen since."""
+        budget, memory, now = self._budget, self._memory, self._reading.components
+        if self._reading.device.type == "cpu":
+            return ()
+        estimate = memory.graphs_estimate_bytes
+        about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
+        rows = [
+            _row("activation", "peak activation", self._peak, self._observed_peak(),
+                 "--max-num-batched-tokens", "--max-num-seqs", "--limit-mm-per-prompt"),
+            _row("graphs", about, self.graphs if estimate is not None else None, memory.graphs_bytes,
+                 "--gpu-memory-utilization", "--compilation-config"),
+        ]  # fmt: skip
+        if self.counting == "parts":
+            rows.append(
+                _row("non_torch", "non-torch", memory.non_torch_bytes, now.non_torch_bytes,
+                     "--gpu-memory-utilization", "--kv-cache-memory-bytes", "HCCL_BUFFSIZE")
+            )  # fmt: skip
+        if budget.encoder is not None and self._reading.encoder_cache is not None:
+            rows.append(
+                _row("encoder_cache", "encoder cache", encoder_bytes(budget, self._reading), now.encoder_cache_bytes,
+                     "--max-num-batched-tokens", "--limit-mm-per-prompt")
+            )  # fmt: skip
+        return tuple(row for row in rows if row.profiled_bytes is not None or row.observed_bytes is not None)
+
+    def _observed_peak(self) -> int | None:
+        """Return how much more than between steps was allocated at once, without weights, KV cache and other tensors.
+
+        ``None`` where the highest was during the start, before the pool was made.
+        """
+        peak, pool = self._reading.torch.peak_allocated_bytes, self._budget.kv_cache.tensor_bytes
+        rest = _first(self.at("weights", "allocated_bytes"), self._memory.weights_bytes)
+        if peak is None or pool is None or rest is None or peak <= rest + pool:
+            return None
+        return peak - rest - pool
 
 
 def _counting(budget: EngineBudget, device: Device) -> Counting | None:
@@ -187,16 +369,11 @@ def _counting(budget: EngineBudget, device: Device) -> Counting | None:
     return "remainder" if available_bytes(budget) is not None else None
 
 
-def _formula(counting: Counting, memory: StartMemory) -> str:
-    graphs = " - graphs' estimate" if _counted_graphs(memory) else ""
-    return FORMULAS[counting].format(graphs=graphs)
-
-
 def _counted_graphs(memory: StartMemory) -> int:
-    """Return how much of the budget the start set aside for graphs.
+    """Return the bytes of the budget that the start set aside for graphs.
 
-    vLLM makes the estimate in any case, and takes it off where a variable says so, whose default differs by version;
-    where the variable cannot be read, the sum of the other parts shows it.
+    vLLM always makes the estimate, and takes it off where a variable says so, whose default differs by version; where
+    the variable cannot be read, the sum of the other parts shows it.
     """
     estimate = memory.graphs_estimate_bytes
     if not estimate or estimate < 0:
@@ -211,214 +388,37 @@ def _counted_graphs(memory: StartMemory) -> int:
     return estimate if abs(rest - estimate) <= _ROUNDING_BYTES else 0
 
 
-def _parts(
-    counting: Counting | None, whole: int | None, counted: Sequence[Part], pool: Sequence[Part]
-) -> tuple[Part, ...]:
-    if counting is None or whole is None:
-        return ()
-    parts = (*counted, *pool)
-    return (*parts, *_rest(whole - sum(part.bytes for part in parts), counting, has_budget=counting != "given"))
-
-
-def _counted(
-    memory: StartMemory, counting: Counting, reading: RankReading, phases: Mapping[str, StartPhase]
-) -> list[Part]:
-    """Return what is not the KV cache's."""
-    weights = _weights(memory, reading)
-    parts = [] if weights is None else [weights]
-    graphs = _counted_graphs(memory)
-    if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
-        taken = memory.requested_bytes - memory.returned_bytes
-        why = "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process"
-        own = 0 if weights is None else weights.bytes
-        parts.append(_part("process", "rest of the process", taken - own, "exact", "requested_cpu_memory - rss", why))
-    if counting == "consumed" and memory.total_consumed_bytes is not None:
-        parts += _consumed_parts(memory, memory.total_consumed_bytes, weights, phases)
-    peak = memory.peak_activation_bytes
-    if counting in {"parts", "consumed"} and peak is not None:
-        peak -= graphs if counting == "consumed" else 0
-        why = "what the profiling pass allocated at its highest and gave back again"
-        parts.append(_part("activation", "peak activation", peak, "engine", "peak_activation_memory", why))
-    if counting == "parts" and memory.non_torch_bytes is not None:
-        why = "contexts, collectives and workspaces that came between the engine's first look and the profile's end"
-        parts.append(_part("non_torch", "non-torch", memory.non_torch_bytes, "engine", "non_torch_memory", why))
-    if graphs:
-        why = "set aside for the graphs that are captured after the profile"
-        parts.append(_part("graphs", "graphs (estimate)", graphs, "engine", "cudagraph_memory_estimate", why))
-    return parts
-
-
-def _consumed_parts(
-    memory: StartMemory, consumed: int, weights: Part | None, phases: Mapping[str, StartPhase]
-) -> list[Part]:
-    persistent = _persistent_bytes(memory, phases)
-    rest = consumed - (0 if weights is None else weights.bytes)
-    if persistent is None:
-        why = "tensors that stay beside the weights, contexts, collectives and workspaces: this version counts one sum"
-        return [_part("consumed", "persistent and non-torch", rest, "exact", "total_consumed - weights", why)]
-    return [
-        _part("persistent", "persistent tensors", persistent, "measured", "allocated after loading - weights",
-              "allocated before the profile and no weights: buffers and caches that stay"),
-        _part("non_torch", "non-torch", rest - persistent, "exact", "total_consumed - weights - persistent",
-              "contexts, collectives, workspaces, and blocks that PyTorch kept"),
-    ]  # fmt: skip
-
-
-def _weights(memory: StartMemory, reading: RankReading) -> Part | None:
-    if memory.weights_bytes is not None:
-        why = "by how much loading the model raised the device's use"
-        return _part("weights", "weights", memory.weights_bytes, "engine", "model_memory_usage", why)
-    seen = reading.components.weights_bytes
-    if seen is None:
-        return None
-    return _part("weights", "weights", seen, "measured", "parameters and buffers", "this engine does not say it itself")
-
-
-def _pool_parts(budget: EngineBudget, available: int | None) -> list[Part]:
-    kv, memory = budget.kv_cache, budget.memory
+def _pool_parts(budget: EngineBudget) -> list[Part]:
+    kv, memory, available = budget.kv_cache, budget.memory, available_bytes(budget)
     if available is None:
         return []
     parts = []
     if memory.available_bytes is not None and memory.available_bytes != available and kv.given_bytes is None:
-        taken = memory.available_bytes - available
-        why = "taken off the KV cache after the profile: multimodal inputs that API servers hand over on the device"
-        parts.append(_part("mm_ipc", "multimodal transfer", taken, "exact", "--mm-ipc-gpu-memory-gb", why))
+        parts.append(_part("mm_ipc", memory.available_bytes - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
         why = "how much of it the blocks take is not reported"
-        return [*parts, _part("kv_cache", "KV cache", available, "engine", "available_kv_cache_memory_bytes", why)]
-    usable = max(kv.blocks - 1, 0) * block
-    parts += [
-        _part("kv_cache", "KV cache", usable, "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
-        _part("null_block", "null block", kv.blocks * block - usable, "exact", "BlockPool.null_block",
-              "one block stands for the missing and is never given to a request"),
-        _part("rounding", "rounding to blocks", available - kv.blocks * block, "exact", "available - blocks",
-              "less than one block here, or blocks that another rank has no room for"),
-    ]  # fmt: skip
+        pool = replace(_part("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
+        return [*parts, pool]
+    taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
+    parts += [_part("kv_cache", usable), _part("null_block", taken - usable), _part("rounding", available - taken)]
     return parts
 
 
-def _rest(rest: int, counting: Counting, *, has_budget: bool) -> list[Part]:
-    if not has_budget:
-        why = "not profiled, because the KV cache's size was given: activation, graphs, non-torch, free"
-        return [_part("unprofiled", "everything else", rest, "exact", "total - the above", why)]
-    if counting == "remainder":
-        why = "activation, persistent tensors, what is not PyTorch's, also of others: this version keeps one sum"
-        return [_part("profiled", "counted by the profile", rest, "exact", "requested - the above", why)]
+def _rest(rest: int, counting: Counting) -> list[Part]:
+    if counting in {"given", "remainder"}:
+        return [_part("unprofiled" if counting == "given" else "profiled", rest)]
     if not rest:
         return []
-    if abs(rest) <= _ROUNDING_BYTES:
-        return [_part("bytes", "whole bytes", rest, "exact", "int()", "vLLM computes with fractions of bytes")]
-    why = "the engine's own figures do not sum to what it requested; this is the difference"
-    return [_part("unexplained", "not explained", rest, "exact", "requested - the above", why)]
+    return [_part("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:
-    """Return what one block takes, all layers included; ``None`` where the engine's figures do not show it."""
+    """Return the bytes of one block, all layers included; ``None`` where the engine's figures do not show it."""
     kv = budget.kv_cache
     if not kv.blocks or kv.tensor_bytes is None or kv.tensor_bytes % kv.blocks:
         return None
     return kv.tensor_bytes // kv.blocks
-
-
-# --- what is counted nowhere ---
-
-
-def _uncounted(
-    budget: EngineBudget, counting: Counting | None, reading: RankReading, phases: Mapping[str, StartPhase]
-) -> tuple[Part, ...]:
-    memory = budget.memory
-    if counting not in {"parts", "consumed"}:
-        return ()
-    found = []
-    persistent = _persistent_bytes(memory, phases) if counting == "parts" else None
-    if persistent is not None and persistent > 0:
-        why = "allocated before the profile, beside the weights"
-        found.append(
-            _part("persistent", "persistent tensors", persistent, "measured", "allocated after loading - weights", why)
-        )
-    found += _uncounted_non_torch(memory, counting, reading, phases)
-    graphs = memory.graphs_bytes
-    counted = _counted_graphs(memory)
-    if graphs is not None and graphs > counted:
-        why = f"captured after the profile, which set {gib_text(counted)} aside for them"
-        found.append(_part("graphs_uncounted", "graphs beyond that", graphs - counted, "engine", "capture_model", why))
-    return tuple(found)
-
-
-def _uncounted_non_torch(
-    memory: StartMemory, counting: Counting, reading: RankReading, phases: Mapping[str, StartPhase]
-) -> list[Part]:
-    before = _first(memory.init_non_torch_bytes, _others_before(memory, phases))
-    now = reading.components.non_torch_bytes
-    if counting == "parts" and now is not None and memory.non_torch_bytes is not None:
-        # What graphs took may lie in there too, and has a line of its own.
-        size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
-        if size > 0:
-            early = f", {gib_text(before)} of it before the engine's first look" if before else ""
-            why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
-            return [_part("non_torch_uncounted", "non-torch not counted", size, "measured", "used - reserved", why)]
-        return []
-    if not before:
-        return []
-    why = "in use before the engine's first look: other processes, and this one's own contexts"
-    return [_part("others", "in use before the start", before, "engine", "init_snapshot", why)]
-
-
-def _others_before(memory: StartMemory, phases: Mapping[str, StartPhase]) -> int | None:
-    total, free = memory.total_bytes, memory.init_free_bytes
-    return total - free if total is not None and free is not None else _of(phases, "before", "used_bytes")
-
-
-def _persistent_bytes(memory: StartMemory, phases: Mapping[str, StartPhase]) -> int | None:
-    allocated = _of(phases, "weights", "allocated_bytes")
-    return None if allocated is None or memory.weights_bytes is None else allocated - memory.weights_bytes
-
-
-# --- observed against profiled ---
-
-
-def _observed(
-    budget: EngineBudget,
-    counting: Counting | None,
-    reading: RankReading,
-    phases: Mapping[str, StartPhase],
-) -> tuple[Observed, ...]:
-    memory, now = budget.memory, reading.components
-    if reading.device.type == "cpu":
-        return ()
-    graphs, estimate = _counted_graphs(memory), memory.graphs_estimate_bytes
-    about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
-    peak = memory.peak_activation_bytes
-    profiled = None if peak is None else peak - (graphs if counting == "consumed" else 0)
-    rows = [
-        _row("activation", "peak activation", profiled, _observed_peak(budget, reading, phases),
-             "--max-num-batched-tokens", "--max-num-seqs", "--limit-mm-per-prompt"),
-        _row("graphs", about, graphs if estimate is not None else None, memory.graphs_bytes,
-             "--gpu-memory-utilization", "--compilation-config"),
-    ]  # fmt: skip
-    if counting == "parts":
-        rows.append(
-            _row("non_torch", "non-torch", memory.non_torch_bytes, now.non_torch_bytes,
-                 "--gpu-memory-utilization", "--kv-cache-memory-bytes", "HCCL_BUFFSIZE")
-        )  # fmt: skip
-    encoder = budget.encoder
-    if encoder is not None and reading.encoder_cache is not None:
-        whole = encoder_bytes(budget, reading)
-        rows.append(
-            _row("encoder_cache", "encoder cache", whole, now.encoder_cache_bytes,
-                 "--max-num-batched-tokens", "--limit-mm-per-prompt")
-        )  # fmt: skip
-    return tuple(row for row in rows if row.profiled_bytes is not None or row.observed_bytes is not None)
-
-
-def _observed_peak(budget: EngineBudget, reading: RankReading, phases: Mapping[str, StartPhase]) -> int | None:
-    """Return how much more than at rest was allocated at once: weights, KV cache and persistent tensors taken off."""
-    peak, pool = reading.torch.peak_allocated_bytes, budget.kv_cache.tensor_bytes
-    rest = _first(_of(phases, "weights", "allocated_bytes"), budget.memory.weights_bytes)
-    if peak is None or pool is None or rest is None or peak <= rest + pool:
-        return None  # the highest was while the engine started: before the pool was made
-    return peak - rest - pool
 
 
 def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
@@ -438,16 +438,6 @@ def _row(key: str, title: str, profiled: int | None, observed: int | None, *sett
     return Observed(
         key=key, title=title, profiled_bytes=profiled, observed_bytes=observed, risk_bytes=risk, settings=settings
     )
-
-
-def _part(key: str, title: str, size: int, grade: Grade, *words: str) -> Part:
-    source, why = words
-    return Part(key=key, title=title, bytes=size, grade=grade, source=source, why=why)
-
-
-def _of(phases: Mapping[str, StartPhase], name: str, figure: str) -> int | None:
-    phase = phases.get(name)
-    return None if phase is None else getattr(phase, figure)
 
 
 def _first(*sizes: int | None) -> int | None:

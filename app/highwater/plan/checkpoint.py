@@ -22,16 +22,12 @@ _MAX_TOWER_LAYERS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a checkpoint.
-
-    Attributes:
-        bits: The size of one element.
-        floating: It is of a floating point type of 16 bits or more, so that vLLM loads it in the model's dtype.
-    """
+    """One tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]
-    bits: int
+    bits: int  # the size of one element
+    # It is of a floating point type of 16 bits or more, so that vLLM loads it in the model's dtype.
     floating: bool = True
 
     @property

@@ -64,27 +64,18 @@ class MeasuredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBudget:
-    """One rank's memory as a start divides it.
-
-    Attributes:
-        requested_bytes: vLLM's budget of the device.
-        non_torch: What is allocated outside torch: contexts, communication buffers, kernels.
-        graphs: CUDA or ACL graphs.
-        available: What is left for the KV cache.
-        refusal: Why nothing is left for the KV cache, so that vLLM does not start; None: something is.
-        formula: How this version computes what is left, in words.
-    """
+    """One rank's memory as a start divides it."""
 
     total_bytes: int
-    requested_bytes: int
+    requested_bytes: int  # vLLM's budget of the device
     weights: Figure
     activation: Figure
-    non_torch: Figure
-    graphs: Figure
+    non_torch: Figure  # what is allocated outside torch: contexts, communication buffers, kernels
+    graphs: Figure  # CUDA or ACL graphs
     graphs_are_subtracted: bool
-    available: Figure
-    refusal: str | None
-    formula: str
+    available: Figure  # what is left for the KV cache
+    refusal: str | None  # why nothing is left for the KV cache, so that vLLM does not start; None: something is
+    formula: str  # how this version computes what is left, in words
 
     def as_json(self) -> dict[str, Any]:
         """Return the budget as a part of a plan."""

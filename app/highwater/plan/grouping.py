@@ -1,4 +1,4 @@
-"""Layers to groups: which layers share block tables, and how large a page each is given.
+"""Layers to groups: the layers that share block tables, and the size of each layer's page.
 
 Follows `get_kv_cache_groups` of vllm/v1/core/kv_cache_utils.py step by step. Where vLLM would stop with an error
 whatever the bytes, a `PlanError` says which layers cannot be served together.
@@ -16,7 +16,6 @@ from highwater.plan.limits import Limits
 from highwater.plan.specs import (
     AttentionLayer,
     ChunkedLocal,
-    CrossAttention,
     FullAttention,
     Layers,
     LayerSpec,
@@ -25,33 +24,18 @@ from highwater.plan.specs import (
     SlidingWindow,
 )
 
-KINDS: dict[type[LayerSpec], str] = {
-    FullAttention: "full",
-    MlaAttention: "mla",
-    SlidingWindow: "sliding",
-    ChunkedLocal: "chunked",
-    CrossAttention: "cross",
-    MambaState: "mamba",
-}
-
 
 class _UnequalPages(PlanError):
-    """The pages of two layers cannot be made equal; newer versions have a way out."""
+    """The pages of two layers cannot be made equal; newer versions may keep all layers whole instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables.
+    """Layers that share block tables."""
 
-    Attributes:
-        layers: Each layer, as the cache manager sees it. In a group that is not mixed all are equal.
-        is_mixed: Whether its layers are of one type and of several sizes: each has memory of its own.
-        padding_layers: How many layers' room it wastes, to be as large as the other groups.
-    """
-
-    layers: Layers
-    is_mixed: bool = False
-    padding_layers: int = 0
+    layers: Layers  # as the cache manager sees them; in a group that is not mixed all are equal
+    is_mixed: bool = False  # its layers are of one type and of several sizes, each with memory of its own
+    padding_layers: int = 0  # the layers whose room it wastes, to be as large as the other groups
 
     @property
     def spec(self) -> LayerSpec:
@@ -61,7 +45,7 @@ class LayerGroup:
     @property
     def kind(self) -> str:
         """The kind of its layers, or ``mixed`` where they differ in size."""
-        return "mixed" if self.is_mixed else KINDS[type(self.spec)]
+        return "mixed" if self.is_mixed else self.spec.kind
 
     def page_bytes(self, names: Collection[str] | None = None) -> int:
         """Return the bytes that one block takes in the layers named; None: in all its layers."""
@@ -73,14 +57,14 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
 
     Args:
         layers: The layers of all pipeline stages.
-        limits: Whether the hybrid manager is in use.
+        limits: Of these, whether the hybrid manager is in use.
         generation: The version's rules.
 
     Raises:
         PlanError: vLLM of this version cannot serve these layers together.
     """
     for name, spec in layers.items():
-        if type(spec) not in KINDS:
+        if not spec.kind:
             raise PlanError(f"layer {name}: a cache of the kind {type(spec).__name__} cannot be planned")
     if not limits.hybrid_manager:
         layers = _keep_whole(layers, generation)
@@ -112,7 +96,7 @@ def _merged(specs: Sequence[LayerSpec], generation: Generation) -> LayerSpec | N
         return first if all(spec == first for spec in specs) else None
     full = [spec for spec in specs if isinstance(spec, FullAttention) and not isinstance(spec, MlaAttention)]
     if len(full) < len(specs) or any(_shape(spec, generation) != _shape(first, generation) for spec in full):
-        # The windows are looked at first: two of them stop vLLM even where nothing else could be merged.
+        # vLLM checks the windows first: two of them stop it even where nothing else could be merged.
         if len(full) == len(specs):
             _one_window(full)
         return None
@@ -150,7 +134,7 @@ def _one_window(specs: Sequence[FullAttention]) -> tuple[int | None, int | None]
 
 
 def _is_one_type(layers: Layers, generation: Generation) -> bool:
-    """Say whether all layers need the same tokens, whatever their sizes (`UniformTypeKVCacheSpecs.is_uniform_type`)."""
+    """Return whether all layers need the same tokens, of any size (`UniformTypeKVCacheSpecs.is_uniform_type`)."""
     specs = list(layers.values())
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
@@ -265,7 +249,7 @@ def _keep_whole(layers: Layers, generation: Generation) -> Layers:
         return layers
     promoted = _promoted(layers, generation)
     if not _is_uniform(promoted, generation):
-        kinds = sorted({KINDS[type(spec)] for spec in layers.values()})
+        kinds = sorted({spec.kind for spec in layers.values()})
         raise PlanError(
             f"disable_hybrid_kv_cache_manager: layers of the kinds {', '.join(kinds)} cannot be served without the "
             "hybrid KV cache manager; leave the flag out"
@@ -319,11 +303,7 @@ def _all_kept_for_mla(layers: Layers, generation: Generation) -> Layers | None:
 
 
 def merge_workers(workers: Sequence[Layers]) -> Layers:
-    """Return the layers of a whole model from those of its workers.
-
-    Raises:
-        PlanError: Two workers have different layers of one name.
-    """
+    """Return the layers of a whole model; raises PlanError where two workers have different layers of one name."""
     merged: dict[str, LayerSpec] = {}
     for worker in workers:
         for name, spec in worker.items():

@@ -17,14 +17,10 @@ from highwater.plan.json_file import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """The cost of one image.
+    """The cost of one image."""
 
-    Attributes:
-        embeddings: What the encoder cache keeps for it, in embeddings.
-        prompt_tokens: What it takes of the KV cache, in tokens: the embeddings, and the marks around and between them.
-    """
-
-    embeddings: int
+    embeddings: int  # in the encoder cache
+    # In the KV cache: the embeddings, and the marks around and between them.
     prompt_tokens: int
 
 

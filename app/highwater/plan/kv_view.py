@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from typing import Any, TypeGuard
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
@@ -31,44 +30,37 @@ from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
+_ATTENTION_KINDS: Mapping[str, type[AttentionLayer]] = {
+    "MLAAttentionSpec": MlaAttention,
+    "FullAttentionSpec": FullAttention,
+    "SlidingWindowSpec": SlidingWindow,
+    "ChunkedLocalAttentionSpec": ChunkedLocal,
+    "CrossAttentionSpec": CrossAttention,
+}
 _PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.name.endswith("_parallel_size"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    """One worker that reported its start.
+    """One worker that reported its start."""
 
-    Attributes:
-        name: The rank, for errors.
-        device_type: ``npu``, ``cuda``, ``cpu``, ...
-        total_bytes: The device's size.
-    """
-
-    name: str
+    name: str  # the rank, for errors
     pp_rank: int | None
     budget: EngineBudget
-    device_type: str | None = None
-    total_bytes: int | None = None
+    device_type: str | None = None  # such as ``npu``, ``cuda`` or ``cpu``
+    total_bytes: int | None = None  # the device's size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned with other flags.
+    """A running engine, ready to be planned with other flags."""
 
-    Attributes:
-        layers: Each worker's.
-        available_bytes: Each worker's bytes for the KV cache, as its profile returned them.
-        flags: The engine's flags, as far as its workers show them.
-        version: vLLM's.
-        workers: The workers with their measured start.
-    """
-
-    layers: tuple[Layers, ...]
-    available_bytes: tuple[int, ...]
+    layers: tuple[Layers, ...]  # of each worker
+    available_bytes: tuple[int, ...]  # for the KV cache of each worker, as its profile returned them
     limits: Limits
-    flags: EngineFlags
+    flags: EngineFlags  # as far as its workers show them
     version: str
-    workers: tuple[LiveWorker, ...]
+    workers: tuple[LiveWorker, ...]  # the workers with their measured start
 
     @property
     def layers_are_grouped(self) -> bool:
@@ -148,19 +140,15 @@ def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
             rank `name`.
     """
     kind = str(described.get("kind"))
-    if kind == "MambaSpec":
-        layer: LayerSpec = _mamba(described, kind, name)
-    else:
-        layer = _attention(described, kind, name)
+    who = f"{name} reports a layer of kind {kind}"
+    layer = _mamba(described, who) if kind == "MambaSpec" else _attention(described, kind, who)
     page = described.get("page_bytes")
     if layer.page_bytes < max(layer.content_bytes, 1):
-        raise PlanError(
-            f"{name} reports a layer of kind {kind} whose page of {layer.page_bytes} bytes does not hold it"
-        )
+        raise PlanError(f"{who} whose page of {layer.page_bytes} bytes does not hold it")
     if isinstance(page, int) and page != layer.page_bytes:
         raise PlanError(
-            f"{name} reports a layer of kind {kind} whose page takes {page} bytes; its fields come to "
-            f"{layer.page_bytes}: this format of the cache is not known"
+            f"{who} whose page takes {page} bytes; its fields come to {layer.page_bytes}: this format of the cache is "
+            "not known"
         )
     return layer
 
@@ -201,55 +189,55 @@ def _available(worker: LiveWorker) -> int:
     return _number(size, "the bytes for its KV cache (available_kv_cache_memory_bytes)", worker.name)
 
 
-def _attention(described: Mapping[str, Any], kind: str, name: str) -> AttentionLayer:
+def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:
+    spec_class = _ATTENTION_KINDS.get(kind)
+    if spec_class is None:
+        raise PlanError(f"{who}, which is not known: the KV cache is shown, not planned")
     block, heads, head, element = (
-        _field(described, field, kind, name) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
+        _field(described, field, who) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
     )
-    is_mla = kind == "MLAAttentionSpec"
     value = described.get("head_size_v")
-    value = 0 if is_mla else value if isinstance(value, int) else None
+    value = 0 if spec_class is MlaAttention else value if isinstance(value, int) else None
     width = head + (head if value is None else value)
     page, padded = described.get("page_bytes"), described.get("page_size_padded")
     packed = None
     if isinstance(page, int) and not isinstance(padded, int) and page != block * heads * width * element:
-        # Packed formats, scales beside the values, compressed tokens: what one token and head takes is exact all the
-        # same where the page is a multiple of it.
-        each = Fraction(page, block * heads)
-        packed = each.numerator if each.denominator == 1 else None
-    shared: dict[str, Any] = {
-        "block_size": block,
-        "kv_heads": heads,
-        "head_size": head,
-        "head_size_v": value,
-        "element_bytes": element,
-        "token_head_bytes": packed,
-        "page_bytes_padded": padded if type(padded) is int else None,
-        "indexes_by_block_stride": bool(described.get("indexes_kv_by_block_stride")),
-    }
-    window, chunk = (_count(described, field) or None for field in ("sliding_window", "attention_chunk_size"))
-    if is_mla:
+        # Packed formats, scales beside the values, compressed tokens: the bytes of one token and head are exact all
+        # the same where the page is a multiple of them.
+        packed = page // (block * heads) if page % (block * heads) == 0 else None
+    fields: dict[str, Any] = {}
+    if spec_class is MlaAttention:
         cache_dtype = described.get("cache_dtype_str")
-        return MlaAttention(**shared, cache_dtype=cache_dtype if isinstance(cache_dtype, str) else None)
-    if kind == "FullAttentionSpec":
-        return FullAttention(**shared, window=window, chunk=chunk)
-    if kind == "SlidingWindowSpec":
-        return SlidingWindow(**shared, window=_field(described, "sliding_window", kind, name))
-    if kind == "ChunkedLocalAttentionSpec":
-        return ChunkedLocal(**shared, chunk=_field(described, "attention_chunk_size", kind, name))
-    if kind == "CrossAttentionSpec":
-        return CrossAttention(**shared)
-    raise PlanError(f"{name} reports a layer of kind {kind}, which is not known: the KV cache is shown, not planned")
+        fields["cache_dtype"] = cache_dtype if isinstance(cache_dtype, str) else None
+    elif spec_class is FullAttention:
+        fields["window"] = _count(described, "sliding_window") or None
+        fields["chunk"] = _count(described, "attention_chunk_size") or None
+    elif spec_class is SlidingWindow:
+        fields["window"] = _field(described, "sliding_window", who)
+    elif spec_class is ChunkedLocal:
+        fields["chunk"] = _field(described, "attention_chunk_size", who)
+    return spec_class(
+        block_size=block,
+        kv_heads=heads,
+        head_size=head,
+        head_size_v=value,
+        element_bytes=element,
+        token_head_bytes=packed,
+        page_bytes_padded=padded if type(padded) is int else None,
+        indexes_by_block_stride=bool(described.get("indexes_kv_by_block_stride")),
+        **fields,
+    )
 
 
-def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
+def _mamba(described: Mapping[str, Any], who: str) -> MambaState:
     shapes, sizes = described.get("shapes"), described.get("dtypes_bytes")
     if not _are_sizes(sizes) or not isinstance(shapes, list | tuple) or not all(map(_are_sizes, shapes)):
-        raise PlanError(f"{name} reports a layer of kind {kind} without its shapes and data types")
+        raise PlanError(f"{who} without its shapes and data types")
     if len(shapes) != len(sizes):
-        raise PlanError(f"{name} reports a layer of kind {kind} with {len(shapes)} shapes and {len(sizes)} data types")
+        raise PlanError(f"{who} with {len(shapes)} shapes and {len(sizes)} data types")
     padded = described.get("page_size_padded")
     return MambaState(
-        block_size=_field(described, "block_size", kind, name),
+        block_size=_field(described, "block_size", who),
         page_bytes_padded=padded if type(padded) is int else None,
         shapes=tuple(map(tuple, shapes)),
         element_bytes=tuple(sizes),
@@ -259,7 +247,7 @@ def _mamba(described: Mapping[str, Any], kind: str, name: str) -> MambaState:
 
 
 def _are_sizes(value: object) -> TypeGuard[Sequence[int]]:
-    return isinstance(value, list | tuple) and all(type(one) is int and one > 0 for one in value)
+    return isinstance(value, list | tuple) and all(type(size) is int and size > 0 for size in value)
 
 
 def _count(described: Mapping[str, Any], field: str) -> int:
@@ -267,11 +255,10 @@ def _count(described: Mapping[str, Any], field: str) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def _field(described: Mapping[str, Any], field: str, kind: str, name: str) -> int:
-    value = described.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise PlanError(f"{name} reports a layer of kind {kind} with {field} {value!r}; a number above 0 is needed")
-    return value
+def _field(described: Mapping[str, Any], field: str, who: str) -> int:
+    if number := _count(described, field):
+        return number
+    raise PlanError(f"{who} with {field} {described.get(field)!r}; a number above 0 is needed")
 
 
 def _number(value: int | None, what: str, name: str) -> int:

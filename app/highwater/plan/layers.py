@@ -1,4 +1,4 @@
-"""The layers of each worker: what a model keeps, in a version's specs, for one rank of each pipeline stage."""
+"""The layers of each worker: the caches of a model as a version's specs, for one rank of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -31,18 +31,15 @@ def worker_layers(
         model: The model.
         resolved: Its flags.
         generation: The version's rules.
-        drafts: The layers of a drafter, which lives on the last stage.
-
-    Raises:
-        PlanError: The heads cannot be spread over the ranks.
+        drafts: The layers of a drafter, which is on the last stage.
     """
     stages = resolved.flags.pipeline_parallel_size
     bounds = stage_bounds(model.layers, stages)
     workers = [
-        {one.name: _spec(one, resolved, generation) for one in model.kept if start <= one.layer < end}
+        {kept.name: _spec(kept, resolved, generation) for kept in model.kept if start <= kept.layer < end}
         for start, end in bounds
     ]
-    workers[-1] |= {one.name: _spec(one, resolved, generation) for one in drafts}
+    workers[-1] |= {kept.name: _spec(kept, resolved, generation) for kept in drafts}
     return list(workers)
 
 
@@ -58,57 +55,57 @@ def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
     return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _spec(one: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
+def _spec(kept: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
     elements, blocks = resolved.elements, resolved.blocks
     ranks = resolved.flags.tensor_parallel_size
-    match one:
+    match kept:
         case Attention():
-            return _attention(one, resolved)
+            return _attention(kept, resolved)
         case Latent():
             return MlaAttention(
                 block_size=blocks.attention,
                 kv_heads=1,
-                head_size=one.width,
+                head_size=kept.width,
                 element_bytes=elements.cache_bytes,
                 token_head_bytes=PACKED_LATENT_BYTES if elements.cache == "fp8_ds_mla" else None,
                 cache_dtype=elements.cache,
             )
         case Indexer():
-            return MlaAttention(block_size=blocks.attention, kv_heads=1, head_size=one.width_bytes, element_bytes=1)
+            return MlaAttention(block_size=blocks.attention, kv_heads=1, head_size=kept.width_bytes, element_bytes=1)
         case Cross():
             return CrossAttention(
                 block_size=blocks.attention,
-                kv_heads=rank_heads(one.kv_heads, ranks),
-                head_size=one.head_size,
+                kv_heads=rank_heads(kept.kv_heads, ranks),
+                head_size=kept.head_size,
                 element_bytes=elements.cache_bytes,
             )
         case State():
             return MambaState(
                 block_size=blocks.state,
                 page_bytes_padded=blocks.state_page_bytes,
-                shapes=one.form.shapes(ranks, resolved.speculative_tokens),
-                element_bytes=tuple(elements.role_bytes(role) for role in one.form.roles),
+                shapes=kept.form.shapes(ranks, resolved.speculative_tokens),
+                element_bytes=tuple(elements.role_bytes(role) for role in kept.form.roles),
                 speculative_blocks=resolved.speculative_tokens,
-                checkpoint_blocks=int(generation.mamba2_checkpoints and one.form.keeps_checkpoints),
+                checkpoint_blocks=int(generation.mamba2_checkpoints and kept.form.keeps_checkpoints),
             )
         case _:
-            raise AssertionError(one)
+            raise AssertionError(kept)
 
 
-def _attention(one: Attention, resolved: Resolved) -> LayerSpec:
+def _attention(kept: Attention, resolved: Resolved) -> LayerSpec:
     geometry: dict[str, Any] = {
         "block_size": resolved.blocks.attention,
-        "kv_heads": rank_heads(one.kv_heads, resolved.flags.tensor_parallel_size),
-        "head_size": one.head_size,
+        "kv_heads": rank_heads(kept.kv_heads, resolved.flags.tensor_parallel_size),
+        "head_size": kept.head_size,
         "element_bytes": resolved.elements.cache_bytes,
-        "token_head_bytes": resolved.elements.token_head_bytes(one.head_size),
+        "token_head_bytes": resolved.elements.token_head_bytes(kept.head_size),
     }
-    if one.window is not None and _keeps_windows_whole(resolved):
-        return FullAttention(window=one.window, **geometry)
-    if one.window is not None:
-        return SlidingWindow(window=one.window, **geometry)
-    if one.chunk is not None:
-        return ChunkedLocal(chunk=one.chunk, **geometry)
+    if kept.window is not None and _keeps_windows_whole(resolved):
+        return FullAttention(window=kept.window, **geometry)
+    if kept.window is not None:
+        return SlidingWindow(window=kept.window, **geometry)
+    if kept.chunk is not None:
+        return ChunkedLocal(chunk=kept.chunk, **geometry)
     return FullAttention(**geometry)
 
 
@@ -119,13 +116,8 @@ def _keeps_windows_whole(resolved: Resolved) -> bool:
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:
     """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike.
 
-    Args:
-        heads: The model's.
-        ranks: The ranks of a stage.
-        key: Their number's name, for the message.
-
     Raises:
-        PlanError: vLLM would refuse to spread them.
+        PlanError: vLLM would refuse to spread them; the message names the ranks by `key`.
     """
     if heads >= ranks and heads % ranks:
         raise PlanError(f"{key}: {ranks}; the model's {heads} KV heads must be divisible by it")

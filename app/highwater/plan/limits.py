@@ -9,35 +9,25 @@ from highwater.plan.flags import EngineFlags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The values of `VllmConfig` that vLLM's KV cache sizing reads, with vLLM's defaults filled in.
-
-    Attributes:
-        async_scheduling: The next step is scheduled while one runs: twice as many tokens are under way.
-        num_gpu_blocks_override: The number of blocks to make; None: what fits.
-        mamba_cache_mode: Which states are kept: ``none``, ``align`` or ``all``.
-        hybrid_manager: Layers of several kinds may have groups of their own.
-        max_encoder_tokens: The longest input of an encoder whose states the decoder's layers keep.
-        pipeline_parallel_size: The stages, each of which has a step of its own under way.
-        v2_model_runner: The second model runner, which schedules ahead with several stages too. On CUDA it is the
-            default of models without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of all from
-            0.29 on (0.32.0, vllm/config/vllm.py:703).
-        extra_retained_tokens: Tokens kept before a sliding window for drafters of several modules (0.28).
-    """
+    """The values of `VllmConfig` that vLLM's KV cache sizing reads, with vLLM's defaults filled in."""
 
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
-    async_scheduling: bool = False
+    async_scheduling: bool = False  # the next step is scheduled while one runs: twice as many tokens are under way
     decode_context_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
-    num_gpu_blocks_override: int | None = None
+    num_gpu_blocks_override: int | None = None  # the number of blocks to make; None: what fits
     prefix_caching: bool = True
-    mamba_cache_mode: str = "none"
-    hybrid_manager: bool = True
-    max_encoder_tokens: int = 0
-    pipeline_parallel_size: int = 1
+    mamba_cache_mode: str = "none"  # which states are kept: ``none``, ``align`` or ``all``
+    hybrid_manager: bool = True  # layers of several kinds may have groups of their own
+    max_encoder_tokens: int = 0  # the longest input of an encoder whose states the decoder's layers keep
+    pipeline_parallel_size: int = 1  # the stages, each of which has a step of its own under way
+    # The second model runner, which schedules ahead with several stages too. On CUDA it is the default of models
+    # without experts and states from 0.26 on (0.26.0, vllm/config/vllm.py:605), of all from 0.29 on (0.32.0,
+    # vllm/config/vllm.py:703).
     v2_model_runner: bool = False
-    extra_retained_tokens: int = 0
+    extra_retained_tokens: int = 0  # tokens kept before a sliding window for drafters of several modules (0.28)
 
     @classmethod
     def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:

@@ -38,39 +38,27 @@ MAX_NUMBER = 2**48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """The bytes for the KV cache of each worker, and how well they are known.
+    """The bytes for the KV cache of each worker, and how well they are known."""
 
-    Attributes:
-        each: By worker.
-        grade: ``engine``: as the engine has them now; ``exact``: given; ``measured``: follow from the measured start;
-            ``estimated``: within the bounds.
-        low: The least that the binding worker has; None where there is nothing to bound. `high`: the most.
-        notes: Assumptions, in sentences.
-    """
-
-    each: tuple[int, ...]
+    each: tuple[int, ...]  # by worker
+    # ``engine``: as the engine has them now; ``exact``: given; ``measured``: follow from the measured start;
+    # ``estimated``: within the bounds.
     grade: Grade = "engine"
+    # The least and the most that the binding worker has; None where there is nothing to bound.
     low: int | None = None
     high: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # assumptions, in sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
-    """The KV cache of the running engine under other flags.
+    """The KV cache of the running engine under other flags."""
 
-    Attributes:
-        flags: All flags, the changed ones among them.
-        changed: The flags that differ from the running engine's.
-        available: The bytes that the pool was planned with.
-        encoder: The encoder's budget under these flags; None for a model of text.
-    """
-
-    flags: EngineFlags
-    changed: Mapping[str, Any]
+    flags: EngineFlags  # all flags, the changed ones among them
+    changed: Mapping[str, Any]  # the flags that differ from the running engine's
     pool: Pool
-    available: Bytes
-    encoder: EncoderLimits | None
+    available: Bytes  # the bytes that the pool was planned with
+    encoder: EncoderLimits | None  # the encoder's budget under these flags; None for a model of text
     notes: tuple[str, ...] = ()
 
 

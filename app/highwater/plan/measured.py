@@ -1,4 +1,4 @@
-"""The start that `highwater explain --json` wrote down, as a plan takes its measures from it."""
+"""A start that `highwater explain --json` wrote to a file, whose measures replace a plan's estimates."""
 
 from __future__ import annotations
 
@@ -15,26 +15,18 @@ _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}
 
 
 def read_start(path: Path) -> MeasuredStart:
-    """Return the start that a file of `highwater explain --json` describes.
+    """Return the start that a file of `highwater explain --json` describes: of several ranks the largest of each part.
 
     Raises:
         PlanError: It cannot be read, or describes no start.
     """
-    return measured_start(read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`"), str(path))
-
-
-def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:
-    """Return the start that an answer of `GET /memory/budget` describes: of several ranks the largest of each part.
-
-    Raises:
-        PlanError: It describes no start.
-    """
-    explanation = _object(_object(answer).get("explanation"))
+    answer = read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`")
+    explanation = _object(answer.get("explanation"))
     ranks = [_object(rank) for rank in _list(explanation.get("ranks"))]
     version, architecture = explanation.get("vllm_version"), explanation.get("architecture")
     if not ranks or not isinstance(version, str) or not isinstance(architecture, str):
         raise PlanError(
-            f"{name} describes no start: explanation.ranks, .vllm_version and .architecture are needed, as"
+            f"{path} describes no start: explanation.ranks, .vllm_version and .architecture are needed, as"
             " `highwater explain --json` writes them"
         )
     limits, parallel = _object(explanation.get("limits")), _object(explanation.get("parallel"))
@@ -55,7 +47,7 @@ def measured_start(answer: object, name: str = "the answer") -> MeasuredStart:
 
 
 def _largest(ranks: list[Mapping[str, Any]], *keys: str) -> int | None:
-    """Return the largest sum of these parts over the ranks: the rank that has it has the fewest bytes left."""
+    """Return the largest sum of these parts over the ranks; that rank has the fewest bytes left."""
     sums = []
     for rank in ranks:
         parts = [_object(part) for part in _list(rank.get("parts"))]

@@ -1,14 +1,16 @@
-"""A plan from a config.json alone: no engine, no weights and no device are asked."""
+"""A plan from a config.json alone: it needs no engine, no weights and no device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from highwater.plan import ascend
+from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
+from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
 from highwater.plan.json_file import read_object
@@ -18,11 +20,8 @@ from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import Pool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
+from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
-
-if TYPE_CHECKING:
-    from highwater.plan.checkpoint import Tensor
-    from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget
 
 NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
 # A config.json is a few KiB; anything of this size is another file.
@@ -34,31 +33,21 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """The KV cache that a command line makes for a model.
-
-    Attributes:
-        model: The model.
-        generation: The version's rules.
-        resolved: Every flag.
-        layers: The layers of one rank of each pipeline stage.
-        pool: The KV pool; where its bytes are not known, that of one request of the maximum length.
-        available_bytes: The bytes for the KV cache of one rank of each pipeline stage; None: not known.
-        budget: How the device of the rank that binds is divided; None: no device was named, or that is not known.
-        bounds: The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or
-            measured, or not known.
-        notes: What a reader should know.
-        why_unknown: Why the bytes for the KV cache are not known though a device was named.
-    """
+    """The KV cache that a command line makes for a model."""
 
     model: Model
     generation: Generation
     resolved: Resolved
-    layers: Sequence[Layers]
-    pool: Pool
+    layers: Sequence[Layers]  # the layers of one rank of each pipeline stage
+    pool: Pool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
+    # The bytes for the KV cache of one rank of each pipeline stage; None: not known.
     available_bytes: Sequence[int] | None
+    # The device of the rank that binds, divided; None: no device was named, or that is not known.
     budget: StartBudget | None
-    notes: tuple[str, ...]
-    why_unknown: str | None = None
+    notes: tuple[str, ...]  # assumptions and warnings, in sentences
+    why_unknown: str | None = None  # why the bytes for the KV cache are not known though a device was named
+    # The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or measured,
+    # or not known.
     bounds: tuple[Pool, Pool] | None = None
 
     @property
@@ -71,10 +60,7 @@ class OfflinePlan:
 
 
 def read_config(place: str) -> Mapping[str, Any]:
-    """Return a model's config.json.
-
-    Args:
-        place: The file, or the folder that holds it.
+    """Return a model's config.json, from its path or that of its folder.
 
     Raises:
         PlanError: The file is missing, or does not hold a JSON object.
@@ -105,28 +91,9 @@ def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:
-    """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none.
-
-    Raises:
-        PlanError: A file is damaged.
-    """
+    """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none."""
     folder = Path(place)
-    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
-        return None
-    from highwater.plan.safetensors_header import checkpoint_tensors  # noqa: PLC0415 - most plans have no files
-
-    return checkpoint_tensors(folder)
-
-
-def read_measured(path: Path) -> MeasuredStart:
-    """Return the start that a file of `highwater explain --json` describes.
-
-    Raises:
-        PlanError: It describes none.
-    """
-    from highwater.plan.measured import read_start  # noqa: PLC0415 - most plans have none
-
-    return read_start(path)
+    return checkpoint_tensors(folder) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
 
 
 def plan_offline(
@@ -162,8 +129,6 @@ def plan_offline(
     if flags.kv_cache_memory_bytes is not None:
         available = [flags.kv_cache_memory_bytes] * len(layers)
     elif flags.device_bytes is not None:
-        from highwater.plan.estimates import ModelFacts  # noqa: PLC0415 - most plans have no device
-
         facts = ModelFacts(config=values, tensors=tensors)
         try:
             budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
@@ -181,8 +146,10 @@ def plan_offline(
         pool = plan_pool(layers, available, resolved.limits, generation)
     bounds = None
     if any(stage.available.low != stage.available.high for stage in budget):
-        low = plan_pool(layers, [stage.available.low for stage in budget], resolved.limits, generation)
-        high = plan_pool(layers, [stage.available.high for stage in budget], resolved.limits, generation)
+        low, high = (
+            plan_pool(layers, [getattr(stage.available, end) for stage in budget], resolved.limits, generation)
+            for end in ("low", "high")
+        )
         bounds = low, high
     notes += dict.fromkeys(stage.refusal for stage in budget if stage.refusal is not None)
     if flags.platform == "ascend":
@@ -204,11 +171,7 @@ def plan_offline(
 
 
 def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> list[str]:
-    """Return what vllm-ascend does otherwise with this plan.
-
-    Raises:
-        PlanError: Its rule for several groups is not modelled.
-    """
+    """Return notes on what vllm-ascend does otherwise; raises PlanError where its rule is not modelled."""
     release = generation.release[:2]
     if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:
         raise PlanError(
@@ -224,7 +187,7 @@ def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> lis
 
 
 def _cpu_note(given: int, generation: Generation) -> str:
-    """Return what a CPU engine makes of `--kv-cache-memory-bytes` (v1/worker/cpu_worker.py, platforms/cpu.py)."""
+    """Return a CPU engine's use of `--kv-cache-memory-bytes` (v1/worker/cpu_worker.py, platforms/cpu.py)."""
     if generation.release < (0, 20, 0):
         return (
             f"vLLM {generation.version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets"
@@ -243,13 +206,7 @@ def _budget(
     stages: int,
     notes: list[str],
 ) -> Sequence[StartBudget]:
-    """Return how a start divides the device of one rank of each stage.
-
-    Raises:
-        PlanError: It is not known.
-    """
-    from highwater.plan.estimates import estimate_start  # noqa: PLC0415 - most plans have no device
-
+    """Return how a start divides the device of one rank of each stage."""
     if resolved.given.speculative_config is not None:
         notes.append("The budget of the device does not count the weights and the activation of the drafter.")
     return [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]

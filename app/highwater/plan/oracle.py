@@ -1,7 +1,7 @@
-"""vLLM's own functions as the judge of a plan: asked in an interpreter that has vLLM, and compared with ours.
+"""A plan compared with vLLM's own functions, which are called in an interpreter that has vLLM.
 
-Nothing of vLLM is imported here: `oracle_script` runs in the other interpreter, for a bounded time, and only so much of
-what it writes is read. A difference is returned as a sentence, for every figure that differs.
+Nothing of vLLM is imported here: `oracle_script` runs in the other interpreter, for a bounded time, and a bounded part
+of its output is read. Every figure that differs is returned as a sentence.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.grouping import KINDS
 from highwater.plan.limits import Limits
 from highwater.plan.pool import Pool
-from highwater.plan.specs import Layers, LayerSpec
+from highwater.plan.specs import Layers
 
 _SCRIPT: Final = Path(__file__).with_name("oracle_script.py")
 _MAX_ANSWER_BYTES: Final = 1 << 24
@@ -28,7 +27,7 @@ _TIMEOUT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One call of `plan_pool`, as the oracle is asked it."""
+    """The arguments of one call of `plan_pool`."""
 
     workers: Sequence[Layers]
     available_bytes: Sequence[int]
@@ -36,23 +35,16 @@ class Question:
 
     def as_json(self) -> str:
         """Return the line that the script reads."""
-        return json.dumps(
-            {
-                "workers": [{name: _spec_fields(spec) for name, spec in worker.items()} for worker in self.workers],
-                "available_bytes": list(self.available_bytes),
-                "limits": asdict(self.limits),
-            }
-        )
+        workers = [
+            {name: {"kind": spec.kind, **asdict(spec)} for name, spec in worker.items()} for worker in self.workers
+        ]
+        available = list(self.available_bytes)
+        return json.dumps({"workers": workers, "available_bytes": available, "limits": asdict(self.limits)})
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The oracle's answers.
-
-    Attributes:
-        vllm_version: The version that was asked.
-        answers: One for each question, as `oracle_script` writes it.
-    """
+    """The version of vLLM, and an answer of `oracle_script` for each question."""
 
     vllm_version: str
     answers: Sequence[Mapping[str, Any]]
@@ -65,13 +57,13 @@ def ask_oracle(
     environ: Mapping[str, str] | None = None,
     timeout_seconds: float = _TIMEOUT_SECONDS,
 ) -> Answers:
-    """Ask the vLLM of an interpreter.
+    """Call the vLLM of an interpreter.
 
     Args:
         python: The interpreter; vLLM must be importable in it.
-        questions: What to ask.
+        questions: The pools to size.
         environ: Variables to add to its environment.
-        timeout_seconds: How long it may take, the import of vLLM included.
+        timeout_seconds: The limit, the import of vLLM included.
 
     Raises:
         PlanError: It could not be started, took too long, or did not answer every question.
@@ -103,15 +95,7 @@ def ask_oracle(
 
 
 def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Compare a plan with the oracle's answer to the same question.
-
-    Args:
-        planned: Our pool, or the reason why it cannot be planned.
-        answer: The oracle's answer.
-
-    Returns:
-        A sentence for each figure that differs; nothing where all agree.
-    """
+    """Return a sentence for each figure of a plan, or of its refusal, that differs from vLLM's answer."""
     if "unanswerable" in answer:
         return (f"vLLM could not be asked: {answer['unanswerable']}",)
     if isinstance(planned, PlanError):
@@ -153,7 +137,3 @@ def _figures(pool: Pool, answer: Mapping[str, Any]) -> list[tuple[str, object, o
             ),
         ]
     return figures
-
-
-def _spec_fields(spec: LayerSpec) -> dict[str, Any]:
-    return {"kind": KINDS[type(spec)], **{field.name: getattr(spec, field.name) for field in fields(spec)}}

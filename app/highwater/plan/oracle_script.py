@@ -1,8 +1,8 @@
-"""A program that asks vLLM's own functions how they would size a KV cache.
+"""A program that sizes KV caches with vLLM's own functions.
 
 It runs in an interpreter that has vLLM of any version from 0.11 on, needs neither a model nor a device, and imports
-nothing of this package: `highwater.plan.oracle` hands it to that interpreter as text. It reads one question a line on
-standard input, as JSON, and writes one answer a line to standard output, after a line with vLLM's version.
+nothing of this package: `highwater.plan.oracle` passes it to that interpreter as text. It reads one question a line, as
+JSON, from standard input, and writes one answer a line to standard output, after a line with vLLM's version.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Oracle:
         utils.check_enough_kv_cache_memory = by_layers
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return what vLLM makes of a question: the pool, or the error it ends with."""
+        """Return the pool that vLLM makes for a question, or the error it ends with."""
         self.checks.clear()
         try:
             config = self._config(question["limits"])
@@ -134,22 +134,21 @@ class Oracle:
         return {"fits": True, **pool, "checks": list(self.checks)}
 
     def _pool(self, config: Any, workers: list[Any], available: list[int]) -> dict[str, Any]:
-        """Return the figures that vLLM logs of the pool it makes."""
         log = self.utils.logger = LogReader()
-        made = self.utils.get_kv_cache_configs(config, workers, available)
-        if made[0].num_blocks == 0:
+        configs = self.utils.get_kv_cache_configs(config, workers, available)
+        if configs[0].num_blocks == 0:
             # 0.11.0 gets this far; the block pool then wants one block at least.
             raise ValueError("the KV cache has no block")
         if hasattr(self.utils, "update_kv_cache_capacity"):
-            self.utils.update_kv_cache_capacity(config, self.utils.generate_scheduler_kv_cache_config(made))
+            self.utils.update_kv_cache_capacity(config, self.utils.generate_scheduler_kv_cache_config(configs))
         return {
-            "blocks": made[0].num_blocks,
+            "blocks": configs[0].num_blocks,
             # 0.11.0 logs a line for each worker, before it takes the fewest blocks for all.
             "tokens": min(log.tokens),
             "max_concurrency": min(log.concurrency),
             "groups": [
                 {"layers": len(group.layer_names), "block_size": group.kv_cache_spec.block_size}
-                for group in made[0].kv_cache_groups
+                for group in configs[0].kv_cache_groups
             ],
         }
 
@@ -207,7 +206,7 @@ class Oracle:
 
     @staticmethod
     def _layout() -> Any:
-        """Return the layout that is used where no attention backend asks for another."""
+        """Return the layout that vLLM uses where no attention backend requires another."""
         return importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout.LBNHC
 
     def _spec(self, layer: dict[str, Any]) -> Any:
@@ -243,7 +242,7 @@ class Oracle:
 def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever vLLM prints is no answer
+    os.dup2(2, 1)  # vLLM prints too, and not JSON
     oracle = Oracle()
     version = importlib.import_module("vllm").__version__
     print(json.dumps({"vllm_version": version}), file=answers, flush=True)

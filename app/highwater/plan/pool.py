@@ -29,72 +29,44 @@ from highwater.units import GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Layers that share block tables.
+    """Layers that share block tables."""
 
-    Attributes:
-        kind: ``full``, ``sliding``, ``chunked``, ``mla``, ``mamba``, ``cross``, or ``mixed``.
-        padding_layers: How many layers' room it wastes, to be as large as the other groups.
-        block_size: Tokens a block.
-        page_bytes: Bytes that one layer takes of a block; of a mixed group, those of all its layers.
-        blocks_per_request: Blocks that one request of the maximum length takes.
-    """
-
-    kind: str
+    kind: str  # ``full``, ``sliding``, ``chunked``, ``mla``, ``mamba``, ``cross``, or ``mixed``
     layers: int
-    padding_layers: int
-    block_size: int
-    page_bytes: int
-    blocks_per_request: int
+    padding_layers: int  # the layers whose room it wastes, to be as large as the other groups
+    block_size: int  # tokens a block
+    page_bytes: int  # bytes that one layer takes of a block; of a mixed group, those of all its layers
+    blocks_per_request: int  # blocks that one request of the maximum length takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The figures of the error with which vLLM ends its start.
+    """The figures of the error with which vLLM ends its start."""
 
-    Attributes:
-        worker: The place of the first worker that has too little.
-        needed_bytes: The need of one request of the maximum length.
-        available_bytes: What vLLM compares that with; it may have taken a block off.
-        max_model_len: The estimated maximum model length; 0 where not even one token fits, and nothing is printed.
-        message: The part of the error that holds the figures, as this version writes it.
-    """
-
-    worker: int
-    needed_bytes: int
-    available_bytes: int
-    max_model_len: int
-    message: str
+    worker: int  # the place of the first worker that has too little
+    needed_bytes: int  # the need of one request of the maximum length
+    available_bytes: int  # what vLLM compares that with; it may have taken a block off
+    max_model_len: int  # the estimated maximum model length; 0 where not even one token fits, and nothing is printed
+    message: str  # the part of the error that holds the figures, as this version writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One engine's KV cache, as its version of vLLM sizes it.
+    """One engine's KV cache, as its version of vLLM sizes it."""
 
-    Attributes:
-        available_bytes: The bytes of the rank that binds.
-        binding_worker: That rank's place among the workers.
-        bytes_per_block: The bytes that one block takes there, all layers included.
-        blocks: Their number, the null block included.
-        tokens: "GPU KV cache size" as this version prints it; None where it would not get that far.
-        max_concurrency: "Maximum concurrency" at the maximum length, as printed.
-        needed_bytes: The need of one request of the maximum length, as this version computes it for its check: 0.14 to
-            0.18 count the first group only.
-        fits: Whether vLLM starts with it.
-        max_model_len_that_fits: The longest that would fit, by vLLM's own search, which ends at the length asked for.
-        refusal: The error that vLLM would end with; None where it starts.
-    """
-
-    available_bytes: int
-    binding_worker: int
-    bytes_per_block: int
-    blocks: int
+    available_bytes: int  # the bytes of the rank that binds
+    binding_worker: int  # that rank's place among the workers
+    bytes_per_block: int  # the bytes that one block takes there, all layers included
+    blocks: int  # their number, the null block included
     groups: tuple[Group, ...]
-    tokens: int | None
-    max_concurrency: float | None
+    tokens: int | None  # "GPU KV cache size" as this version prints it; None where it would not get that far
+    max_concurrency: float | None  # "Maximum concurrency" at the maximum length, as printed
+    # The need of one request of the maximum length, as this version computes it for its check: 0.14 to 0.18 count
+    # the first group only.
     needed_bytes: int
-    fits: bool
-    max_model_len_that_fits: int
-    refusal: Refusal | None = None
+    fits: bool  # whether vLLM starts with it
+    max_model_len_that_fits: int  # the longest that would fit, by vLLM's own search, which ends at the length asked for
+    refusal: Refusal | None = None  # the error that vLLM would end with; None where it starts
 
     @property
     def blocks_per_request(self) -> int:

@@ -29,24 +29,18 @@ ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The flags of a plan, none left open.
-
-    Attributes:
-        given: The flags as they were given.
-        flags: Every flag with the value that vLLM would use; `gpu_memory_utilization` is None where the bytes of the
-            KV cache were given.
-        speculative_tokens: The tokens of a draft; 0: there is none.
-        notes: Assumptions, in sentences.
-    """
+    """The flags of a plan, none left open."""
 
     given: EngineFlags
+    # Every flag with the value that vLLM would use; `gpu_memory_utilization` is None where the bytes of the KV
+    # cache were given.
     flags: EngineFlags
     release: Release
     limits: Limits
     elements: Elements
     blocks: Blocks
-    speculative_tokens: int
-    notes: tuple[str, ...]
+    speculative_tokens: int  # the tokens of a draft; 0: there is none
+    notes: tuple[str, ...]  # assumptions, in sentences
 
 
 def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:

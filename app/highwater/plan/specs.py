@@ -1,8 +1,8 @@
-"""The KV cache of one layer: one frozen value for each kind of layer that vLLM's own specs know.
+"""The KV cache of one layer: a frozen value for each kind of layer that vLLM's own specs have.
 
 They mirror `vllm/v1/kv_cache_interface.py` without importing it. Two layers whose values are equal share a group where
 vLLM's own would. Sizes are bytes, blocks hold tokens. An encoder-only layer, and a layer that reads another layer's
-cache, keep nothing and so have no value here: they are left out, as vLLM leaves them out of what its workers report.
+cache, keep nothing and are left out, as in the reports of vLLM's workers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer's share of a block.
+    """One layer's share of a block."""
 
-    Attributes:
-        block_size: How many tokens a block of this layer holds.
-        page_bytes_padded: The size its page was raised to, to equal another layer's; None: not raised.
-    """
-
-    block_size: int
+    kind: ClassVar[str] = ""  # as a plan names it; a layer without it cannot be planned
+    block_size: int  # the tokens of a block
+    # The size that its page was raised to, to equal another layer's; None: not raised.
     page_bytes_padded: int | None = None
 
     @property
@@ -38,23 +35,16 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayer(LayerSpec):
-    """Keys and values of every token.
+    """Keys and values of every token."""
 
-    Attributes:
-        kv_heads: The KV heads on one rank, at least one.
-        head_size: The width of a key.
-        head_size_v: The width of a value; None: the same as a key's. 0 where one vector serves as both.
-        element_bytes: The size of one element in the cache.
-        token_head_bytes: The bytes of one token and head where that is no product of the above (packed formats).
-        indexes_by_block_stride: Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one:
-            those for CUDA do (0.24.0, vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
-    """
-
-    kv_heads: int
+    kv_heads: int  # the KV heads on one rank, at least one
     head_size: int
     element_bytes: int
-    head_size_v: int | None = None
+    head_size_v: int | None = None  # the width of a value; None: the same as a key's. 0 where one vector serves as both
+    # The bytes of one token and head where that is no product of the others (packed formats).
     token_head_bytes: int | None = None
+    # Whether its kernel reads padded pages, which 0.24 to 0.28 ask before they pad one: those for CUDA do (0.24.0,
+    # vllm/v1/attention/backends/flash_attn.py:160), CPU's does not, MLA's vary.
     indexes_by_block_stride: bool = False
 
     def __post_init__(self) -> None:
@@ -72,13 +62,9 @@ class AttentionLayer(LayerSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention(AttentionLayer):
-    """A layer whose cache keeps every token.
+    """A layer whose cache keeps every token; a sliding or chunked layer that is kept whole has its window or chunk."""
 
-    Attributes:
-        window: The window of a sliding window layer that is kept whole, as with the hybrid manager disabled.
-        chunk: The chunk of a chunked layer that is kept whole.
-    """
-
+    kind: ClassVar[str] = "full"
     window: int | None = None
     chunk: int | None = None
 
@@ -87,6 +73,7 @@ class FullAttention(AttentionLayer):
 class SlidingWindow(AttentionLayer):
     """A layer that attends to the last tokens only."""
 
+    kind: ClassVar[str] = "sliding"
     window: int
 
 
@@ -94,6 +81,7 @@ class SlidingWindow(AttentionLayer):
 class ChunkedLocal(AttentionLayer):
     """A layer that attends within its chunk of the sequence (Llama 4)."""
 
+    kind: ClassVar[str] = "chunked"
     chunk: int
 
 
@@ -105,6 +93,7 @@ class MlaAttention(FullAttention):
     `token_head_bytes`, with one head.
     """
 
+    kind: ClassVar[str] = "mla"
     head_size_v: int | None = 0
     cache_dtype: str | None = None
 
@@ -113,21 +102,19 @@ class MlaAttention(FullAttention):
 class CrossAttention(AttentionLayer):
     """The encoder's states of an encoder-decoder model."""
 
+    kind: ClassVar[str] = "cross"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaState(LayerSpec):
-    """A state of fixed size, whatever the length (Mamba, linear attention, gated delta nets, short convolutions).
+    """A state of fixed size, whatever the length (Mamba, linear attention, gated delta nets, short convolutions)."""
 
-    Attributes:
-        shapes: The shape of each state tensor on one rank.
-        element_bytes: The size of an element of each.
-        speculative_blocks: Blocks more for each request, one for each token of a draft.
-        checkpoint_blocks: Blocks more in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
-    """
-
+    kind: ClassVar[str] = "mamba"
+    # The shape of each state tensor on one rank, and the size of an element of each.
     shapes: tuple[tuple[int, ...], ...]
     element_bytes: tuple[int, ...]
-    speculative_blocks: int = 0
+    speculative_blocks: int = 0  # more blocks for each request, one for each token of a draft
+    # More blocks in the cache mode ``align``, for states kept in the middle of a prompt (0.29).
     checkpoint_blocks: int = 0
 
     @property

@@ -36,22 +36,14 @@ _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embeddi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The spread of a model over ranks, and one of them.
-
-    Attributes:
-        tensor: The tensor parallel size; `pipeline`: the pipeline parallel size.
-        stage: The pipeline stage of the rank, from 0.
-        experts: The ranks that whole experts are spread over; 1: every rank holds a part of each.
-        encoder_data_parallel: Each rank holds the whole vision tower (`--mm-encoder-tp-mode data`).
-        expandable_segments: The allocator splits every block.
-    """
+    """The spread of a model over ranks, and one of them."""
 
     tensor: int = 1
     pipeline: int = 1
-    stage: int = 0
-    experts: int = 1
-    encoder_data_parallel: bool = False
-    expandable_segments: bool = False
+    stage: int = 0  # the pipeline stage of the rank, from 0
+    experts: int = 1  # the ranks that whole experts are spread over; 1: every rank holds a part of each
+    encoder_data_parallel: bool = False  # each rank holds the whole vision tower (`--mm-encoder-tp-mode data`)
+    expandable_segments: bool = False  # the allocator splits every block
 
 
 def weights_from_config(

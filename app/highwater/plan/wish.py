@@ -56,77 +56,49 @@ Planner: TypeAlias = Callable[[Flags], Pool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The images of one conversation.
-
-    Attributes:
-        width: In pixels, as `height`; None: the tokens were given, or no size.
-        tokens: The tokens of one image; None: not given.
-    """
+    """The images of one conversation."""
 
     count: int
-    width: int | None = None
+    width: int | None = None  # in pixels; None: the tokens were given, or no size
     height: int | None = None
-    tokens: int | None = None
+    tokens: int | None = None  # the tokens of one image; None: not given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The conversations that are to fit at once.
-
-    Attributes:
-        tokens: The length of each, without its images.
-        images: The images of each; None: none.
-    """
+    """The conversations that are to fit at once."""
 
     conversations: int
-    tokens: int
-    images: Images | None = None
+    tokens: int  # of each, without its images
+    images: Images | None = None  # the images of each; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to run.
+    """One way to run."""
 
-    Attributes:
-        flags: The flags that are changed.
-        conversations: The conversations at once; `length`: their longest, in tokens, images included.
-        needed_bytes: Their need of the KV cache of the rank that binds; `available_bytes`: the bytes of that.
-        why: The change, in words.
-    """
-
-    flags: Flags
-    conversations: int
-    length: int
-    needed_bytes: int
-    available_bytes: int
+    flags: Flags  # the flags that are changed
+    conversations: int  # at once
+    length: int  # of each, in tokens, images included
+    needed_bytes: int  # their need of the KV cache of the rank that binds
+    available_bytes: int  # the bytes of that
     fits: bool
-    why: str
+    why: str  # the change, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The answer to a wish.
-
-    Attributes:
-        image: The cost of one image; None: no images.
-        length: The length of one conversation with its images.
-        fits: Whether it fits with lengths and numbers alone set.
-        chosen: The wish as it is, else the first change under which it fits; None: no change was found.
-        proof: The arithmetic of the wish, in a sentence.
-        nearest: Less of the wish, or other flags under which all of it fits.
-        reasons: The reason of each flag of `chosen`, by its name.
-        refused: Changes that could not be planned, with the reason.
-    """
+    """The answer to a wish."""
 
     wish: Wish
-    image: ImageTokens | None
-    length: int
-    fits: bool
-    chosen: Option | None
-    proof: str
-    nearest: tuple[Option, ...]
-    reasons: Mapping[str, str]
-    refused: tuple[str, ...]
+    image: ImageTokens | None  # the cost of one image; None: no images
+    length: int  # the length of one conversation with its images
+    fits: bool  # whether it fits with lengths and numbers alone set
+    chosen: Option | None  # the wish as it is, else the first change under which it fits; None: no change was found
+    proof: str  # the arithmetic of the wish, in a sentence
+    nearest: tuple[Option, ...]  # less of the wish, or other flags under which all of it fits
+    reasons: Mapping[str, str]  # the reason of each flag of `chosen`, by its name
+    refused: tuple[str, ...]  # changes that could not be planned, with the reason
 
 
 def parse_wish(text: str) -> Wish:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.commands.sizes import size_given
+from highwater.commands.sizes import size_given, vllm_size
 from highwater.policy import RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.readings import RuleStatus
 from highwater.text.table import signal_text, waters_text
@@ -82,3 +82,29 @@ def test_what_is_no_size_is_said(text):
     """With what would be one."""
     with pytest.raises(ValueError, match="1GiB"):
         size_given(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("17", 17),
+        ("64GiB", 64 << 30),
+        ("1.5GiB", 3 << 29),
+        ("24GB", 24_000_000_000),
+        ("10G", 10 << 30),
+        ("10g", 10_000_000_000),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("21540531712", 21_540_531_712),
+    ],
+)
+def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
+    """Capital letters count in 1024, small ones in thousands."""
+    assert vllm_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
+def test_what_is_no_size_is_refused(text: str):
+    """With an example of what is."""
+    with pytest.raises(ValueError, match=r"is no size; write it as 64GiB|is nothing"):
+        vllm_size(text)

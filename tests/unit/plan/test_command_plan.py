@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from highwater.commands.plan import plan, size_given
+from highwater.commands.plan import plan
 
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = str(CONFIGS / "llama-3.1-8b.json")
@@ -68,32 +68,6 @@ def test_architectures_are_listed():
     result = run("--list-architectures")
     assert result.exit_code == 0
     assert "LlamaForCausalLM" in result.output.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("17", 17),
-        ("64GiB", 64 << 30),
-        ("1.5GiB", 3 << 29),
-        ("24GB", 24_000_000_000),
-        ("10G", 10 << 30),
-        ("10g", 10_000_000_000),
-        ("8k", 8000),
-        ("8K", 8192),
-        ("21540531712", 21_540_531_712),
-    ],
-)
-def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
-    """Capital letters count in 1024, small ones in thousands."""
-    assert size_given(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
-def test_what_is_no_size_is_refused(text: str):
-    """With an example of what is."""
-    with pytest.raises(ValueError, match=r"is no size; write it as 64GiB|is nothing"):
-        size_given(text)
 
 
 def test_a_plan_loads_neither_torch_nor_the_sidecar():

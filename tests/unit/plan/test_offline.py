@@ -12,7 +12,8 @@ import pytest
 from highwater.plan.answer import plan_json, plan_text
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line, given_flags
-from highwater.plan.offline import plan_offline, read_config, read_measured, read_tensors
+from highwater.plan.measured import read_start
+from highwater.plan.offline import plan_offline, read_config, read_tensors
 from highwater.plan.quantization import quantization_of
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -208,7 +209,7 @@ def test_a_pipe_as_a_measured_start_is_refused_at_once(tmp_path: Path):
     """Opening it would wait for a writer."""
     os.mkfifo(tmp_path / "start.json")
     with pytest.raises(PlanError, match=r"start\.json: cannot be read: it is not a file"):
-        read_measured(tmp_path / "start.json")
+        read_start(tmp_path / "start.json")
 
 
 def test_a_device_is_refused():

@@ -35,24 +35,15 @@ def served() -> Mapping[str, Span]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The rule for one architecture.
-
-    Attributes:
-        build: What its layers keep.
-        hybrid: vLLM aligns its attention's blocks to its states (is_hybrid).
-        states_only: It has no attention at all.
-        encoder_decoder: It keeps an encoder's output.
-        caches_states: It has the interface SupportsMambaPrefixCaching.
-        own_state_dtype: The key that names its states' element type.
-        state_dtypes: The element type where that key is absent, each from a version on; nothing: that of the model.
-    """
+    """The rule for one architecture."""
 
     build: Builder
-    hybrid: bool = False
-    states_only: bool = False
-    encoder_decoder: bool = False
-    caches_states: bool = False
-    own_state_dtype: str | None = None
+    hybrid: bool = False  # vLLM aligns its attention's blocks to its states (is_hybrid)
+    states_only: bool = False  # it has no attention at all
+    encoder_decoder: bool = False  # it keeps an encoder's output
+    caches_states: bool = False  # it has the interface SupportsMambaPrefixCaching
+    own_state_dtype: str | None = None  # the key that names its states' element type
+    # The element type where that key is absent, each from a version on; nothing: that of the model.
     state_dtypes: tuple[tuple[Release, str], ...] = ()
 
 

@@ -22,17 +22,11 @@ FLASHINFER_HEAD_SIZE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The block sizes of one engine.
+    """The block sizes of one engine."""
 
-    Attributes:
-        attention: Tokens a block of attention layers holds.
-        state: Tokens that one state of a recurrent layer stands for.
-        state_page_bytes: The size that the states' pages are padded to; None: they are not.
-    """
-
-    attention: int
-    state: int
-    state_page_bytes: int | None = None
+    attention: int  # tokens a block of attention layers holds
+    state: int  # tokens that one state of a recurrent layer stands for
+    state_page_bytes: int | None = None  # the size that the states' pages are padded to; None: they are not
 
 
 def block_sizes(

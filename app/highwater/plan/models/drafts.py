@@ -36,14 +36,9 @@ _EAGLE_HEADS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A drafter.
+    """A drafter."""
 
-    Attributes:
-        tokens: The tokens that it drafts at a time.
-        kept: What its layers keep.
-    """
-
-    tokens: int = 0
+    tokens: int = 0  # drafted at a time
     kept: tuple[Kept, ...] = ()
 
 

@@ -39,19 +39,12 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """The element types of one engine.
+    """The element types of one engine."""
 
-    Attributes:
-        model: Of weights and activations.
-        cache: Of the KV cache, as vLLM names it once resolved; ``auto``: the model's.
-        convolution: Of the convolutions' states.
-        state: Of the recurrent states themselves.
-    """
-
-    model: str
-    cache: str
-    convolution: str
-    state: str
+    model: str  # of weights and activations
+    cache: str  # of the KV cache, as vLLM names it once resolved; ``auto``: the model's
+    convolution: str  # of the convolutions' states
+    state: str  # of the recurrent states themselves
 
     @property
     def cache_bytes(self) -> int:

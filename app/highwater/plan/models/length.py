@@ -33,19 +33,12 @@ UNNAMED_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """The lengths that a model allows.
+    """The lengths that a model allows."""
 
-    Attributes:
-        longest: The derived maximum; None: the configuration names none.
-        key: The key that it was read of.
-        default: The length that vLLM takes where none is asked for.
-        override: `model_max_length`, up to which a longer one may be asked for.
-    """
-
-    longest: float | None
-    key: str | None
-    default: int
-    override: int | None
+    longest: float | None  # the derived maximum; None: the configuration names none
+    key: str | None  # the key that it was read from
+    default: int  # the length that vLLM takes where none is given
+    override: int | None  # `model_max_length`, up to which a longer one may be given
 
 
 def length_of(config: Config, release: Release) -> Length:
