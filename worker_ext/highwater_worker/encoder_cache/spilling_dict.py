@@ -106,6 +106,14 @@ class SpillingDict(dict[Any, Any]):
 
     # --- for trim and restore ---
 
+    def spilled(self) -> dict[Any, Spilled]:
+        """Return the entries that lie in host memory, in the cache's order."""
+        return {key: value for key, value in super().items() if type(value) is Spilled}
+
+    def host_bytes(self) -> int:
+        """Return the bytes of the host that they take."""
+        return sum(value.host_bytes for value in self.spilled().values())
+
     def last_use(self, key: Hashable) -> int:
         """Return the number of the engine's last access to an entry; 0 where there was none since we watch."""
         use = self._uses.get(key)
@@ -291,27 +299,22 @@ class SpillingDict(dict[Any, Any]):
 
     def __repr__(self) -> str:
         # Without the values: printing a cache must not move its entries.
-        spilled = sum(type(value) is Spilled for value in dict.values(self))
-        return f"<{type(self).__name__} of {len(self)} entries, {spilled} of them in host memory>"
+        return f"<{type(self).__name__} of {len(self)} entries, {len(self.spilled())} of them in host memory>"
 
 
 # collections.abc's views go through the dict's [], which brings back one entry at a time. Theirs lack __reversed__.
 class _Values(ValuesView[Any]):
-    def __init__(self, cache: SpillingDict) -> None:
-        super().__init__(cache)
-        self._cache = cache
+    _mapping: SpillingDict
 
     def __reversed__(self) -> Iterator[Any]:
-        return (self._cache[key] for key in reversed(self._cache))
+        return (self._mapping[key] for key in reversed(self._mapping))
 
 
 class _Items(ItemsView[Any, Any]):
-    def __init__(self, cache: SpillingDict) -> None:
-        super().__init__(cache)
-        self._cache = cache
+    _mapping: SpillingDict
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return ((key, self._cache[key]) for key in reversed(self._cache))
+        return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
 def _caller_drops_the_result() -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.begin import begin_recorder, running_recorder
-from highwater_worker.recorder.recorder import NOT_ENDED, Options
+from highwater_worker.recorder.recorder import NOT_ENDED
+from highwater_worker.recorder.ring import Options
 from highwater_worker.state import state_of
 
 

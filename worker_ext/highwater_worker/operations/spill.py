@@ -20,7 +20,7 @@ from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.recorder.encoder_index import encoder_cache_figures
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
-from highwater_worker.spill.spilling import refuse_now, spilled_entries, watch, way_back_of
+from highwater_worker.spill.spilling import refuse_now, watch, way_back_of
 from highwater_worker.state import state_of
 
 
@@ -80,9 +80,8 @@ def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapp
             f"the device would gain nothing: {largest} bytes are kept for the way back, as much as all of them have",
         )
         return
-    taken = sum(value.host_bytes for value in spilled_entries(cache).values())
     way_back.host_budget_bytes = arguments["host_budget_bytes"]
-    budget = read_host_budget(worker, way_back.host_budget_bytes, taken, mover.notes)
+    budget = read_host_budget(worker, way_back.host_budget_bytes, cache.host_bytes(), mover.notes)
     # `keep_bytes` limits the cache alone, whatever the reserve takes.
     costs = None if arguments["keep_bytes"] is not None else way_back.reserve
     mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
@@ -97,7 +96,7 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     notes, device = Notes(), device_of(worker)
     cache = spilling_cache(worker)
     mover = Mover(device, notes, deadline)
-    if cache is not None and spilled_entries(cache):
+    if cache is not None and cache.spilled():
         refuse_now(worker)
         way_back = way_back_of(cache)
         mover.bring_back(cache, way_back.reserve)

@@ -59,11 +59,8 @@ def _nothing(_: bool) -> None:
 class Steps:
     """Counts one worker's steps while it is attached.
 
-    Args:
-        clock: Seconds that only grow.
-        ended: Called after each call of the engine that returned, on its thread; its argument says whether the worker's
-            memory must be sampled now: after the first step without tokens, and after what changes memory outside of
-            steps.
+    `ended` is called after each call of the engine that returned, on its thread; its argument says whether the worker's
+    memory must be sampled now: after the first step without tokens, and after what changes memory outside of steps.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:

@@ -36,7 +36,7 @@ class HostCopies:
         self._under_way: deque[tuple[Tensor, Any]] = deque()
         """Sources of copies that were not waited for, each with the event that comes after the copy."""
 
-    def can_take(self, value: object) -> bool:
+    def can_take(self, value: Any) -> bool:  # noqa: ANN401 - of any type
         """Return whether a value is one plain tensor on the worker's device: nothing else can come back from a copy."""
         if not is_tensor(value):
             return False
@@ -161,12 +161,8 @@ class Mover:
         self.notes = notes
         self._deadline = deadline
         self.copies = HostCopies(device)
-        self.entries = 0
-        """Entries moved."""
-        self.device_bytes = 0
-        """Bytes that the device got back, or had to give."""
-        self.host_bytes = 0
-        """Bytes that the host had to give."""
+        self.entries = self.device_bytes = self.host_bytes = 0
+        """Entries moved, the bytes of the device for them, and those that the host had to give."""
         self.over_budget = 0
         """Entries that stayed because the host was to give no more."""
         self.failed = 0
@@ -240,8 +236,7 @@ class Mover:
 
         The reserve is kept for urgent ways back; it is used where all that is left fits into it.
         """
-        spilled = [(key, value) for key, value in dict.items(cache) if type(value) is Spilled]
-        spilled.sort(key=lambda item: -cache.last_use(item[0]))
+        spilled = sorted(cache.spilled().items(), key=lambda item: -cache.last_use(item[0]))
         left = sum(view_bytes(value.host) for _, value in spilled)
         started = time.perf_counter()
         for place, (key, value) in enumerate(spilled):

@@ -17,7 +17,7 @@ from highwater_worker.devices import Device
 from highwater_worker.devices.family import on_main_thread
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.encoder_cache.spilling_dict import SpillingDict
 from highwater_worker.errors import RefusedError
 from highwater_worker.spill.way_back import WayBack
 from highwater_worker.state import WorkerState, state_of
@@ -183,8 +183,3 @@ def _owner(worker: object) -> tuple[Any, str]:
 def way_back_of(cache: SpillingDict) -> WayBack:
     """Return the way back to the device of a cache that was put in place here."""
     return cast("WayBack", cache.way_back)
-
-
-def spilled_entries(cache: SpillingDict) -> dict[Any, Spilled]:
-    """Return the entries that lie in host memory, in the cache's order."""
-    return {key: value for key, value in dict.items(cache) if type(value) is Spilled}
