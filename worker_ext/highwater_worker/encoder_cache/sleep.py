@@ -1,8 +1,8 @@
 """The engine's memory pools that are asleep: unmapped, and perhaps used by another process meanwhile.
 
 vLLM's worker is put to sleep and woken by methods of its own, pool by pool (tags such as `weights` and `kv_cache`); no
-version keeps a record of it that a worker could read. So the methods are watched from our first call on. Earlier
-changes are read where the allocator shows them, and are unknown elsewhere.
+version keeps a record of it that a worker could read. So the methods are watched from this package's first call on.
+Earlier changes are read where the allocator shows them, and are unknown elsewhere.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     """Return the pools that are asleep; None where that is not known."""
     shown = _shown_by_allocators()
     tags = record.tags | (shown or set())
-    # Of other backends than the allocators, and of engines that fell asleep before we watched. After a partial wake-up
-    # it says RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
+    # Of other backends than the allocators, and of engines that fell asleep unwatched. After a partial wake-up it says
+    # RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
     # device_allocator/sleep_mode_backend.py:145).
     if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
         tags = set(ALL_TAGS)
@@ -100,7 +100,7 @@ def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
     """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
 
     Raises:
-        RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when
+        RefusedError: Some is. Another process may use what was given up, and what is taken now may be missing when
             the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
     """
     tags = asleep_tags(worker, record)
@@ -121,7 +121,7 @@ def _shown_by_allocators() -> set[str] | None:
 
 
 def _seen_late(worker: object) -> set[str]:
-    """Return the pools of which copies show that they fell asleep before we watched; a wake-up drops the copies."""
+    """Return the pools of which copies show that they fell asleep unwatched; a wake-up drops the copies."""
     seen = {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
     return seen | {"weights"} if look_up(worker, "_sleep_saved_buffers") else seen
 
@@ -138,7 +138,7 @@ def _names(tags: object) -> set[str]:
 
 
 def _attempt(work: Callable[[object], None], worker: object) -> None:
-    with suppress(Exception):  # a fault of ours must not fail the engine's sleep or wake-up
+    with suppress(Exception):  # a fault of this package must not fail the engine's sleep or wake-up
         work(worker)
 
 

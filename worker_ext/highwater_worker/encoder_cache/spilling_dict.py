@@ -115,12 +115,12 @@ class SpillingDict(dict[Any, Any]):
         return sum(value.host_bytes for value in self.spilled().values())
 
     def last_use(self, key: Hashable) -> int:
-        """Return the number of the engine's last access to an entry; 0 where there was none since we watch."""
+        """Return the number of the engine's last access to an entry; 0 without one since the cache is watched."""
         use = self._uses.get(key)
         return use[0] if use else 0
 
     def idle_seconds(self, key: Hashable) -> float:
-        """Return the seconds since that access, or since we watch."""
+        """Return the seconds since that access, or since the cache is watched."""
         use = self._uses.get(key)
         return self._clock() - (use[1] if use else self._since)
 
@@ -318,7 +318,7 @@ class _Items(ItemsView[Any, Any]):
 
 
 def _caller_drops_the_result() -> bool:
-    """Say whether our caller's caller is known to pop only to free, and throws its call's result away at once.
+    """Return whether the caller's caller is known to pop only to free, and throws its call's result away at once.
 
     Both, because either alone can err: a later version may use the result, and a call from C (`map(cache.pop, keys)`)
     is not in the bytecode. Where the answer is False, the result is as good as any dict's.

@@ -93,7 +93,7 @@ class StartPhases:
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
             def phase(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-                with suppress(Exception):  # the engine's start must not fail of our account of it
+                with suppress(Exception):  # the engine's start must not fail because of this account
                     self._begin(name)
                 at, began, error = time.time(), time.monotonic(), None
                 try:

@@ -45,7 +45,7 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     if recorder is None:
         notes.add("stopped", "no recorder runs")
     elif recorder.options.instance != arguments["instance"]:
-        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: somebody else started it")
+        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: another caller started it")
     else:
         stopped = recorder.stop()
         state_of(worker).recorder = None

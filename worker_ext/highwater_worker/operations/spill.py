@@ -11,7 +11,7 @@ from typing import Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
-    find_encoder_cache,
+    encoder_cache_kind,
     needed_hashes,
     spilling_cache,
 )
@@ -39,9 +39,8 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         _spill(worker, cache, plan, arguments, mover)
     if device.type == "cpu" and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
-    found = find_encoder_cache(worker)
     return {
-        "kind": found[0] if found else None,
+        "kind": encoder_cache_kind(worker),
         "asked_bytes": plan.asked_bytes,
         "spilled_entries": mover.entries,
         "spilled_bytes": mover.device_bytes,

@@ -190,7 +190,7 @@ class Watchdog:
             self._originals["dump_traceback_later"](SECONDS, file=descriptor)
 
     def stop(self) -> None:
-        """Stop the timer, if it is still ours, and put back the functions of `faulthandler`."""
+        """Stop the timer, if no other code uses it, and put back the functions of `faulthandler`."""
         if not self.gives_way and self._originals:
             self._originals["cancel_dump_traceback_later"]()
         self.leave()

@@ -97,7 +97,7 @@ class Steps:
         self._passed_by = "ray" in str(backend).lower()
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
-        """Put back the methods; a foreign wrapper put over ours since stays, with ours inside."""
+        """Put back the methods; a foreign wrapper put over them since stays, with them inside."""
         for name, reference in self._put.items():
             wrapper = reference()
             if wrapper is not None:

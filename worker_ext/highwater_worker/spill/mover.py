@@ -36,19 +36,19 @@ class HostCopies:
         self._under_way: deque[tuple[Tensor, Any]] = deque()
         """Sources of copies that were not waited for, each with the event that comes after the copy."""
 
-    def can_take(self, value: Any) -> bool:  # noqa: ANN401 - of any type
+    def can_take(self, value: object) -> bool:
         """Return whether a value is one plain tensor on the worker's device: nothing else can come back from a copy."""
         if not is_tensor(value):
             return False
         if self._plain is None:
             torch = import_module("torch")
             self._plain, self._strided = torch.Tensor, torch.strided
-        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may one that somebody hung
-        # attributes on (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
-        # such elements.
-        if type(value) is not self._plain or vars(value) or value.layout is not self._strided:
+        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may a tensor with attributes
+        # (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no such elements.
+        tensor: Tensor = value
+        if type(value) is not self._plain or vars(value) or tensor.layout is not self._strided:
             return False
-        device = value.device
+        device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
 
     def host_bytes(self, tensor: Tensor) -> int:

@@ -167,10 +167,8 @@ def _read(
             continue
         storages = [storage_of(tensor) for tensor in tensors_in(value)]
         if can_take(value) and storages[0].nbytes:
-            found = storages[0].key
-            if found not in groups:
-                groups[found] = Group(storages[0].nbytes)
-            groups[found].tensors[key] = value
+            group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
+            group.tensors[key] = value
         else:
             fixed |= {storage.key: storage.nbytes for storage in storages if storage.device_type == device_type}
     return groups, fixed
