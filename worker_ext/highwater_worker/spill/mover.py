@@ -43,8 +43,9 @@ class HostCopies:
         if self._plain is None:
             torch = import_module("torch")
             self._plain, self._strided = torch.Tensor, torch.strided
-        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may a tensor with attributes
-        # (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no such elements.
+        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may a tensor that has
+        # attributes (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
+        # such elements.
         tensor: Tensor = value
         if type(value) is not self._plain or vars(value) or tensor.layout is not self._strided:
             return False
