@@ -47,38 +47,47 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
     record.is_watching = True
     reference = weakref.ref(worker)
 
-    def sleep(method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            # Before the call: the pools go somewhere within it, also where it fails later.
-            record.tags |= ALL_TAGS
-            record.is_complete = True
-            _attempt(_drop_reserve, reference())
-            return method(*arguments, **named)
+    def before_sleep(_: object) -> None:
+        # Before the call: the pools go somewhere within it, also where it fails later.
+        record.tags |= ALL_TAGS
+        record.is_complete = True
+        _drop_reserve(reference())
 
-        return watched
+    def after_wake_up(tags: object) -> None:
+        record.tags -= record.tags if tags is None else _names(tags)
+        record.is_complete = record.is_complete or tags is None
+        if not record.tags:
+            _keep_reserve(reference())
 
-    def wake_up(method: Callable[..., Any]) -> Callable[..., Any]:
+    def before_discard(tags: object) -> None:
+        record.tags |= _names(tags)
+
+    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
+    wrap_method(worker, "sleep", _watching(before=before_sleep))
+    wrap_method(worker, "wake_up", _watching(after=after_wake_up))
+    wrap_method(worker, "discard", _watching(before=before_discard))
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _watching(
+    before: Callable[[object], None] = _ignore, after: Callable[[object], None] = _ignore
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            result = method(*arguments, **named)
             tags = arguments[0] if arguments else named.get("tags")
-            record.tags -= record.tags if tags is None else _names(tags)
-            record.is_complete = record.is_complete or tags is None
-            if not record.tags:
-                _attempt(_keep_reserve, reference())
+            with suppress(Exception):  # a fault of this package must not fail the engine's sleep or wake-up
+                before(tags)
+            result = method(*arguments, **named)
+            with suppress(Exception):  # as above
+                after(tags)
             return result
 
         return watched
 
-    def discard(method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            record.tags |= _names(arguments[0] if arguments else named.get("tags"))
-            return method(*arguments, **named)
-
-        return watched
-
-    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
-    for name, make in (("sleep", sleep), ("wake_up", wake_up), ("discard", discard)):
-        wrap_method(worker, name, make)
+    return make
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
@@ -135,11 +144,6 @@ def _names(tags: object) -> set[str]:
     if isinstance(tags, str):
         return {tags}
     return set(map(str, tags)) if isinstance(tags, (list, tuple, set, frozenset)) else set()
-
-
-def _attempt(work: Callable[[object], None], worker: object) -> None:
-    with suppress(Exception):  # a fault of this package must not fail the engine's sleep or wake-up
-        work(worker)
 
 
 def _drop_reserve(worker: object) -> None:

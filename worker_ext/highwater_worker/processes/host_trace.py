@@ -191,17 +191,13 @@ class HostTrace:
             self._result = {}
             self._write({"state": "refused", "why": printable(str(error), 200)})
             return
-        if request is not None and (request.action == "stop" or not self.is_running):
-            self._obey(request)
-        elif self.is_running:  # a second request is ignored: the result file shows the first
-            self._look()
-
-    def _obey(self, request: TraceRequest) -> None:
-        if request.action == "stop":
+        if request is not None and request.action == "stop":
             if self.is_running:
                 self._end("it was asked to stop")
-        else:
+        elif request is not None and not self.is_running:
             self._begin(request)
+        elif self.is_running:  # a second request is ignored: the result file shows the first
+            self._look()
 
     def _begin(self, request: TraceRequest) -> None:
         tracer = self._tracer = self._tracer or import_module("tracemalloc")

@@ -88,7 +88,7 @@ class EncoderIndex:
         Args:
             worker: The worker.
             now: Monotonic seconds.
-            change: A value that differs after everything that may have changed the cache; None where that is not seen.
+            change: A value that differs after everything that may have changed the cache; None where unseen.
             host: The host's memory.
             whole: Whether to read to the end, however long that takes.
 

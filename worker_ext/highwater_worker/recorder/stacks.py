@@ -224,19 +224,14 @@ class Watchdog:
         return noticing
 
 
-def _before_fork() -> None:
-    for watchdog in list(_running):
-        watchdog.before_fork()
+def _each(work: Callable[[Watchdog], None]) -> Callable[[], None]:
+    def hook() -> None:
+        for watchdog in list(_running):
+            work(watchdog)
+
+    return hook
 
 
-def _after_fork_in_parent() -> None:
-    for watchdog in list(_running):
-        watchdog.after_fork()
-
-
-def _after_fork_in_child() -> None:
-    for watchdog in list(_running):
-        watchdog.leave()
-
-
+_before_fork, _after_fork_in_parent = _each(Watchdog.before_fork), _each(Watchdog.after_fork)
+_after_fork_in_child = _each(Watchdog.leave)
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

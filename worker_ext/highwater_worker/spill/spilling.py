@@ -57,10 +57,10 @@ def _references(owner: object, name: str) -> int:
 
 
 def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
-    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None where it has no cache.
+    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None without a cache.
 
     Raises:
-        RefusedError: It must stay as it is.
+        RefusedError: The cache must stay as it is.
     """
     if find_encoder_cache(worker) is None:
         return None
