@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path("/")
-"""The default of every `root`: the file system's root, in whose place a test puts a folder of its own."""
+"""The default of every `root`: the file system's root, which a test replaces by a folder of its own."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _open_new(path: Path) -> int:
     try:
         return os.open(path, flags, 0o600)
     except FileExistsError:
-        # Left by a process of our number that died here, or put there for us to follow: it goes, and its target stays.
+        # Left by a process of the same number that died here, or a link put there: it goes, and its target stays.
         path.unlink()
         return os.open(path, flags, 0o600)
 
@@ -98,7 +98,7 @@ def lines_of(path: Path) -> list[str]:
     """Return a file's lines; none where it cannot be read."""
     try:
         return path.read_text("utf-8", "replace").splitlines()
-    except OSError:  # not Linux, not mounted, not ours to read: the same as not there
+    except OSError:  # not Linux, not mounted, or not readable: as if absent
         return []
 
 
@@ -160,7 +160,7 @@ _MAX_SCANNED = 1024
 
 
 def remove_silent(directory: Path, suffix: str, before: float) -> None:
-    """Remove files of ours that end with a suffix and were last written before a time in Unix seconds.
+    """Remove files of this package that end with a suffix and were last written before a time in Unix seconds.
 
     What cannot be removed stays, and so does what lies behind the first 1,024 files.
     """
@@ -183,17 +183,17 @@ def remove_old_rings(
     Args:
         directory: The recorders' folder; it may be missing.
         instance: The start that is under way: none of its files is removed.
-        has_room: Whether there is room for another file; where there is none, no silent start is kept.
+        has_room: Whether there is room for another file; without, no silent start is kept.
         clock: Unix seconds.
     """
     starts: dict[str, list[tuple[float, str]]] = {}
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            found = _RING.fullmatch(entry.name)
+            name = _RING.fullmatch(entry.name)
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if found is not None and found[1] != instance and stat.S_ISREG(status.st_mode):
-                    starts.setdefault(found[1], []).append((status.st_mtime, entry.path))
+                if name is not None and name[1] != instance and stat.S_ISREG(status.st_mode):
+                    starts.setdefault(name[1], []).append((status.st_mtime, entry.path))
     before = clock() - (_SILENT_SECONDS if has_room else _SILENT_SECONDS_WITHOUT_ROOM)
     silent = sorted((max(files), files) for files in starts.values() if max(files)[0] < before)
     for _, files in silent[:-KEPT_STARTS] if has_room else silent:

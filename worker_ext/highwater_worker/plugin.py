@@ -69,7 +69,7 @@ def _wrap(worker_class: Any) -> None:  # noqa: ANN401 - vLLM's class, of any ver
         original(self, *arguments, **named)
         try:
             attach(self)
-        except Exception as error:  # noqa: BLE001 - the worker must come up without us then
+        except Exception as error:  # noqa: BLE001 - the worker must come up all the same
             log.warning("Highwater's worker plugin could not attach to a worker, and leaves it alone: %r", error)
 
     setattr(__init__, _MARK, True)

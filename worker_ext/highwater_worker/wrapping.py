@@ -1,4 +1,4 @@
-"""Methods of a live worker, wrapped on the instance, so that a call of the engine's passes through us.
+"""Wraps methods of a live worker on the instance, so that the engine's calls pass through this package.
 
 The engine calls its workers' methods by name, so an attribute of the instance comes before the class's method. Nothing
 here keeps the worker alive: a wrapper is held by the worker alone, and reaches the method through a weak reference.
@@ -13,16 +13,10 @@ from typing import Any
 
 
 def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:  # noqa: ANN401 - vLLM's worker, of any version
-    """Put `make(method)` in the place of `worker.name`.
+    """Put `make(method)` in the place of `worker.name`; return False where the worker has no such method.
 
-    Args:
-        worker: The worker.
-        name: The method's name.
-        make: Gets the method as the engine would have called it, and returns its replacement, which must pass
-            arguments, result and exceptions on unchanged, and must not hold the worker.
-
-    Returns:
-        False where the worker has no such method; nothing was changed then.
+    `make` gets the method as the engine would have called it. Its replacement must pass arguments, result and
+    exceptions on unchanged, and must not hold the worker.
     """
     method = _without_owner(worker, name)
     if method is None:
@@ -34,10 +28,9 @@ def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Cal
 
 
 def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above
-    """Put back the method that `wrapper` replaced; a foreign wrapper put over it since stays, with ours inside.
+    """Put back the method that `wrapper` replaced; a foreign wrapper put over it since stays, with this one inside.
 
-    Returns:
-        Whether `wrapper` was the one in place.
+    Return False where `wrapper` was not in place.
     """
     if vars(worker).get(name) is not wrapper:
         return False

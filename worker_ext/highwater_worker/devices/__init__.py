@@ -46,7 +46,7 @@ def device_of(worker: object) -> Device:
 def describe_device(worker: object, notes: Notes) -> tuple[Device | None, dict[str, Any]]:
     """Return the worker's device, and its description for a response; unknown values are null.
 
-    Two workers may share one device. `uuid` shows that; where there is none, `physical_index` does on one machine.
+    Two workers may share one device. `uuid` shows that, or, on one machine, `physical_index`.
     """
     label = notes.attempt("device", lambda: _label(worker))
     device = notes.attempt("device", lambda: _device(*label)) if label else None

@@ -39,10 +39,8 @@ class Accelerator(DeviceFamily):
     def prepare(self, index: int | None) -> None:
         """Give a thread that is not the main one its device.
 
-        The main thread of a worker process has it: `init_device` ran there. Any other begins without, and the first
-        call on it would make a context on device 0, whatever index it was given (torch_npu 2.8.0
-        csrc/core/npu/NPUFunctions.cpp:74, `GetDevice`). On the main thread nothing is set: what the engine chose there
-        is the engine's.
+        Without, its first call would make a context on device 0, whatever the index (torch_npu 2.8.0
+        csrc/core/npu/NPUFunctions.cpp:74, `GetDevice`). The main thread has the device that the engine chose.
         """
         if not on_main_thread():
             self._module().set_device(index)
@@ -174,13 +172,9 @@ class Npu(Accelerator):
     type = "npu"
 
     def give_back(self, index: int | None) -> str:
-        """Return the allocator's cached blocks and the operators' workspace to the driver.
-
-        Raises:
-            UnreadableError: Called on another thread than the steps run on. Each device's workspaces have a lock, but
-                the map of all devices' workspaces, which this clears, has none
-                (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
-        """
+        """Return the allocator's cached blocks and the operators' workspace to the driver."""
+        # Each device's workspaces have a lock, but the map of all devices' workspaces, which this clears, has none
+        # (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
         if not on_main_thread():
             raise UnreadableError("torch.npu.empty_cache is unsafe on a thread that is not the worker's main thread")
         return super().give_back(index)

@@ -23,7 +23,7 @@ _EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 
 
 class CgroupMemory(NamedTuple):
-    """Memory of the group whose limit this process will meet first."""
+    """Memory of the group with the limit that this process will meet first."""
 
     used_bytes: int | None
     """Charged to the group, without file pages that the kernel drops before it kills anything."""
@@ -192,7 +192,7 @@ def _relative(path: str, mounted: str) -> str:
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file holds, None where it holds a word or cannot be read."""
+    """Return the number that a file holds, None where it holds text or cannot be read."""
     lines = lines_of(path)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 

@@ -92,7 +92,7 @@ class DeviceFamily:
         raise UnavailableError(f"PyTorch's memory snapshot is not taken on {self.type}; it is on npu and cuda devices")
 
     def history_switch(self) -> Callable[..., object] | None:
-        """Return the function that turns torch's history of allocations on and off; None where there is none."""
+        """Return the function that turns torch's history of allocations on and off; None without one."""
 
     def records_history(self) -> bool:
         """Return whether that history is on; True where unknown."""

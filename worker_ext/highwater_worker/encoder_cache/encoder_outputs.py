@@ -41,12 +41,12 @@ def read_entries(worker: object) -> list[Entry] | None:
     Raises:
         UnreadableError: The cache is of an unknown kind.
     """
-    found = find_encoder_cache(worker)
-    if found is None:
+    cache = find_encoder_cache(worker)
+    if cache is None:
         return None
     # dict's own items(): a subclass that brings entries back from the host at access must not do that here. And a copy
     # at once: under Ray's compiled graphs a step may run beside this call.
-    return [read_entry(found[1], mm_hash, value) for mm_hash, value in list(dict.items(found[1]))]
+    return [read_entry(cache, mm_hash, value) for mm_hash, value in list(dict.items(cache))]
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
@@ -66,8 +66,12 @@ def moves(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
-    """Return the kind of the worker's encoder cache and the dict that holds its entries; None where it has none."""
+def find_encoder_cache(worker: object) -> dict[Any, Any] | None:
+    """Return the dict that holds the entries of the worker's encoder cache, None without a cache.
+
+    Raises:
+        UnreadableError: The cache is of an unknown kind.
+    """
     runner = look_up(worker, "model_runner")
     cache = look_up(runner, "encoder_cache")
     if cache is None:
@@ -76,17 +80,25 @@ def find_encoder_cache(worker: object) -> tuple[str, dict[Any, Any]] | None:
         # V1 has the dict for every model (vllm 0.12.0 v1/worker/gpu_model_runner.py:367, vllm 0.32.0
         # v1/worker/gpu_model_runner.py:579, `__init__`).
         unused = look_up(runner, "supports_mm_inputs") is False and not dict.__len__(cache)
-        return None if unused else ("dict", cache)
+        return None if unused else cache
     outputs = look_up(cache, "encoder_outputs")  # no truth test of `cache`: an empty EncoderCache is falsy
     if isinstance(outputs, dict):
-        return "encoder_outputs", outputs
+        return outputs
     raise UnreadableError(f"model_runner.encoder_cache is a {type(cache).__name__}, neither a dict nor around one")
 
 
 def spilling_cache(worker: object) -> SpillingDict | None:
     """Return the worker's encoder cache where it is a `SpillingDict` already; None where it is not, or is absent."""
-    found = find_encoder_cache(worker)
-    return found[1] if found and isinstance(found[1], SpillingDict) else None
+    cache = find_encoder_cache(worker)
+    return cache if isinstance(cache, SpillingDict) else None
+
+
+def encoder_cache_kind(worker: object) -> str | None:
+    """Return `dict` (model runner V1), `encoder_outputs` (V2), or None without a cache."""
+    cache = find_encoder_cache(worker)
+    if cache is None:
+        return None
+    return "dict" if cache is look_up(worker, "model_runner", "encoder_cache") else "encoder_outputs"
 
 
 def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
@@ -153,8 +165,8 @@ def _features_with_progress(worker: object) -> Iterator[tuple[object, int | None
 
 
 def _computed_in_v2(worker: object, request_id: str) -> int | None:
-    # Kept in host memory beside a copy on the device, which we must not wait for. Not num_computed_tokens_np: that one
-    # runs ahead of the device (vllm 0.32.0 v1/worker/gpu/states.py:65).
+    # In host memory: nothing must wait for the copy on the device. Not num_computed_tokens_np, which runs ahead of the
+    # device (vllm 0.32.0 v1/worker/gpu/states.py:65).
     states = look_up(worker, "model_runner", "req_states")
     index = (look_up(states, "req_id_to_index") or {}).get(request_id)
     computed = look_up(states, "num_computed_prefill_tokens")
@@ -162,7 +174,7 @@ def _computed_in_v2(worker: object, request_id: str) -> int | None:
 
 
 def _entry(mm_hash: str, value: object) -> Entry:
-    # Nearly always one tensor; a cache holds thousands of them, and every call of ours stops the engine.
+    # Nearly always one tensor; a cache holds thousands of them, and the engine waits meanwhile.
     if is_tensor(value):
         storage = storage_of(value)
         return Entry(mm_hash, [value], {storage.key: storage} if storage.nbytes else {}, storage.key, None, value)

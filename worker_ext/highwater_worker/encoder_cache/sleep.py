@@ -1,8 +1,8 @@
 """The engine's memory pools that are asleep: unmapped, and perhaps used by another process meanwhile.
 
 vLLM's worker is put to sleep and woken by methods of its own, pool by pool (tags such as `weights` and `kv_cache`); no
-version keeps a record of it that a worker could read. So the methods are watched from our first call on. Earlier
-changes are read where the allocator shows them, and are unknown elsewhere.
+version keeps a record of it that a worker could read. So the methods are watched from this package's first call on.
+Earlier changes are read where the allocator shows them, and are unknown elsewhere.
 """
 
 from __future__ import annotations
@@ -47,46 +47,55 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
     record.is_watching = True
     reference = weakref.ref(worker)
 
-    def sleep(method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            # Before the call: the pools go somewhere within it, also where it fails later.
-            record.tags |= ALL_TAGS
-            record.is_complete = True
-            _attempt(_drop_reserve, reference())
-            return method(*arguments, **named)
+    def before_sleep(_: object) -> None:
+        # Before the call: the pools go somewhere within it, also where it fails later.
+        record.tags |= ALL_TAGS
+        record.is_complete = True
+        _drop_reserve(reference())
 
-        return watched
+    def after_wake_up(tags: object) -> None:
+        record.tags -= record.tags if tags is None else _names(tags)
+        record.is_complete = record.is_complete or tags is None
+        if not record.tags:
+            _keep_reserve(reference())
 
-    def wake_up(method: Callable[..., Any]) -> Callable[..., Any]:
+    def before_discard(tags: object) -> None:
+        record.tags |= _names(tags)
+
+    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
+    wrap_method(worker, "sleep", _watching(before=before_sleep))
+    wrap_method(worker, "wake_up", _watching(after=after_wake_up))
+    wrap_method(worker, "discard", _watching(before=before_discard))
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _watching(
+    before: Callable[[object], None] = _ignore, after: Callable[[object], None] = _ignore
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            result = method(*arguments, **named)
             tags = arguments[0] if arguments else named.get("tags")
-            record.tags -= record.tags if tags is None else _names(tags)
-            record.is_complete = record.is_complete or tags is None
-            if not record.tags:
-                _attempt(_keep_reserve, reference())
+            with suppress(Exception):  # a fault of this package must not fail the engine's sleep or wake-up
+                before(tags)
+            result = method(*arguments, **named)
+            with suppress(Exception):  # as above
+                after(tags)
             return result
 
         return watched
 
-    def discard(method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            record.tags |= _names(arguments[0] if arguments else named.get("tags"))
-            return method(*arguments, **named)
-
-        return watched
-
-    # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
-    for name, make in (("sleep", sleep), ("wake_up", wake_up), ("discard", discard)):
-        wrap_method(worker, name, make)
+    return make
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     """Return the pools that are asleep; None where that is not known."""
     shown = _shown_by_allocators()
     tags = record.tags | (shown or set())
-    # Of other backends than the allocators, and of engines that fell asleep before we watched. After a partial wake-up
-    # it says RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
+    # Of other backends than the allocators, and of engines that fell asleep unwatched. After a partial wake-up it says
+    # RUNNING (vllm 0.27.0 device_allocator/sleep_mode_backend.py:133, vllm 0.32.0
     # device_allocator/sleep_mode_backend.py:145).
     if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
         tags = set(ALL_TAGS)
@@ -100,7 +109,7 @@ def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
     """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
 
     Raises:
-        RefusedError: Some is. What was given up may be somebody else's now, and what is taken now may be missing when
+        RefusedError: Some is. Another process may use what was given up, and what is taken now may be missing when
             the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
     """
     tags = asleep_tags(worker, record)
@@ -121,7 +130,7 @@ def _shown_by_allocators() -> set[str] | None:
 
 
 def _seen_late(worker: object) -> set[str]:
-    """Return the pools of which copies show that they fell asleep before we watched; a wake-up drops the copies."""
+    """Return the pools of which copies show that they fell asleep unwatched; a wake-up drops the copies."""
     seen = {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
     return seen | {"weights"} if look_up(worker, "_sleep_saved_buffers") else seen
 
@@ -135,11 +144,6 @@ def _names(tags: object) -> set[str]:
     if isinstance(tags, str):
         return {tags}
     return set(map(str, tags)) if isinstance(tags, (list, tuple, set, frozenset)) else set()
-
-
-def _attempt(work: Callable[[object], None], worker: object) -> None:
-    with suppress(Exception):  # a fault of ours must not fail the engine's sleep or wake-up
-        work(worker)
 
 
 def _drop_reserve(worker: object) -> None:

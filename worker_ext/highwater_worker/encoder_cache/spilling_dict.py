@@ -106,13 +106,21 @@ class SpillingDict(dict[Any, Any]):
 
     # --- for trim and restore ---
 
+    def spilled(self) -> dict[Any, Spilled]:
+        """Return the entries that lie in host memory, in the cache's order."""
+        return {key: value for key, value in super().items() if type(value) is Spilled}
+
+    def host_bytes(self) -> int:
+        """Return the bytes of the host that they take."""
+        return sum(value.host_bytes for value in self.spilled().values())
+
     def last_use(self, key: Hashable) -> int:
-        """Return the number of the engine's last access to an entry; 0 where there was none since we watch."""
+        """Return the number of the engine's last access to an entry; 0 without one since the cache is watched."""
         use = self._uses.get(key)
         return use[0] if use else 0
 
     def idle_seconds(self, key: Hashable) -> float:
-        """Return the seconds since that access, or since we watch."""
+        """Return the seconds since that access, or since the cache is watched."""
         use = self._uses.get(key)
         return self._clock() - (use[1] if use else self._since)
 
@@ -291,31 +299,26 @@ class SpillingDict(dict[Any, Any]):
 
     def __repr__(self) -> str:
         # Without the values: printing a cache must not move its entries.
-        spilled = sum(type(value) is Spilled for value in dict.values(self))
-        return f"<{type(self).__name__} of {len(self)} entries, {spilled} of them in host memory>"
+        return f"<{type(self).__name__} of {len(self)} entries, {len(self.spilled())} of them in host memory>"
 
 
 # collections.abc's views go through the dict's [], which brings back one entry at a time. Theirs lack __reversed__.
 class _Values(ValuesView[Any]):
-    def __init__(self, cache: SpillingDict) -> None:
-        super().__init__(cache)
-        self._cache = cache
+    _mapping: SpillingDict
 
     def __reversed__(self) -> Iterator[Any]:
-        return (self._cache[key] for key in reversed(self._cache))
+        return (self._mapping[key] for key in reversed(self._mapping))
 
 
 class _Items(ItemsView[Any, Any]):
-    def __init__(self, cache: SpillingDict) -> None:
-        super().__init__(cache)
-        self._cache = cache
+    _mapping: SpillingDict
 
     def __reversed__(self) -> Iterator[tuple[Any, Any]]:
-        return ((key, self._cache[key]) for key in reversed(self._cache))
+        return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
 def _caller_drops_the_result() -> bool:
-    """Say whether our caller's caller is known to pop only to free, and throws its call's result away at once.
+    """Return whether the caller's caller is known to pop only to free, and throws its call's result away at once.
 
     Both, because either alone can err: a later version may use the result, and a call from C (`map(cache.pop, keys)`)
     is not in the bytecode. Where the answer is False, the result is as good as any dict's.

@@ -5,7 +5,7 @@ pieces are what torch counts as `inactive_split_bytes`. And of free memory that 
 keeps some all the same: whole free segments in the private pools of captured graphs, and the ends of free ranges in
 expandable segments, which are given back by the page. That part is *kept*; it hardly changes once the graphs are
 captured, and is learned in two ways: by one look at the allocator's segments, and from what is left after each
-`empty_cache` of ours.
+`empty_cache` by this package.
 """
 
 from __future__ import annotations
@@ -142,13 +142,13 @@ class AllocationHistory:
 
         Raises:
             UnavailableError: This device, or this version of torch, has none.
-            RefusedError: Somebody else turned it on.
+            RefusedError: Other code turned it on.
         """
         record = device.family.history_switch()
         if record is None:
             raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")
         if not self.is_on and device.family.records_history():
-            raise RefusedError("torch records its history already, or does not say: somebody else's is left alone")
+            raise RefusedError("torch records its history already, or does not show it: other code's is left alone")
         # Python's frames alone: those of C++ cost more to read than all the rest (torch 2.13.0 cuda/memory.py:892).
         record(enabled="all", context="alloc", stacks="python", max_entries=entries)
         self._until = time.monotonic() + seconds

@@ -88,12 +88,7 @@ _PARALLEL = (
 
 
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
-    """Return the budget as one JSON object; unknown values are null.
-
-    Args:
-        worker: The worker.
-        start: The account of its start; None where the plugin did not see it.
-    """
+    """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
     notes = Notes()
     return {
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),

@@ -30,7 +30,7 @@ def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
     """Return the storages of the KV cache on the worker's device, each once; none where it was given back.
 
     Raises:
-        UnreadableError: The engine shows no KV cache in either of the places that we know.
+        UnreadableError: The engine shows no KV cache in either of the known places.
     """
     caches = look_up(worker, "model_runner", "kv_caches")
     layers = look_up(worker, "vllm_config", "compilation_config", "static_forward_context")

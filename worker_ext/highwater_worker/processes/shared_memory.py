@@ -1,4 +1,4 @@
-"""`/dev/shm`: its size, and what is in it by owner, told by the files' names."""
+"""`/dev/shm`: its size, and the files in it by owner, as their names show it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWNERS = (
     ("sem.", "semaphores"),
     ("__KMP_REGISTERED_LIB_", "openmp"),
 )
-"""How a file's name begins, and whose it is; the first that fits counts.
+"""The beginnings of files' names, and the files' owners; the first that fits counts.
 
 Python's SharedMemory, on which vLLM's MessageQueue lies: vllm 0.12.0
 distributed/device_communicators/shm_broadcast.py:168, vllm 0.32.0
@@ -43,7 +43,7 @@ OTHER = "other"
 
 
 def owner_of(name: str) -> str:
-    """Return whose file it is, by its name."""
+    """Return the owner of a file by its name."""
     if name.endswith("-cpushm") or "-cpushm" in name:  # the CPU backend's collectives
         return "cpu_collectives"
     return next((owner for start, owner in OWNERS if name.startswith(start)), OTHER)
@@ -55,23 +55,20 @@ def read_shm(folder: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - looked
     `promised` is what its files may still allocate: a sparse file takes its pages when they are written, and a write
     that finds no room ends the process with SIGBUS. More than `MAX_FILES` files are not looked at; `is_cut` says so.
 
-    Args:
-        folder: Where it is.
-
     Raises:
-        OSError: There is none.
+        OSError: The folder is missing.
     """
     space, status = os.statvfs(folder), os.stat(folder)
     owners: dict[str, list[int]] = {}
     counted = _add(folder, owners, None, 0, 0)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "device": status.st_dev,
         "size": space.f_blocks * space.f_frsize,
         "used": (space.f_blocks - space.f_bfree) * space.f_frsize,
         "free": space.f_bavail * space.f_frsize,
         "owners": owners,
     }
-    return {**found, "is_cut": True} if counted >= MAX_FILES else found
+    return {**figures, "is_cut": True} if counted >= MAX_FILES else figures
 
 
 def _add(folder: str, owners: dict[str, list[int]], owner: str | None, depth: int, counted: int) -> int:
@@ -82,12 +79,12 @@ def _add(folder: str, owners: dict[str, list[int]], owner: str | None, depth: in
                 break
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                whose = owner or owner_of(entry.name)
+                kind = owner or owner_of(entry.name)
                 if stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
-                    counted = _add(entry.path, owners, whose, depth + 1, counted)
+                    counted = _add(entry.path, owners, kind, depth + 1, counted)
                 elif stat.S_ISREG(status.st_mode):
                     allocated = status.st_blocks * _BLOCK
-                    row = owners.setdefault(whose, [0, 0, 0])
+                    row = owners.setdefault(kind, [0, 0, 0])
                     row[0] += 1
                     row[1] += allocated
                     row[2] += max(0, status.st_size - allocated)

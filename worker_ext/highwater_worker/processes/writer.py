@@ -311,11 +311,8 @@ class _Current:
 def start_process_file(directory: str) -> None:
     """Write this process's file from now on, and those of its forked children; a second call does nothing.
 
-    Args:
-        directory: An absolute path on this machine.
-
     Raises:
-        ValueError: It is another kind of path, or lies on another machine.
+        ValueError: The directory is no absolute path, or lies on another machine.
         RuntimeError: No thread can be started.
     """
     if _Current.writer is not None and _Current.writer.pid == os.getpid():

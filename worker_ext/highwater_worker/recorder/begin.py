@@ -30,8 +30,8 @@ from highwater_worker.identity import (
     pid_started,
     ranks_expected,
 )
-from highwater_worker.recorder.recorder import NOT_ENDED, Options, Recorder
-from highwater_worker.recorder.ring import Layout, Ring, make_ring
+from highwater_worker.recorder.recorder import NOT_ENDED, Recorder
+from highwater_worker.recorder.ring import Layout, Options, Ring, make_ring
 from highwater_worker.state import ATTRIBUTE, state_of
 
 DIRECTORY = "HIGHWATER_RECORDER_DIR"

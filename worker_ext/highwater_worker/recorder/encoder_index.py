@@ -88,7 +88,7 @@ class EncoderIndex:
         Args:
             worker: The worker.
             now: Monotonic seconds.
-            change: A value that differs after everything that may have changed the cache; None where that is not seen.
+            change: A value that differs after everything that may have changed the cache; None where unseen.
             host: The host's memory.
             whole: Whether to read to the end, however long that takes.
 
@@ -156,13 +156,12 @@ class EncoderIndex:
                 self._pass_due = now + _PASS_SECONDS
                 return False
             self._change_then = change
-        found = find_encoder_cache(worker)
-        if found is None:
+        cache = find_encoder_cache(worker)
+        if cache is None:
             self._forget(now)
             return True
-        cache = found[1]
         if self._keys is None or self._of != id(cache):
-            # dict's own functions: a subclass that brings entries back from the host at access must not do that for us.
+            # dict's own functions: a subclass that brings entries back from the host at access must not do that here.
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
         if not self._go_on(cache, self._keys, now, deadline):
             return False

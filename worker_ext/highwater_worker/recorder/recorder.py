@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
-from pathlib import Path
 from threading import Event, Thread, get_ident, main_thread
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from highwater_worker.errors import Notes
 from highwater_worker.files import encoded
 from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.memory_parts import read_budget
-from highwater_worker.recorder.ring import MAX_HEAD_BYTES, MAX_ROWS, Layout, Ring
+from highwater_worker.recorder.ring import MAX_HEAD_BYTES, Options, Ring
 from highwater_worker.recorder.sampler import Sampler
 from highwater_worker.recorder.stacks import GIVES_WAY, Stacks, Watchdog, is_timer_taken
 from highwater_worker.recorder.steps import Steps
@@ -49,28 +48,6 @@ _MAX_NOTES = 4
 """In the head of an entry table, which has a fixed size."""
 _MAX_WAITING = 256
 """Samples that wait for a disk; older ones are dropped."""
-
-
-class Options(NamedTuple):
-    """The options of a recorder."""
-
-    directory: Path
-    instance: str
-    rate: float
-    seconds: float
-
-    @property
-    def slots(self) -> int:
-        """The samples that the file holds: those of its rate, and one more a second for samples that cannot wait."""
-        return math.ceil(self.seconds * (self.rate + 1))
-
-    def layout(self, *, has_entries: bool) -> Layout:
-        """Return the places of the file's parts; entries are those of an encoder cache."""
-        return Layout(self.slots, MAX_ROWS if has_entries else 0)
-
-    def path(self, pid: int) -> Path:
-        """Return the path of one process's file."""
-        return self.directory / f"highwater-{self.instance}-{pid}.ring"
 
 
 class Call(NamedTuple):

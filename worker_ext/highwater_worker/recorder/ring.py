@@ -6,6 +6,7 @@ link, and to leave anything behind where the file cannot be made.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from contextlib import suppress
@@ -73,6 +74,28 @@ class Layout(NamedTuple):
     def nbytes(self) -> int:
         """The whole file's size."""
         return self.stack_at + STACK_BYTES
+
+
+class Options(NamedTuple):
+    """The options of a recorder."""
+
+    directory: Path
+    instance: str
+    rate: float
+    seconds: float
+
+    @property
+    def slots(self) -> int:
+        """The samples that the file holds: those of its rate, and one more a second for samples that cannot wait."""
+        return math.ceil(self.seconds * (self.rate + 1))
+
+    def layout(self, *, has_entries: bool) -> Layout:
+        """Return the places of the file's parts; entries are those of an encoder cache."""
+        return Layout(self.slots, MAX_ROWS if has_entries else 0)
+
+    def path(self, pid: int) -> Path:
+        """Return the path of one process's file."""
+        return self.directory / f"highwater-{self.instance}-{pid}.ring"
 
 
 class Ring:

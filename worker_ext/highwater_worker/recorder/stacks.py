@@ -190,7 +190,7 @@ class Watchdog:
             self._originals["dump_traceback_later"](SECONDS, file=descriptor)
 
     def stop(self) -> None:
-        """Stop the timer, if it is still ours, and put back the functions of `faulthandler`."""
+        """Stop the timer, if no other code uses it, and put back the functions of `faulthandler`."""
         if not self.gives_way and self._originals:
             self._originals["cancel_dump_traceback_later"]()
         self.leave()
@@ -224,19 +224,14 @@ class Watchdog:
         return noticing
 
 
-def _before_fork() -> None:
-    for watchdog in list(_running):
-        watchdog.before_fork()
+def _each(work: Callable[[Watchdog], None]) -> Callable[[], None]:
+    def hook() -> None:
+        for watchdog in list(_running):
+            work(watchdog)
+
+    return hook
 
 
-def _after_fork_in_parent() -> None:
-    for watchdog in list(_running):
-        watchdog.after_fork()
-
-
-def _after_fork_in_child() -> None:
-    for watchdog in list(_running):
-        watchdog.leave()
-
-
+_before_fork, _after_fork_in_parent = _each(Watchdog.before_fork), _each(Watchdog.after_fork)
+_after_fork_in_child = _each(Watchdog.leave)
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

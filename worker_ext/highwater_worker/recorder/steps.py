@@ -59,11 +59,8 @@ def _nothing(_: bool) -> None:
 class Steps:
     """Counts one worker's steps while it is attached.
 
-    Args:
-        clock: Seconds that only grow.
-        ended: Called after each call of the engine that returned, on its thread; its argument says whether the worker's
-            memory must be sampled now: after the first step without tokens, and after what changes memory outside of
-            steps.
+    `ended` is called after each call of the engine that returned, on its thread; its argument says whether the worker's
+    memory must be sampled now: after the first step without tokens, and after what changes memory outside of steps.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
@@ -100,7 +97,7 @@ class Steps:
         self._passed_by = "ray" in str(backend).lower()
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
-        """Put back the methods; a foreign wrapper put over ours since stays, with ours inside."""
+        """Put back the methods; a foreign wrapper put over them since stays, with them inside."""
         for name, reference in self._put.items():
             wrapper = reference()
             if wrapper is not None:

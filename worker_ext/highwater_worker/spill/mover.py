@@ -43,12 +43,13 @@ class HostCopies:
         if self._plain is None:
             torch = import_module("torch")
             self._plain, self._strided = torch.Tensor, torch.strided
-        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may one that somebody hung
-        # attributes on (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
+        # A subclass (a parameter, a tensor in parts) may hold more than its elements, and so may a tensor that has
+        # attributes (such as the `modality` of embeddings, vllm 0.32.0 multimodal/utils.py:400). A sparse one has no
         # such elements.
-        if type(value) is not self._plain or vars(value) or value.layout is not self._strided:
+        tensor: Tensor = value
+        if type(value) is not self._plain or vars(value) or tensor.layout is not self._strided:
             return False
-        device = value.device
+        device = tensor.device
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
 
     def host_bytes(self, tensor: Tensor) -> int:
@@ -161,12 +162,8 @@ class Mover:
         self.notes = notes
         self._deadline = deadline
         self.copies = HostCopies(device)
-        self.entries = 0
-        """Entries moved."""
-        self.device_bytes = 0
-        """Bytes that the device got back, or had to give."""
-        self.host_bytes = 0
-        """Bytes that the host had to give."""
+        self.entries = self.device_bytes = self.host_bytes = 0
+        """Entries moved, the bytes of the device for them, and those that the host had to give."""
         self.over_budget = 0
         """Entries that stayed because the host was to give no more."""
         self.failed = 0
@@ -240,8 +237,7 @@ class Mover:
 
         The reserve is kept for urgent ways back; it is used where all that is left fits into it.
         """
-        spilled = [(key, value) for key, value in dict.items(cache) if type(value) is Spilled]
-        spilled.sort(key=lambda item: -cache.last_use(item[0]))
+        spilled = sorted(cache.spilled().items(), key=lambda item: -cache.last_use(item[0]))
         left = sum(view_bytes(value.host) for _, value in spilled)
         started = time.perf_counter()
         for place, (key, value) in enumerate(spilled):

@@ -39,10 +39,11 @@ def read_host_budget(
 ) -> HostBudget:
     """Return one worker's budget: the caller's, or half of what the host could give if nothing were spilled.
 
-    Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine.
+    Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine. The
+    engine's other workers on the machine get the same call at the same time.
 
     Args:
-        worker: The worker. Others of its engine on the same machine get the same call at the same time.
+        worker: The worker.
         given: The caller's limit; None without one.
         taken: The bytes that this worker has spilled already.
         notes: Gets the reason where the budget is less than given.
@@ -122,14 +123,9 @@ def make_plan(
     needed: set[str] | None,
     device_type: str,
 ) -> SpillPlan:
-    """Decide which groups go.
+    """Decide which groups go, of values that `can_take` says can be copied to the host and back.
 
-    Args:
-        cache: The encoder cache.
-        target: The goal.
-        can_take: Returns whether a value can be copied to the host and back.
-        needed: The keys that running requests need; None where unknown, and then nothing is held back.
-        device_type: The worker's.
+    `needed` are the keys that running requests need; None where unknown, and then nothing is held back.
     """
     groups, fixed = _read(cache, can_take, device_type)
     movable = [group for key, group in groups.items() if key not in fixed and not group.is_larger_than_its_storage]
@@ -167,10 +163,8 @@ def _read(
             continue
         storages = [storage_of(tensor) for tensor in tensors_in(value)]
         if can_take(value) and storages[0].nbytes:
-            found = storages[0].key
-            if found not in groups:
-                groups[found] = Group(storages[0].nbytes)
-            groups[found].tensors[key] = value
+            group = groups.setdefault(storages[0].key, Group(storages[0].nbytes))
+            group.tensors[key] = value
         else:
             fixed |= {storage.key: storage.nbytes for storage in storages if storage.device_type == device_type}
     return groups, fixed

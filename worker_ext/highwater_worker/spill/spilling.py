@@ -17,7 +17,7 @@ from highwater_worker.devices import Device
 from highwater_worker.devices.family import on_main_thread
 from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, spilling_cache
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
-from highwater_worker.encoder_cache.spilling_dict import Spilled, SpillingDict
+from highwater_worker.encoder_cache.spilling_dict import SpillingDict
 from highwater_worker.errors import RefusedError
 from highwater_worker.spill.way_back import WayBack
 from highwater_worker.state import WorkerState, state_of
@@ -38,9 +38,9 @@ def other_holders(owner: object, name: str) -> list[str]:
     """
     if is_held_once(owner, name):
         return []
-    found = gc.get_referrers(getattr(owner, name))
-    own: list[Any] = [owner, getattr(owner, "__dict__", None)]
-    kinds = sorted({type(holder).__name__ for holder in found if not _is_one_of(holder, own)} - {FrameType.__name__})
+    own = {id(owner), id(getattr(owner, "__dict__", None))}
+    holders = [holder for holder in gc.get_referrers(getattr(owner, name)) if id(holder) not in own]
+    kinds = sorted({type(holder).__name__ for holder in holders} - {FrameType.__name__})
     if not kinds and gc.get_freeze_count():
         return ["something that cannot be seen"]
     return kinds
@@ -56,15 +56,11 @@ def _references(owner: object, name: str) -> int:
     return sys.getrefcount(getattr(owner, name))
 
 
-def _is_one_of(value: object, others: list[Any]) -> bool:
-    return any(value is other for other in others)
-
-
 def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
-    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None where it has no cache.
+    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None without a cache.
 
     Raises:
-        RefusedError: It must stay as it is.
+        RefusedError: The cache must stay as it is.
     """
     if find_encoder_cache(worker) is None:
         return None
@@ -82,7 +78,7 @@ def refuse_trim(worker: object) -> None:
     """
     _refuse_lasting(worker)
     if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):
-        raise RefusedError("somebody else may hold the encoder cache's dict; only a trim looks for who does")
+        raise RefusedError("other code may hold the encoder cache's dict; only a trim searches for it")
 
 
 def _refuse_lasting(worker: object) -> None:
@@ -93,12 +89,12 @@ def _refuse_lasting(worker: object) -> None:
 
 
 def _foreign_dict(worker: object) -> str | None:
-    # In a function of its own, with whose end its references to the dict go: they would look like somebody's.
-    found = find_encoder_cache(worker)
-    if found is None or isinstance(found[1], SpillingDict) or type(found[1]) is dict:
+    # In a function of its own, with whose end its references to the dict go: they would look like another holder's.
+    cache = find_encoder_cache(worker)
+    if cache is None or type(cache) in (dict, SpillingDict):
         return None
-    name = type(found[1]).__name__
-    return f"the encoder cache is a {name}: somebody else's dict, which may do more than hold entries"
+    name = type(cache).__name__
+    return f"the encoder cache is a {name}: a foreign dict, which may do more than hold entries"
 
 
 def refuse_now(worker: object) -> None:
@@ -168,7 +164,7 @@ def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
     owner, name = _owner(worker)
     holders = other_holders(owner, name)
     if holders:
-        raise RefusedError(f"somebody else holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+        raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
     way_back = WayBack(worker, device, state.allocator_reserve)
     # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
     setattr(owner, name, SpillingDict(getattr(owner, name), way_back, state.ledger))
@@ -183,8 +179,3 @@ def _owner(worker: object) -> tuple[Any, str]:
 def way_back_of(cache: SpillingDict) -> WayBack:
     """Return the way back to the device of a cache that was put in place here."""
     return cast("WayBack", cache.way_back)
-
-
-def spilled_entries(cache: SpillingDict) -> dict[Any, Spilled]:
-    """Return the entries that lie in host memory, in the cache's order."""
-    return {key: value for key, value in dict.items(cache) if type(value) is Spilled}

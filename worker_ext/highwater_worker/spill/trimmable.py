@@ -92,11 +92,9 @@ class Groups:
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
-        """Return the storages that may go, and those of them that the host has room for.
+        """Return the storages that may go, and those of them that fit into the host's budget in bytes.
 
-        Args:
-            needed: Storages that running requests have yet to read.
-            budget: The host bytes that may be used.
+        `needed` are the storages that running requests have yet to read.
         """
         kept = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)

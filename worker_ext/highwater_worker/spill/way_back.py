@@ -23,13 +23,7 @@ _NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 
 
 class WayBack:
-    """Brings one cache's entries back.
-
-    Args:
-        worker: The worker; it is not kept alive.
-        device: The worker's.
-        allocator_reserve: The worker's; it learns each time that the allocator's cache is emptied.
-    """
+    """Brings one cache's entries back; the worker is not kept alive."""
 
     def __init__(self, worker: object, device: Device, allocator_reserve: AllocatorReserve) -> None:
         self._worker = weakref.ref(worker)
@@ -46,16 +40,10 @@ class WayBack:
         return self.reserve.nbytes
 
     def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
-        """Return an entry on its device.
+        """Return an entry on its device, or raise a RuntimeError where there is still no room.
 
-        Args:
-            cache: The encoder cache.
-            spilled: Its copy in host memory.
-            is_urgent: The engine needs it now: the copy is not waited for (the engine's next computation comes after it
-                on the same stream), and others make room. Else only the allocator's unused blocks do.
-
-        Raises:
-            RuntimeError: There is still no room.
+        An urgent one is needed by the engine now: the copy is not waited for (the engine's next computation comes after
+        it on the same stream), and others make room. Else only the allocator's unused blocks do.
         """
         try:
             return self._copies.to_device(spilled, is_waited_for=not is_urgent)
@@ -88,11 +76,8 @@ class WayBack:
     def settle(self, cache: SpillingDict, notes: Notes, freed: int = 0) -> None:
         """Make the reserve as large as the largest group in host memory; where that is impossible, it is noted.
 
-        Args:
-            cache: The encoder cache.
-            notes: Gets the reason where the reserve is smaller.
-            freed: Bytes of the device that were just freed. On a full device they are kept instead: entries that come
-                back one by one take the reserve with them, and the bytes that they leave are the next one's way back.
+        On a full device the bytes that were just freed are kept instead: entries that come back one by one take the
+        reserve with them, and the bytes that they leave are the next one's way back.
         """
         wanted, had = required_bytes(cache), self.reserve.nbytes
         if not self.reserve.keep(wanted):
@@ -132,9 +117,8 @@ class WayBack:
         # Entries of the same group that came back are most likely needed by the same request.
         idle = [group for group in plan.groups if all(cache.group(key) is not spilled.group for key in group.tensors)]
         del plan  # it holds the tensors, and the device gets them back with the last reference
-        taken = sum(value.host_bytes for value in dict.values(cache) if type(value) is Spilled)
         try:
-            budget = read_host_budget(worker, self.host_budget_bytes, taken, notes).left
+            budget = read_host_budget(worker, self.host_budget_bytes, cache.host_bytes(), notes).left
         except RefusedError:  # nothing is known of the host's memory
             return None
         mover.spill(cache, idle, asked, budget)
@@ -156,4 +140,4 @@ class WayBack:
 
 def required_bytes(cache: SpillingDict) -> int:
     """Return the size of the largest group that has an entry in host memory."""
-    return max((value.group.nbytes for value in dict.values(cache) if type(value) is Spilled), default=0)
+    return max((value.group.nbytes for value in cache.spilled().values()), default=0)

@@ -541,7 +541,7 @@ def test_a_cache_that_somebody_else_holds_is_refused():
     """They would go on with the old one: entries that the engine frees would stay on the device."""
     worker = worker_with(tensors())
     holder = SimpleNamespace(cache=worker.model_runner.encoder_cache)
-    assert "somebody else holds the encoder cache's dict" in refusal(worker, "trim")
+    assert "other code holds the encoder cache's dict" in refusal(worker, "trim")
     del holder
     assert trim(worker)["spilled_entries"] == 4
 

@@ -22,8 +22,8 @@ from highwater_worker.files import file_system_of, is_in_memory
 from highwater_worker.operations import OPERATIONS
 from highwater_worker.operations.operation import Operation, parse_payload
 from highwater_worker.recorder.begin import end_recorder, running_recorder
-from highwater_worker.recorder.recorder import Options, Recorder
-from highwater_worker.recorder.ring import Layout, make_ring
+from highwater_worker.recorder.recorder import Recorder
+from highwater_worker.recorder.ring import Layout, Options, make_ring
 from highwater_worker.recorder.stacks import Watchdog
 from tests.unit.worker_ext.fakes import FakeModel, FakeTensor, ask, fake_runner, fake_worker, refusal
 from tests.unit.worker_ext.ring_bytes import file_bytes, heartbeat, parse, records, table, watchdog
