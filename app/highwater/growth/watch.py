@@ -154,16 +154,17 @@ class GrowthWatch:
     def _judge(self, name: str, happenings: Sequence[Happening]) -> None:
         book, key = self._find(name)
         life, before = self._judged.get(name, (key.life, None))
+        before = before if life == key.life else None
         measured = self._last.get(name)
         judgement = judge(
             book.floors(name),
             unit=key.unit,
             bounds=() if measured is None else measured.bounds,
             happenings=happenings,
-            before=before if life == key.life else None,
+            before=before,
         )
         self._judged[name] = key.life, judgement
-        leaked, leaks = before is not None and before.kind == "leak" and life == key.life, judgement.kind == "leak"
+        leaked, leaks = before is not None and before.kind == "leak", judgement.kind == "leak"
         if leaked != leaks:
             text = "leaks" if leaks else "no longer leaks"
             self._history.record("growth", f"{name} {text}")

@@ -19,7 +19,6 @@ from highwater.host.proc import boot_id, find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
-    ROLES,
     ContainerMemory,
     EngineMemorySettings,
     HostReading,
@@ -215,11 +214,10 @@ class HostReader:
 
 
 def _of_file(record: ProcessRecord) -> ProcessMemory:
-    role: Role = record.role if record.role in ROLES else "other"
     return ProcessMemory(
         **record.figures(),
-        role=role,
-        name=name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command),
+        role=record.known_role,
+        name=record.name,
         pid=record.pid,
         container=_container_key(record),
         age_seconds=round(record.age_seconds, 3),
