@@ -39,11 +39,6 @@ log = logging.getLogger("highwater.growth")
 HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
 
 
-async def _no_series(rest_seconds: float) -> Iterable[Measured]:
-    del rest_seconds
-    return ()
-
-
 class GrowthWatch:
     """Verdicts on growth.
 
@@ -61,7 +56,7 @@ class GrowthWatch:
         history: History,
         file: FloorFile,
         *,
-        host_series: HostSeries = _no_series,
+        host_series: HostSeries,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         internal_error: Callable[[], None] = lambda: None,

@@ -66,6 +66,11 @@ class Clock:
         return self.now
 
 
+async def no_series(_: float) -> list[Measured]:
+    """The host has no series here."""
+    return []
+
+
 class Watched:
     """A watch, its clock, and the traffic that it sees."""
 
@@ -74,7 +79,11 @@ class Watched:
         self.clock.now = start
         self.history = History(10)
         self.watch = GrowthWatch(
-            self.history, FloorFile(path, boot=boot), clock=self.clock, wall_clock=lambda: 1.7e9 + self.clock.now
+            self.history,
+            FloorFile(path, boot=boot),
+            host_series=no_series,
+            clock=self.clock,
+            wall_clock=lambda: 1.7e9 + self.clock.now,
         )
         self.requests = 0
 
