@@ -1,4 +1,4 @@
-"""The route of the verdicts on growth, with the idle floors behind them. It calls no worker: everybody may read it."""
+"""The route of the verdicts on growth and the idle floors behind them. It calls no worker, so everybody may read it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GrowthQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthFloor:
-    """One idle floor of a series: its value, and what the engine had done until then."""
+    """One idle floor of a series: its value, and the engine's work until then."""
 
     at: float
     value: float
@@ -52,12 +52,9 @@ _ANSWER = TypeAdapter(GrowthAnswer)
 
 
 def _floor(floor: Floor) -> GrowthFloor:
-    counts = {name: _known(getattr(floor, name)) for name in ("requests", "images", "new_images", "tokens")}
-    return GrowthFloor(at=floor.wall, value=floor.value, **counts)
-
-
-def _known(count: float) -> float | None:
-    return None if math.isnan(count) else count
+    counts = {name: getattr(floor, name) for name in ("requests", "images", "new_images", "tokens")}
+    known = {name: None if math.isnan(count) else count for name, count in counts.items()}
+    return GrowthFloor(at=floor.wall, value=floor.value, **known)
 
 
 def growth_router(services: Services) -> APIRouter:
@@ -68,7 +65,7 @@ def growth_router(services: Services) -> APIRouter:
     async def growth(request: Request, query: Annotated[GrowthQuery, Query()]) -> Response:
         """Return the verdict on every series of memory: flat, plateau, step, leak or not known.
 
-        With ``series`` that one alone, and the idle floors that its verdict rests on.
+        With ``series`` its verdict alone, and the idle floors behind it.
         """
         verdicts = services.growth.verdicts()
         floors: tuple[GrowthFloor, ...] = ()

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from highwater.readings import GrowthKind, GrowthUnit, SeriesGrowth
 
-# Each takes five lines. Eight ranks with all their processes have more series; those that grow come first.
+# Each series takes five lines. Eight ranks with all their processes have more series; growing series come first.
 MAX_SHOWN: Final = 120
 _LABELS: Final = ("process", "series")
 _UNITS: Final[tuple[tuple[GrowthUnit, str, str], ...]] = (
@@ -20,11 +20,7 @@ _UNITS: Final[tuple[tuple[GrowthUnit, str, str], ...]] = (
 
 
 def growth_families(series: Sequence[SeriesGrowth]) -> Iterator[Metric]:
-    """Yield the families of the engine that runs; of one that has ended nothing is shown.
-
-    Args:
-        series: The verdicts, the leaks first.
-    """
+    """Yield the families of the engine that runs, from verdicts with the leaks first."""
     shown = list(islice((one for one in series if not one.is_over), MAX_SHOWN))
     text = "1 for the verdict on how a series of memory moves between requests."
     verdicts = GaugeMetricFamily("highwater_growth_verdict", text, labels=(*_LABELS, "verdict"))

@@ -1,4 +1,4 @@
-"""The route of host memory: who has it, by process and kind. It calls no worker, so everybody may read it."""
+"""The route of host memory, by process and kind. It calls no worker, so everybody may read it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from highwater.api.memory import wants_text
 from highwater.api.services import Services
 from highwater.host.report import HostReport
 from highwater.host.text import host_text
@@ -35,9 +36,7 @@ def host_router(services: Services) -> APIRouter:
         As tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
         """
         report = await services.host.report()
-        accept = request.headers.get("accept", "")
-        wants_text = "text/plain" in accept and "application/json" not in accept
-        if query.format == "text" or (query.format is None and wants_text):
+        if wants_text(request, query.format):
             return PlainTextResponse(await asyncio.to_thread(host_text, report))
         return Response(await asyncio.to_thread(_REPORT.dump_json, report), media_type="application/json")
 

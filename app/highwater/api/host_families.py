@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,28 +14,28 @@ from highwater.host.reading import ContainerMemory, ProcessMemory, ShmMemory
 from highwater.host.watch import HostNow
 
 MAX_PROCESSES: Final = 64
-# Their names come and go, and so would series: they are shown together.
+# Shown together, because their names, and so their series, would come and go.
 _TOGETHER: Final = ("other", "resource_tracker")
-_KINDS: Final[tuple[tuple[str, Callable[[ProcessMemory], int | None]], ...]] = (
-    ("anonymous", lambda one: one.anonymous_bytes),
-    ("file", lambda one: one.file_bytes),
-    ("shared", lambda one: one.shmem_bytes),
-    ("swap", lambda one: one.swap_bytes),
+# A kind, and its field.
+_KINDS: Final = (
+    ("anonymous", "anonymous_bytes"),
+    ("file", "file_bytes"),
+    ("shared", "shmem_bytes"),
+    ("swap", "swap_bytes"),
 )
-_CONTAINER: Final[tuple[tuple[str, str, Callable[[ContainerMemory], int | None]], ...]] = (
-    ("used", "Memory charged to the engine's container, page cache included.", lambda one: one.used_bytes),
+_CONTAINER: Final = (
+    ("used", "Memory charged to the engine's container, page cache included."),
     (
         "kept",
         "Memory of the group whose limit the engine's container meets first, without what the kernel can drop.",
-        lambda one: one.kept_bytes,
     ),
-    ("limit", "The memory limit that the engine's container meets first.", lambda one: one.limit_bytes),
+    ("limit", "The memory limit that the engine's container meets first."),
 )
-_CONTAINER_KINDS: Final[tuple[tuple[str, Callable[[ContainerMemory], int | None]], ...]] = (
-    ("anonymous", lambda one: one.anonymous_bytes),
-    ("shared", lambda one: one.shmem_bytes),
-    ("page_cache", lambda one: one.page_cache_bytes),
-    ("kernel", lambda one: one.kernel_bytes),
+_CONTAINER_KINDS: Final = (
+    ("anonymous", "anonymous_bytes"),
+    ("shared", "shmem_bytes"),
+    ("page_cache", "page_cache_bytes"),
+    ("kernel", "kernel_bytes"),
 )
 
 
@@ -62,28 +62,28 @@ def _process_families(processes: tuple[ProcessMemory, ...]) -> Iterator[Metric]:
     alone = [one for one in processes if one.role not in _TOGETHER][:MAX_PROCESSES]
     for one in alone:
         labels = one.role, one.name
-        for kind, read in _KINDS:
-            _add(sizes, (*labels, kind), read(one))
+        for kind, field in _KINDS:
+            _add(sizes, (*labels, kind), getattr(one, field))
         _add(peaks, labels, one.peak_bytes)
         _add(threads, labels, one.threads)
         _add(descriptors, labels, one.descriptors)
     for role in _TOGETHER:
         together = [one for one in processes if one.role == role]
-        for kind, read in _KINDS:
-            known = [size for one in together if (size := read(one)) is not None]
+        for kind, field in _KINDS:
+            known = [size for one in together if (size := getattr(one, field)) is not None]
             _add(sizes, (role, role.replace("_", " "), kind), sum(known) if known else None)
     yield from (sizes, peaks, threads, descriptors)
 
 
 def _container_families(container: ContainerMemory, parts: Parts, outlook: Outlook) -> Iterator[Metric]:
-    for name, text, read in _CONTAINER:
-        value = read(container)
+    for name, text in _CONTAINER:
+        value = getattr(container, f"{name}_bytes")
         if value is not None:
             yield GaugeMetricFamily(f"highwater_host_container_{name}_bytes", text, value=value)
     text = "Memory of the engine's container by kind, as the kernel counts it."
     kinds = GaugeMetricFamily("highwater_host_container_bytes", text, labels=("kind",))
-    for kind, read in _CONTAINER_KINDS:
-        _add(kinds, (kind,), read(container))
+    for kind, field in _CONTAINER_KINDS:
+        _add(kinds, (kind,), getattr(container, field))
     yield kinds
     if parts.not_attributed_bytes is not None:
         text = "Memory of the engine's container that no listed process, file or kernel figure accounts for."

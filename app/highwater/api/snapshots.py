@@ -1,4 +1,4 @@
-"""PyTorch's own memory snapshots: taking one, those that there are, and each as a file for PyTorch's viewer."""
+"""The routes of PyTorch's memory snapshots: take one, list them, and download each for PyTorch's viewer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from highwater.memory.snapshots import Taken, pieces
 from highwater.readings import Caller
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-# Stack traces may stand in it.
+# A snapshot may contain stack traces.
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class _Download(StreamingResponse):
-    """One file, closed however it ends: who leaves in the middle does not keep it open until Python's next sweep."""
+    """One file, closed however the response ends: also when the client leaves in the middle."""
 
     def __init__(self, name: str, file: BinaryIO, size: int) -> None:
         headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
@@ -64,7 +64,7 @@ def snapshots_router(services: Services) -> APIRouter:
         },
     )
     async def take(body: Annotated[SnapshotRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
-        """Have every worker write PyTorch's memory snapshot, or return its size. The engine stands still meanwhile."""
+        """Have every worker write PyTorch's memory snapshot, or return its size. The engine is stopped meanwhile."""
         dry_run = body is not None and body.dry_run
         taken = await snapshots.take(dry_run=dry_run, caller=caller)
         return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
@@ -74,14 +74,14 @@ def snapshots_router(services: Services) -> APIRouter:
         responses={501: {"model": ProblemAnswer, "description": "PyTorch keeps no history of these devices"}},
     )
     async def stacks(body: Annotated[StacksRequest | None, Body()] = None, caller: Caller = control) -> JSONResponse:
-        """Have PyTorch note who allocates, for so many minutes: a snapshot taken then names the places."""
+        """Have PyTorch record stacks of allocations for some minutes: a snapshot taken then names the places."""
         request = body or StacksRequest()
         ranks = await snapshots.record_stacks(request.minutes, request.entries, caller=caller)
         return JSONResponse({"schema": 1, "ranks": [asdict(rank) for rank in ranks]})
 
     @router.get("/memory/snapshots")
     async def listed() -> JSONResponse:
-        """The files that there are, newest first, of every rank that writes into the folder."""
+        """Return the snapshot files in the folder, newest first, of every rank that writes into it."""
         files, problem = await snapshots.listed()
         return JSONResponse(
             {
@@ -95,7 +95,7 @@ def snapshots_router(services: Services) -> APIRouter:
 
     @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})
     async def one(name: Annotated[str, Path(description="as in the list")]) -> StreamingResponse:
-        """One file, for https://docs.pytorch.org/memory_viz."""
+        """Return one file, for https://docs.pytorch.org/memory_viz."""
         opened = await snapshots.open(name)
         if opened is None:
             raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")

@@ -1,4 +1,4 @@
-"""``highwater growth``: what grows, what leaks, how fast, with what, and until when."""
+"""``highwater growth``: the verdict on every series of memory, with rates of leaks and when they fill it."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 

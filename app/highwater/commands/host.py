@@ -1,4 +1,4 @@
-"""``highwater host``: who has the pod's memory, by process and kind."""
+"""``highwater host``: the pod's memory by process and kind."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 

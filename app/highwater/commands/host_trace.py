@@ -1,4 +1,4 @@
-"""``highwater host trace``: which lines of a process of vLLM's hold more and more."""
+"""``highwater host trace``: the lines of one of vLLM's processes that hold more and more memory."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from highwater.host.trace import TraceResult
 
 _MINUTES, _FRAMES = 60, 8
-# The process looks once a second; reading what it holds may take some, on a busy machine.
+# The process reads requests once a second; reading its memory may take some seconds, on a busy machine.
 _GRACE_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 
@@ -71,7 +71,7 @@ def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool
         request = ask(folder, record, action="stop" if stop else "start", minutes=minutes, frames=frames)
     except CannotTrace as exc:
         raise click.ClickException(printable(str(exc))) from exc
-    # A refusal cannot always say of which request it is.
+    # A refusal cannot always name its request.
     ids = {request, None, *([old.id] if stop and old is not None else [])}
     seconds = _GRACE_SECONDS + (0.0 if stop else minutes * 60)
     result = _waited_for(lambda: read_result(folder, record), lambda one: one.id in ids and one != old, seconds)
@@ -95,7 +95,7 @@ def _check_running(result: TraceResult | None, name: str) -> None:
 def _waited_for(
     read: Callable[[], TraceResult | None], is_new: Callable[[TraceResult], bool], seconds: float
 ) -> TraceResult | None:
-    """Return the result once the process is done, or what there is of it when the time is over."""
+    """Return the result once the process is done, or the last state of it when the time is over."""
     began, last = time.monotonic(), None
     while time.monotonic() < began + (seconds if last is not None else _GRACE_SECONDS):
         time.sleep(_LOOK_SECONDS)

@@ -12,11 +12,7 @@ CHANGE: Final = "docker run --shm-size; in Kubernetes a volume of medium Memory 
 
 
 def judge_shm(host: Mapping[str, Any]) -> Judged:
-    """Return level, what is so, and what to change.
-
-    Args:
-        host: The answer; what is missing in it is not known.
-    """
+    """Return the level, the finding and the advice; figures that are missing in the response are not known."""
     shm, needs = _part(_part(host, "reading"), "shm"), _part(host, "shm_needs")
     size, free, promised = (_number(shm.get(name)) for name in ("size_bytes", "free_bytes", "promised_bytes"))
     if size is None or free is None:

@@ -14,7 +14,7 @@ import click
 
 from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
 
-# It is written while the engine stands still, once more than that to learn its size.
+# It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -108,7 +108,7 @@ def superfluous(times: Sequence[float]) -> int:
 
 
 def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
-    """Return at most so many floors, each the one of its neighbours with the middle value; outliers are dropped."""
+    """Return at most so many floors, each the median of its neighbours; outliers are dropped."""
     if len(floors) <= most:
         return list(floors)
     edges = [round(i * len(floors) / most) for i in range(most + 1)]

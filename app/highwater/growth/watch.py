@@ -39,11 +39,6 @@ log = logging.getLogger("highwater.growth")
 HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
 
 
-async def _no_series(rest_seconds: float) -> Iterable[Measured]:
-    del rest_seconds
-    return ()
-
-
 class GrowthWatch:
     """Verdicts on growth.
 
@@ -61,7 +56,7 @@ class GrowthWatch:
         history: History,
         file: FloorFile,
         *,
-        host_series: HostSeries = _no_series,
+        host_series: HostSeries,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         internal_error: Callable[[], None] = lambda: None,
@@ -154,16 +149,17 @@ class GrowthWatch:
     def _judge(self, name: str, happenings: Sequence[Happening]) -> None:
         book, key = self._find(name)
         life, before = self._judged.get(name, (key.life, None))
+        before = before if life == key.life else None
         measured = self._last.get(name)
         judgement = judge(
             book.floors(name),
             unit=key.unit,
             bounds=() if measured is None else measured.bounds,
             happenings=happenings,
-            before=before if life == key.life else None,
+            before=before,
         )
         self._judged[name] = key.life, judgement
-        leaked, leaks = before is not None and before.kind == "leak" and life == key.life, judgement.kind == "leak"
+        leaked, leaks = before is not None and before.kind == "leak", judgement.kind == "leak"
         if leaked != leaks:
             text = "leaks" if leaks else "no longer leaks"
             self._history.record("growth", f"{name} {text}")

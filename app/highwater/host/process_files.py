@@ -38,9 +38,9 @@ CURRENT_SECONDS = 15.0
 STALE_SECONDS = 600.0
 _NAME = re.compile(r"highwater-([0-9]{1,10})-([0-9]{1,20})\.process", re.ASCII)
 _TMP_NAME = re.compile(r"\.highwater-[0-9]{1,10}-[0-9]{1,20}\.process\.tmp", re.ASCII)
-_HEAD = struct.Struct("<8sII")
-_CHECKSUM = struct.Struct("<I")
-_BODY_AT = _HEAD.size + _CHECKSUM.size
+_HEAD = struct.Struct("<8sIII")
+"""Magic, sequence, length of the body, and the checksum of these and the body."""
+_CHECKED_BYTES = 16
 _MAX_PROBLEMS = 16
 _TORN_TRIES = 3
 
@@ -62,7 +62,7 @@ class ProcessFiles:
         problems: The problems of the folder and its files as of the last read, one sentence each.
 
     Args:
-        folder: Where the processes write.
+        folder: The recorders' folder; ``None``: no files are read.
         clock: Unix seconds.
         monotonic: ``CLOCK_MONOTONIC``, which the processes of this machine share.
         proc: The folder in which the kernel shows processes.
@@ -70,14 +70,15 @@ class ProcessFiles:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         proc: Path = Path("/proc"),
     ) -> None:
         self.problems: tuple[str, ...] = ()
-        self._folder = folder
+        self._has_folder = folder is not None
+        self._folder = folder or Path()
         self._clock = clock
         self._monotonic = monotonic
         self._proc = proc
@@ -93,8 +94,8 @@ class ProcessFiles:
         problems: list[str] = []
         records: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
-        owners = self._owners()
         names = list(self._names(problems))
+        owners = self._owners() if names else frozenset()
         if len(names) > MAX_FILES:
             problems.append(f"{self._folder}: more than {MAX_FILES} process files; the rest is not read")
             # Files that anybody can put there must not hide those that vLLM's user has written.
@@ -133,6 +134,8 @@ class ProcessFiles:
         return self._boot_id is not None and record.boot_id == self._boot_id
 
     def _names(self, problems: list[str], *, with_unfinished: bool = False) -> Iterator[str]:
+        if not self._has_folder:
+            return
         try:
             with os.scandir(self._folder) as entries:
                 for number, entry in enumerate(entries):
@@ -222,12 +225,11 @@ def _body(descriptor: int) -> bytes:
     """Return the text; it is read again where it was being written."""
     for _ in range(_TORN_TRIES):
         content = os.pread(descriptor, FILE_BYTES, 0)
-        if len(content) < _BODY_AT or not content.startswith(MAGIC):
+        if len(content) < _HEAD.size or not content.startswith(MAGIC):
             raise BadProcessFile("it is no process file")
-        _, _, length = _HEAD.unpack_from(content)
-        (checksum,) = _CHECKSUM.unpack_from(content, _HEAD.size)
-        body = content[_BODY_AT : _BODY_AT + length]
-        if len(body) == length and zlib.crc32(body, zlib.crc32(content[: _HEAD.size])) == checksum:
+        _, _, length, checksum = _HEAD.unpack_from(content)
+        body = content[_HEAD.size : _HEAD.size + length]
+        if len(body) == length and zlib.crc32(body, zlib.crc32(content[:_CHECKED_BYTES])) == checksum:
             return body
     raise BadProcessFile("its checksum is wrong")
 

@@ -10,7 +10,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from highwater.host.reading import Bytes, EngineMemorySettings, Index, Pid, ProcessFigures, Text
+from highwater.host.names import name_of
+from highwater.host.reading import ROLES, Bytes, EngineMemorySettings, Index, Pid, ProcessFigures, Role, Text
 
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 _Key: TypeAlias = Annotated[str, Field(max_length=48, pattern=r"^[a-z0-9_]+$")]
@@ -104,3 +105,13 @@ class ProcessRecord(ProcessFigures):
     engine: EngineMemorySettings | None = None
     cpu_seconds: _Seconds | None = None
     age_seconds: float = 0.0
+
+    @property
+    def known_role(self) -> Role:
+        """Its role; ``other`` for the roles of a newer worker package."""
+        return self.role if self.role in ROLES else "other"
+
+    @property
+    def name(self) -> str:
+        """Its display name."""
+        return name_of(self.known_role, index=self.index, rank=self.rank, dp_rank=self.dp_rank, command=self.command)

@@ -19,7 +19,6 @@ from highwater.host.proc import boot_id, find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
-    ROLES,
     ContainerMemory,
     EngineMemorySettings,
     HostReading,
@@ -31,6 +30,14 @@ from highwater.host.reading import (
 from highwater.host.shared_memory import SHM, read_shm, shm_of
 from highwater.readings import RankReading
 
+_NO_FOLDER = (
+    "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "
+    "sidecar, or share the PID namespace"
+)
+_NO_FILES = (
+    "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
+    "package of this version"
+)
 _SWEEP_SECONDS = 60.0
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
@@ -59,9 +66,8 @@ class HostReader:
         shm: Path = SHM,
     ) -> None:
         self._proc = root / "proc"
-        self._files = (
-            None if folder is None else ProcessFiles(folder, clock=clock, monotonic=monotonic, proc=self._proc)
-        )
+        self._has_folder = folder is not None
+        self._files = ProcessFiles(folder, clock=clock, monotonic=monotonic, proc=self._proc)
         self._workers = workers
         self._clock = clock
         self._monotonic = monotonic
@@ -78,8 +84,8 @@ class HostReader:
 
     def _read(self) -> HostReading:
         now = self._monotonic()
-        records = () if self._files is None else self._files.read()
-        if self._files is not None and now >= self._swept_at + _SWEEP_SECONDS:
+        records = self._files.read()
+        if now >= self._swept_at + _SWEEP_SECONDS:
             self._swept_at = now
             self._files.sweep()
         processes = [_of_file(one) for one in records]
@@ -91,7 +97,7 @@ class HostReader:
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
-        problems = () if self._files is None else self._files.problems
+        problems = self._files.problems
         return HostReading(
             taken_at=self._clock(),
             processes=named_apart(processes),
@@ -100,7 +106,7 @@ class HostReader:
             shm=self._shared(records),
             machine=self._machine(),
             engine=_settings(records),
-            problems=problems if records or self._found else (*problems, self._why_nothing()),
+            problems=problems if records or self._found else (*problems, _NO_FILES if self._has_folder else _NO_FOLDER),
         )
 
     # --- processes ---
@@ -111,9 +117,9 @@ class HostReader:
         for record in records:
             others = record.others
             # The sidecar shares the engine's container on a machine without containers, and is not the engine's.
-            is_own_pid_known = self._files is not None and self._files.shares_processes_with(record)
+            own_pid = os.getpid() if self._files.shares_processes_with(record) else None
             for row in () if others is None else others.largest:
-                if row.pid in known or (is_own_pid_known and row.pid == os.getpid()):
+                if row.pid in known or row.pid == own_pid:
                     continue
                 known.add(row.pid)
                 role: Role = "resource_tracker" if row.tracker else "other"
@@ -132,8 +138,7 @@ class HostReader:
 
     def _of_proc(self, records: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
         """Return processes that only ``/proc`` shows: searched for now and then, read each time."""
-        files = self._files
-        pids = [one.pid for one in records if files is not None and files.shares_processes_with(one)]
+        pids = [one.pid for one in records if self._files.shares_processes_with(one)]
         pids += [
             worker.pid
             for worker in self._workers()
@@ -194,8 +199,8 @@ class HostReader:
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
         own = read_shm(self._shm)
         for one in records:
-            is_here = self._files is not None and self._files.is_of_this_machine(one)
-            if own is not None and is_here and one.shm is not None and own.device == one.shm.device:
+            is_here = self._files.is_of_this_machine(one)
+            if own is not None and one.shm is not None and is_here and own.device == one.shm.device:
                 return shm_of(own, sees="sidecar")  # the same mount, and read now
         for one in records:
             if (raw := one.shm) is not None:
@@ -207,24 +212,12 @@ class HostReader:
         pressure = pressure_of(read_pressure(self._proc / "pressure/memory"))
         return MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure)
 
-    def _why_nothing(self) -> str:
-        if self._files is None:
-            return (
-                "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir "
-                "for the sidecar, or share the PID namespace"
-            )
-        return (
-            "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the "
-            "worker package of this version"
-        )
-
 
 def _of_file(record: ProcessRecord) -> ProcessMemory:
-    role: Role = record.role if record.role in ROLES else "other"
     return ProcessMemory(
         **record.figures(),
-        role=role,
-        name=name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command),
+        role=record.known_role,
+        name=record.name,
         pid=record.pid,
         container=_container_key(record),
         age_seconds=round(record.age_seconds, 3),

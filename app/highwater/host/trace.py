@@ -19,10 +19,8 @@ from typing import Annotated, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.files.regular import open_regular
-from highwater.host.names import name_of
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
-from highwater.host.reading import ROLES, Role
 from highwater.text.printable import cleaned
 from highwater.units import size_text, span_text
 
@@ -105,7 +103,7 @@ def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
         CannotTrace: No process matches, or several do; the text lists them.
     """
     files = ProcessFiles(folder)
-    named = {record.pid: (record, _name(record)) for record in files.read()}
+    named = {record.pid: (record, record.name) for record in files.read()}
     identifier = _plain(wanted)
     matching = [one for pid, one in named.items() if identifier in (str(pid), *_identifiers(*one))]
     if len(matching) == 1:
@@ -116,11 +114,6 @@ def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
         raise CannotTrace(f"{wanted!r} is no process of {folder}: there are {there}{hint}")
     several = ", ".join(str(record.pid) for record, _ in matching)
     raise CannotTrace(f"{wanted!r} means several processes; name one by its pid: {several}")
-
-
-def _name(record: ProcessRecord) -> str:
-    role: Role = next((one for one in ROLES if one == record.role), "other")
-    return name_of(role, index=record.index, rank=record.rank, dp_rank=record.dp_rank, command=record.command)
 
 
 def _identifiers(record: ProcessRecord, name: str) -> Iterator[str]:

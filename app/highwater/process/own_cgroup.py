@@ -16,7 +16,7 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     """Return how many bytes this process's control group may use; ``None`` without a limit, or where it is not known.
 
     Args:
-        root: The file system's root; a test brings its own.
+        root: The file system's root; tests replace it.
     """
     texts = (text.strip() for text in _texts(root, "memory.limit_in_bytes", "memory.max"))
     return next(
@@ -33,7 +33,7 @@ def oom_kill_count(root: Path = Path("/")) -> int | None:
     """Return how many processes of this process's own control group the kernel has killed for memory.
 
     Args:
-        root: The file system's root; a test brings its own.
+        root: The file system's root; tests replace it.
     """
     for text in _texts(root, "memory.oom_control", "memory.events"):
         count = dict(line.partition(" ")[::2] for line in text.splitlines()).get("oom_kill", "").strip()
@@ -43,7 +43,7 @@ def oom_kill_count(root: Path = Path("/")) -> int | None:
 
 
 def _texts(root: Path, name_1: str, name_2: str) -> Iterator[str]:
-    """Yield a file of the group wherever it may be: by its name in version 1, and in version 2."""
+    """Yield a file of the group from each possible place, by its name in version 1 and in version 2."""
     try:
         groups = (root / "proc/self/cgroup").read_text("ascii", "replace").splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def _texts(root: Path, name_1: str, name_2: str) -> Iterator[str]:
         if not is_version_1 and controllers:
             continue
         top = root / ("sys/fs/cgroup/memory" if is_version_1 else "sys/fs/cgroup")
-        # In a container its own group is what is mounted, whatever the kernel calls it.
+        # In a container the mount shows its own group, whatever path the kernel gives.
         for folder in (top / path.strip("/"), top):
             with suppress(OSError, ValueError):
                 yield (folder / (name_1 if is_version_1 else name_2)).read_text("ascii", "replace")

@@ -176,23 +176,24 @@ def parse(raw: object) -> Snapshot:
     reader = _Reader()
     segments = tuple(reader.segment(segment, f"segments[{index}]") for index, segment in enumerate(listed))
     assert isinstance(raw, dict)  # noqa: S101 - `_get` has checked it
-    traces = raw.get("device_traces")
-    traces = traces if isinstance(traces, list) else []
-    if sum(len(trace) for trace in traces if isinstance(trace, list)) > MAX_ENTRIES:
+    traces, settings = raw.get("device_traces"), raw.get("allocator_settings")
+    listed = traces if isinstance(traces, list) else []
+    history = {device: trace for device, trace in enumerate(listed) if isinstance(trace, list)}
+    entries = sum(map(len, history.values()))
+    if entries > MAX_ENTRIES:
         raise SnapshotError(f"its history has more than {MAX_ENTRIES:,} entries")
-    history = {device: trace for device, trace in enumerate(traces) if isinstance(trace, list)}
     largest = {device: request for device, trace in history.items() if (request := _largest(trace)) is not None}
-    settings = raw.get("allocator_settings")
-    return Snapshot(segments, largest, sum(map(len, history.values())), dict(_settings(settings)))
+    return Snapshot(segments, largest, entries, dict(_settings(settings)))
 
 
 def _settings(raw: object) -> Iterator[tuple[str, str | int | float | bool]]:
     if isinstance(raw, dict):
         for key, value in list(raw.items())[:100]:
             # Values that JSON cannot express are left out.
-            is_number = isinstance(value, int | float) and abs(value) <= _MAX_NUMBER
-            if isinstance(value, str) or is_number:
-                yield _word(key), value[:MAX_WORD] if isinstance(value, str) else value
+            if isinstance(value, str):
+                yield _word(key), value[:MAX_WORD]
+            elif isinstance(value, int | float) and abs(value) <= _MAX_NUMBER:
+                yield _word(key), value
 
 
 def _largest(trace: list[Any]) -> Request | None:

@@ -117,6 +117,11 @@ class _Scan:
 
     # --- instructions ---
 
+    def protocol(self) -> None:
+        version = self.number(1)
+        if not 2 <= version <= 5:  # noqa: PLR2004 - the binary protocols
+            raise UnsafePickle(f"its protocol is {version}; PyTorch writes 2 to 5")
+
     def value(self, size: int, *, is_text: bool) -> None:
         """Skip a number, a text or bytes."""
         length = size if size >= 0 else self.number(-size)
@@ -127,12 +132,6 @@ class _Scan:
 
     def tuple_of(self, count: int) -> None:
         self.stack.append(self.checked(max(self.pop() for _ in range(count)) + 1))
-
-    def append(self) -> None:
-        self.hold(self.pop())
-
-    def append_all(self) -> None:
-        self.hold(self.to_mark())
 
     def set_item(self) -> None:
         value, key = self.pop(), self.pop()
@@ -149,48 +148,36 @@ class _Scan:
         if depth > 1:
             raise UnsafePickle("a dict's key holds containers; a snapshot's keys are words")
 
-    def marked_tuple(self) -> None:
-        self.stack.append(self.checked(self.to_mark() + 1))
-
     def end(self) -> None:
         if len(self.stack) != 1 or self.marks:
             raise UnsafePickle("it ends with other than one value")
         self.has_ended = True
 
 
-def _instructions() -> dict[int, Callable[[_Scan], object]]:
-    instructions: dict[int, Callable[[_Scan], object]] = {
-        ord(b"\x80"): _protocol,
-        ord(b"\x95"): lambda scan: scan.skip(8),  # a frame's length: a hint for reading
-        ord(b"("): lambda scan: scan.marks.append(len(scan.stack)),
-        ord(b"."): _Scan.end,
-        **dict.fromkeys(b"])}", lambda scan: scan.stack.append(0)),
-        ord(b"a"): _Scan.append,
-        ord(b"e"): _Scan.append_all,
-        ord(b"s"): _Scan.set_item,
-        ord(b"u"): _Scan.set_items,
-        ord(b"t"): _Scan.marked_tuple,
-        ord(b"\x85"): lambda scan: scan.tuple_of(1),
-        ord(b"\x86"): lambda scan: scan.tuple_of(2),
-        ord(b"\x87"): lambda scan: scan.tuple_of(3),
-        ord(b"\x94"): lambda scan: scan.remember(len(scan.memo)),
-        ord(b"q"): lambda scan: scan.remember(scan.number(1)),
-        ord(b"r"): lambda scan: scan.remember(scan.number(4)),
-        ord(b"h"): lambda scan: scan.recall(scan.number(1)),
-        ord(b"j"): lambda scan: scan.recall(scan.number(4)),
-    }
-    for code, size in _VALUES.items():
-        instructions[ord(code)] = partial(_Scan.value, size=size, is_text=code in (b"\x8c", b"X", b"\x8d"))
-    return instructions
-
-
-def _protocol(scan: _Scan) -> None:
-    version = scan.number(1)
-    if not 2 <= version <= 5:  # noqa: PLR2004 - the binary protocols
-        raise UnsafePickle(f"its protocol is {version}; PyTorch writes 2 to 5")
-
-
-_INSTRUCTIONS: Final = _instructions()
+_INSTRUCTIONS: Final[dict[int, Callable[[_Scan], object]]] = {
+    ord(b"\x80"): _Scan.protocol,
+    ord(b"\x95"): lambda scan: scan.skip(8),  # a frame's length: a hint for reading
+    ord(b"("): lambda scan: scan.marks.append(len(scan.stack)),
+    ord(b"."): _Scan.end,
+    **dict.fromkeys(b"])}", lambda scan: scan.stack.append(0)),
+    ord(b"a"): lambda scan: scan.hold(scan.pop()),
+    ord(b"e"): lambda scan: scan.hold(scan.to_mark()),
+    ord(b"s"): _Scan.set_item,
+    ord(b"u"): _Scan.set_items,
+    ord(b"t"): lambda scan: scan.stack.append(scan.checked(scan.to_mark() + 1)),
+    ord(b"\x85"): lambda scan: scan.tuple_of(1),
+    ord(b"\x86"): lambda scan: scan.tuple_of(2),
+    ord(b"\x87"): lambda scan: scan.tuple_of(3),
+    ord(b"\x94"): lambda scan: scan.remember(len(scan.memo)),
+    ord(b"q"): lambda scan: scan.remember(scan.number(1)),
+    ord(b"r"): lambda scan: scan.remember(scan.number(4)),
+    ord(b"h"): lambda scan: scan.recall(scan.number(1)),
+    ord(b"j"): lambda scan: scan.recall(scan.number(4)),
+    **{
+        ord(code): partial(_Scan.value, size=size, is_text=code in (b"\x8c", b"X", b"\x8d"))
+        for code, size in _VALUES.items()
+    },
+}
 
 
 def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:

@@ -174,7 +174,7 @@ def test_a_leak_of_more_bytes_is_the_same_leak(rate: float, factor: float, seed:
 @settings(max_examples=30, deadline=None)
 @given(rate=st.floats(0.3, 50), noise=st.floats(0, 2), count=st.integers(16, 80), seed=st.integers(0, 99))
 def test_a_leak_run_backwards_is_none(rate: float, noise: float, count: int, seed: int) -> None:
-    """What falls does not leak, however straight it falls."""
+    """A falling series does not leak, however straight it falls."""
     floors = line(count, rate * MIB, noise=noise * MIB, seed=seed)
     backwards = [f._replace(value=g.value) for f, g in zip(floors, reversed(floors), strict=True)]
     assert judge(backwards).kind == "flat"

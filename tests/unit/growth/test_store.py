@@ -1,4 +1,4 @@
-"""The file of idle floors survives what happens to files, and believes none that cannot be ours."""
+"""The file of idle floors survives faults of files, and refuses lines that the sidecar cannot have written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def moments(path: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "1e308"])
-def test_a_number_that_no_measurement_has_is_not_believed(tmp_path: Path, number: str) -> None:
+def test_a_number_that_no_measurement_has_is_refused(tmp_path: Path, number: str) -> None:
     """Infinity could never be written back: each floor after it would fail."""
     path = tmp_path / "growth"
     path.write_bytes(HEAD + line(1) + line(2, value=number) + line(3, wall=number))
@@ -49,7 +49,7 @@ def test_a_number_that_no_measurement_has_is_not_believed(tmp_path: Path, number
 
 
 def test_nothing_is_appended_to_half_a_line(tmp_path: Path) -> None:
-    """What a crash or a full disk cut off takes no later floor with it."""
+    """A line that a crash or a full disk cut off costs no later floor."""
     path = tmp_path / "growth"
     path.write_bytes(HEAD + line(1) + line(2)[:40])
     file, books = loaded(path)
@@ -59,8 +59,8 @@ def test_nothing_is_appended_to_half_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_pipe", [False, True])
-def test_a_file_that_is_gone_is_made_anew(tmp_path: Path, is_pipe: bool) -> None:
-    """The first floor after it says so, the next one writes it whole; a pipe in its place holds nobody up."""
+def test_a_file_that_was_removed_is_written_again(tmp_path: Path, is_pipe: bool) -> None:
+    """The first floor after it reports that, the next writes the whole file; a pipe in its place does not block."""
     path = tmp_path / "growth"
     path.write_bytes(HEAD + line(1))
     file, books = loaded(path)

@@ -66,6 +66,11 @@ class Clock:
         return self.now
 
 
+async def no_series(_: float) -> list[Measured]:
+    """The host has no series here."""
+    return []
+
+
 class Watched:
     """A watch, its clock, and the traffic that it sees."""
 
@@ -74,7 +79,11 @@ class Watched:
         self.clock.now = start
         self.history = History(10)
         self.watch = GrowthWatch(
-            self.history, FloorFile(path, boot=boot), clock=self.clock, wall_clock=lambda: 1.7e9 + self.clock.now
+            self.history,
+            FloorFile(path, boot=boot),
+            host_series=no_series,
+            clock=self.clock,
+            wall_clock=lambda: 1.7e9 + self.clock.now,
         )
         self.requests = 0
 
@@ -115,7 +124,7 @@ async def test_a_leak_is_found_named_and_recorded():
 
 
 async def test_nothing_is_measured_under_load():
-    """What a step holds for a moment is in no floor, nor is what is left before the rest is long enough."""
+    """The memory of a running step is in no floor, nor is memory that a short rest has not freed yet."""
     watched = Watched()
     for _ in range(50):
         await watched.see(report(rank(tensors=9 * GIB), running=2))
@@ -208,7 +217,7 @@ def test_the_encoder_caches_budget_is_its_bound():
     ],
 )
 def test_a_rest_ends_with_any_sign_of_work(change: dict[str, object]):
-    """Requests, steps, counts; nor is an engine at rest that sleeps or is not heard of."""
+    """Requests, steps, counts; an engine that sleeps or does not report is not at rest either."""
     resting = follow(follow(Rest(), report(), 10.0), report(), 20.0)
     assert resting.seconds(20.0) == 10.0
     assert follow(resting, report(**change), 21.0).seconds(21.0) == 0.0
@@ -302,7 +311,7 @@ async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypa
 
 
 def test_counts_that_begin_again_are_another_engines():
-    """Whatever the processes' numbers say."""
+    """Even if the pids are the same."""
     book, key = FloorBook(), SeriesKey("rank 0", "weights_bytes", "device", "bytes", "a")
     assert book.add(1.0, 1.0, WorkCounts(requests=50), {key: 1.0})
     assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})

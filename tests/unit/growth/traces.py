@@ -18,7 +18,7 @@ Value = Callable[["Work"], float]
 
 @dataclass
 class Work:
-    """What the engine has done until now, in one of its lives."""
+    """The engine's work until now, in one of its lives."""
 
     random: random.Random
     at: float = 0.0
@@ -131,7 +131,7 @@ def learning(size: float) -> Value:
 
 
 def sawtooth(size: float, requests: int) -> Value:
-    """What is collected once it is so much."""
+    """Memory that is collected after so many requests."""
     return lambda work: size * (work.requests % requests) / requests + work.random.gauss(0, 0.2 * MIB)
 
 

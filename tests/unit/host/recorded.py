@@ -60,7 +60,7 @@ def framed(body: bytes, sequence: int = 1) -> bytes:
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """What a process writes."""
+    """A process's record as it is written."""
     return {
         "schema": 1,
         "at": 1000.0,

@@ -55,7 +55,7 @@ def test_the_parts_always_sum_to_what_the_kernel_counts(container, processes, sh
     assert min([row.bytes for row in parts.rows] + [parts.not_attributed_bytes, parts.counted_twice_bytes]) >= 0
 
 
-def test_who_has_it_is_named():
+def test_each_owner_is_named():
     """The largest first, and the page cache is marked as what the kernel drops."""
     parts = parts_of(reading())
     shown = {row.name: row.bytes // MIB for row in parts.rows}

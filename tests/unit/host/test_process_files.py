@@ -78,8 +78,8 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
         (framed(b'{"schema":1}' + b"\xff\xfe"), "no JSON"),
     ],
 )
-def test_a_file_that_is_no_good_is_named_and_costs_only_itself(files, content, reason):
-    """Whatever is wrong with it: empty, foreign, not JSON, NaN, negative, huge, odd text, another's name."""
+def test_an_invalid_file_is_named_and_costs_only_itself(files, content, reason):
+    """With any fault: empty, foreign, not JSON, NaN, negative, huge, odd text, another's name."""
     write(files.folder, record(pid=7))
     write(files.folder, content, "highwater-4242-99.process")
     pids, (problem,) = files()
@@ -88,8 +88,8 @@ def test_a_file_that_is_no_good_is_named_and_costs_only_itself(files, content, r
     assert reason in problem
 
 
-def test_a_torn_file_is_not_believed(files):
-    """One byte of the body is another than the checksum says."""
+def test_a_file_with_a_wrong_checksum_is_not_used(files):
+    """One byte of the body differs."""
     content = bytearray(framed(json.dumps(record()).encode()))
     content[40] ^= 1
     write(files.folder, bytes(content), "highwater-4242-99.process")
@@ -97,7 +97,7 @@ def test_a_torn_file_is_not_believed(files):
     assert "checksum" in files()[1][0]
 
 
-def test_links_pipes_and_files_of_strangers_are_not_opened(files, tmp_path):
+def test_links_and_pipes_are_not_opened(files, tmp_path):
     """A link may lead anywhere, a pipe may wait for ever."""
     write(tmp_path / "elsewhere", record())
     files.folder.mkdir()
@@ -135,7 +135,7 @@ def test_a_crowd_of_forged_files_costs_little_cpu(files):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files are given to another user")
-def test_a_crowd_of_strangers_files_hides_nobody(files):
+def test_many_files_of_other_users_hide_no_process(files):
     """Those of vLLM's user are read first, wherever the folder lists them."""
     for pid in range(1, MAX_FILES + 45):
         write(files.folder, record(pid=pid))
@@ -145,8 +145,8 @@ def test_a_crowd_of_strangers_files_hides_nobody(files):
     assert files()[0] == sorted(int(path.name.split("-")[1]) for path in (one, last))
 
 
-def test_a_folder_of_very_many_files_is_said_to_be_one(files, monkeypatch):
-    """So many names are looked at, and no more."""
+def test_a_folder_of_too_many_files_is_reported(files, monkeypatch):
+    """A bounded number of names is read."""
     monkeypatch.setattr("highwater.host.process_files.MAX_ENTRIES", 3)
     for pid in range(1, 6):
         write(files.folder, record(pid=pid))
@@ -156,7 +156,7 @@ def test_a_folder_of_very_many_files_is_said_to_be_one(files, monkeypatch):
 
 
 def test_files_of_processes_that_have_ended_are_swept(files):
-    """Ten minutes after the last word; others' files stay."""
+    """Ten minutes after their last write; other files stay."""
     old, new = write(files.folder, record(pid=1)), write(files.folder, record(pid=2))
     other = write(files.folder, b"", "something.process")
     os.utime(old, (100.0, 100.0))

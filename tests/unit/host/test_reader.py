@@ -74,7 +74,7 @@ def test_the_engines_container_is_the_one_with_its_processes(host):
     assert [one.sees for one in reading.other_containers] == ["engine", "sidecar"]
 
 
-def test_the_freshest_word_about_a_container_counts(host):
+def test_the_newest_reading_of_a_container_counts(host):
     """The first process reads it once a second, the others every ten."""
     old = record()["cgroup"] | {"mono": 491.0, "used": 1}
     write(host.folder, record(pid=1, cgroup=old))
@@ -154,7 +154,7 @@ def test_a_worker_of_another_start_is_not_looked_for(host):
 
 
 def test_where_nothing_is_seen_it_says_what_to_do(host):
-    """With a folder that nobody writes to, and without any."""
+    """With an empty folder, and without a folder."""
     assert "HIGHWATER_RECORDER_DIR" in host().problems[0]
     alone = HostReader(None, root=host.root, shm=host.shm).read()
     assert "share the PID namespace" in alone.problems[0]
@@ -163,7 +163,7 @@ def test_where_nothing_is_seen_it_says_what_to_do(host):
 
 @pytest.mark.parametrize("command", ["²", "1.²", "٣", "1"])
 def test_a_process_may_be_called_anything(host, command):
-    """Whatever counts as a digit elsewhere is a name like any other."""
+    """Digits of other scripts are names like any other."""
     process(host.root, 12, 1, "VLLM::Worker", 900)
     process(host.root, 13, 12, f"{command} 40", 1)
     names = [one.name for one in host(workers=lambda: [worker(12, 7)]).processes]

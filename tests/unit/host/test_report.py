@@ -33,7 +33,7 @@ def names(report):
     return [one.name for one in report.findings]
 
 
-def test_a_container_that_is_nearly_full_names_who_has_it():
+def test_a_container_that_is_nearly_full_names_its_largest_parts():
     """60 of 64 GiB: page cache does not count, and the largest parts that stay are named."""
     given = reading()
     full = replace(given.container, limit_bytes=8_500 * MIB)
@@ -58,8 +58,8 @@ def test_without_a_limit_the_machine_says_what_room_there_is():
     assert "no limit, and the machine has 5.00 GiB available" in host_text(report)
 
 
-def test_kills_and_pressure_are_said():
-    """What the kernel counts for the container."""
+def test_kills_and_pressure_are_findings():
+    """As the kernel counts them for the container."""
     given = reading()
     container = replace(given.container, events={"oom_kill": 2}, pressure=Pressure(some_avg60=33.0))
     report = report_of(replace(given, container=container))
@@ -67,7 +67,7 @@ def test_kills_and_pressure_are_said():
     assert "events: oom_kill 2; waited for memory in 33.0 %" in host_text(report)
 
 
-def test_files_that_promise_more_than_there_is_are_said_before_the_sigbus():
+def test_files_that_promise_more_than_is_free_are_a_finding_before_the_sigbus():
     """Sparse files take their pages when they are written."""
     shm = ShmMemory(
         size_bytes=64 * MIB,
@@ -135,7 +135,7 @@ def test_unknown_settings_are_not_taken_for_none():
     assert shm_needs(reading()).known_bytes is None
 
 
-def test_caches_that_cannot_fit_are_said():
+def test_caches_that_cannot_fit_are_a_finding():
     """Sixteen API servers with 4 GiB each in a container of 20."""
     report = report_of(reading(engine=replace(SETTINGS, api_servers=16, tensor_parallel=1)))
     assert names(report) == ["processor_caches_too_large"]

@@ -60,7 +60,7 @@ def folder(tmp_path):
         ("50", 50),
     ],
 )
-def test_a_process_is_found_by_what_it_is_called(folder, word, pid):
+def test_a_process_is_found_by_its_names(folder, word, pid):
     """As `highwater host` calls it, as its file does, or by its number."""
     assert find_process(folder, word)[0].pid == (pid or os.getpid())
 
@@ -76,7 +76,7 @@ def test_what_means_none_or_several_says_which_there_are(folder, tmp_path):
         find_process(tmp_path / "empty", "api-server")
 
 
-def test_the_worker_package_accepts_what_is_asked(folder):
+def test_the_worker_package_accepts_the_request(folder):
     """Both ends of the file: mode, identity and keys fit; the trace runs and ends, and its result is read."""
     record, name = find_process(folder, "api-server")
     traced = HostTrace(folder)
@@ -170,8 +170,8 @@ def test_the_command_waits_for_the_result(traced):
     assert json.loads(again.output)["state"] == "ended"
 
 
-def test_nothing_to_stop_is_said(traced):
-    """And nothing is asked."""
+def test_a_stop_without_a_trace_is_an_error(traced):
+    """And no request is written."""
     done = CliRunner().invoke(trace, ["api-server", "--stop", "--folder", str(traced)])
     assert (done.exit_code, done.output) == (
         1,
@@ -179,7 +179,7 @@ def test_nothing_to_stop_is_said(traced):
     )
 
 
-def test_who_does_not_answer_is_named(folder, monkeypatch):
+def test_a_process_that_does_not_answer_is_named(folder, monkeypatch):
     """An older worker package writes process files, and looks for no request."""
     monkeypatch.setattr(host_trace, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(host_trace, "_GRACE_SECONDS", 0.05)

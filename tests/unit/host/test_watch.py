@@ -1,4 +1,4 @@
-"""The last reading is kept, shared by all who ask within a second, and a fault costs only itself."""
+"""The last reading is kept and shared by all requests within a second; a fault costs only itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.host.recorded import reading
 
 
 class Reader:
-    """Counts how often it reads, and fails where it is told to."""
+    """Counts its reads, and fails on demand."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -25,8 +25,8 @@ class Reader:
         return reading()
 
 
-async def test_those_who_ask_within_a_second_share_a_reading():
-    """Whoever may read may ask as often as they like."""
+async def test_requests_within_a_second_share_a_reading():
+    """Clients may request a report at any rate."""
     now, reader = [100.0], Reader()
     watch = HostWatch(reader, monotonic=lambda: now[0])
     await asyncio.gather(*(watch.report() for _ in range(9)))

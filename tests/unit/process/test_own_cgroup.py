@@ -26,7 +26,7 @@ V1 = "12:memory:/docker/1\n4:cpu,cpuacct:/\n0::/\n"
     ],
 )
 def test_the_limit_is_that_of_the_own_group(tmp_path: Path, groups: str, file: str, text: str, limit: int | None):
-    """As mounted in a container, or under the group's path; none is none."""
+    """As mounted in a container, or under the group's path; ``None`` without a limit."""
     for name, content in (("proc/self/cgroup", groups), (file, text)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)

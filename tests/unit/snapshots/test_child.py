@@ -33,7 +33,7 @@ def refused(path, **options):
 
 
 def test_a_snapshot_is_explained(written):
-    """With what a picture shows, if that is asked for."""
+    """With a picture's data on request."""
     answer = child.ask([written(fragmented())], want=180 * MIB, picture=True)
     (device,) = answer["explanation"]["devices"]
     assert (device["segments"], device["wanted"]["fits"], len(answer["picture"]["bars"])) == (58, False, 58)
@@ -93,7 +93,7 @@ def test_a_pickle_that_is_no_snapshot_is_named(written):
 
 
 def test_it_is_not_waited_for_without_end(written, monkeypatch):
-    """A process that hangs is ended, and said to have been."""
+    """A process that hangs is ended, and the error says so."""
     monkeypatch.setattr(sys, "executable", _hanging(written))
     assert "not read within 0 s" in refused(written(snapshot([])), seconds=0.2)
 
@@ -146,7 +146,7 @@ def _runs(pid):
 
 
 def test_its_memory_is_limited():
-    """What a pickle makes of itself beyond that is an error, and not the machine's end."""
+    """A pickle that needs more is an error, and does not end the machine."""
     code = (
         "import os\n"
         "from highwater.snapshots import reading\n"
@@ -161,7 +161,7 @@ def test_its_memory_is_limited():
 
 
 @pytest.mark.parametrize("where", ["state", "segment_type", "filename"])
-def test_lists_in_the_place_of_a_word_are_not_written_out(written, where):
+def test_lists_in_the_place_of_a_text_are_not_formatted(written, where):
     """Thirty lists, each of the one before twice, would be gigabytes as text."""
     bomb = ["x"]
     for _ in range(24):

@@ -29,7 +29,7 @@ def said(before, after, names=(FIRST, SECOND)):
 
 
 def test_a_leak_is_named_by_its_stack():
-    """What stayed is not mentioned."""
+    """Unchanged stacks are not mentioned."""
     text = said(leaking(2), leaking(12))
     assert "allocated 516 MiB → 596 MiB (+80.0 MiB)" in text
     assert "+80.0 MiB in +10 blocks: site-packages/vllm/model_runner.py:7 encode ← " in text

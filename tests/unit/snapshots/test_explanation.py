@@ -60,8 +60,8 @@ def test_every_byte_is_counted_once(raw):
 
 @settings(max_examples=30)
 @given(snapshots())
-def test_any_snapshot_can_be_told(raw):
-    """There is no layout without words."""
+def test_any_snapshot_has_a_text(raw):
+    """Every layout is explained."""
     assert said(raw, 3 * MIB)
 
 

@@ -32,7 +32,7 @@ PLAIN = st.recursive(
 
 
 class Runs:
-    """What a foreign file may hold: its unpickling calls something."""
+    """A foreign file whose unpickling calls something."""
 
     def __init__(self, call, *arguments):
         self.made = call, arguments
@@ -54,7 +54,7 @@ def said(data, bounds=BOUNDS):
 @settings(max_examples=60)
 @given(PLAIN, st.integers(3, 5))
 def test_plain_data_comes_back_as_it_was(value, protocol):
-    """Whatever Python makes of the allowed types, shared values included, in each protocol that has bytes."""
+    """Every pickle of the allowed types, shared values included, in each protocol that has bytes."""
     assert load(pickle.dumps([value, value], protocol)) == [value, value]
 
 
@@ -82,7 +82,7 @@ def test_a_snapshot_passes_in_every_protocol(raw, protocol):
     ids=lambda harm: type(harm).__name__,
 )
 def test_what_is_no_plain_data_is_refused(harm, protocol):
-    """Before it is made, also deep within something plain."""
+    """Before it is built, also deep within plain data."""
     text = said(pickle.dumps({"segments": [{"blocks": [harm]}]}, protocol))
     assert text.startswith("instruction ")
 
@@ -104,7 +104,7 @@ def test_no_other_instruction_passes(code):
 
 
 def test_a_name_cannot_write_on_the_terminal():
-    """It is the file's own word."""
+    """The name is foreign text."""
     assert "\x1b" not in said(b"\x80\x02cos\x1b[2J\nsystem\n.")
 
 

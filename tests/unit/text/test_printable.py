@@ -15,6 +15,6 @@ def test_nothing_that_a_terminal_obeys_is_left():
 
 
 def test_a_line_is_one_line():
-    """Whatever breaks or colours it; what is too long is cut."""
+    """Without line breaks and colours; a long text is cut."""
     assert plain("a\r\nb\t\x1b[31mc") == "a  b c"
     assert plain("abcdef", 4) == "abc…"

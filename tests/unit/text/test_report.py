@@ -139,7 +139,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
 
 
 def test_a_rule_that_is_held_says_why():
-    """Also beside one that is calm, of which the summary tells."""
+    """Also beside a calm rule, which the summary describes."""
     text = report_text(report(policy=policy(DEVICE, replace(HELD, name="own"))))
     assert next(line for line in text.splitlines() if line.startswith("rule own")).endswith(f"; {HELD.reason}")
 
@@ -171,7 +171,7 @@ def test_notes_and_problems_are_shown_in_full(story):
     assert "(STALE)" in text
 
 
-def test_data_parallel_ranks_are_told_apart(story):
+def test_data_parallel_ranks_have_different_titles(story):
     """Each engine numbers its ranks from 0."""
     ranks = (story.ranks[0], replace(story.ranks[0], dp_rank=1), replace(story.ranks[0], rank=None))
     header = report_text(replace(story, ranks=ranks)).splitlines()[1]
