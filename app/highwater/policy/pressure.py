@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
-from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, Rule, reached, relieved
+from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
 from highwater.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
 from highwater.readings import RankReading, Report
 from highwater.units import MIB
@@ -93,14 +93,19 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
         return False
     if rule.is_derived:
         return pressure.value < pressure.high
-    return reached(rule.signal, pressure.value, pressure.high)
+    falls = rule.signal in FALLING_SIGNALS
+    return pressure.value <= pressure.high if falls else pressure.value >= pressure.high
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
     """Return whether the rank is at low water or better, as far as it counts."""
     if pressure.value is None or pressure.low is None:
         return True
-    return relieved(rule.signal, pressure.value, pressure.low)
+    return _relieved(rule.signal, pressure.value, pressure.low)
+
+
+def _relieved(signal: str, value: float, water: float) -> bool:
+    return value >= water if signal in FALLING_SIGNALS else value <= water
 
 
 # --- the default rule ---
@@ -213,7 +218,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     falls = rule.signal == "device_free_bytes"
     reading, value = (min if falls else max)(rest, key=lambda pair: pair[1])
     for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
-        if relieved(rule.signal, value, water):
+        if _relieved(rule.signal, value, water):
             continue
         has, better = ("has", "or less") if falls else ("uses", "or more")
         shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
