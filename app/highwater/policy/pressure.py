@@ -67,14 +67,14 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     """Return every rank of the report by the rule, with a note where it is left out."""
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
-        found = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+        ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
     elif rule.signal in _GROWTH:
-        found = _growth(rule, report)
+        ranks = _growth(rule, report)
     else:
-        found = [_own(rule, reading) for reading in report.ranks]
+        ranks = [_own(rule, reading) for reading in report.ranks]
     return [
         pressure if (note := _left_out(rule, pressure.reading)) is None else replace(pressure, note=note)
-        for pressure in found
+        for pressure in ranks
     ]
 
 
