@@ -48,12 +48,7 @@ class Governor:
     """Watches the signals, and acts by the rules.
 
     Args:
-        relief: Runs remedies.
-        poller: Has the reports, and the engine's life.
-        history: Keeps events.
-        rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
-        observer: Counts actions.
         shared_cards: Returns the devices that another engine is known to use as well.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.

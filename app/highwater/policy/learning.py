@@ -39,17 +39,9 @@ def learn(
     facts: Facts,
     now: float,
 ) -> LifeMemory:
-    """Remember how the action went.
+    """Remember how the action went, by the readings before and after it, if any, and the last report (``seen``).
 
-    Args:
-        memory: As it was when the action was begun, or an empty one if the engine's life has ended meanwhile.
-        action: What was run.
-        result: Its result.
-        before: The readings before it.
-        after: The readings after it; empty where there were none.
-        seen: The last report, which brought these.
-        facts: Facts about the engine.
-        now: When it ended.
+    The memory is that with the action begun, or an empty one if the engine's life has ended meanwhile.
     """
     rule, remedy = action.rule, action.remedy
     rule_memory = memory.rules.get(rule.name, RuleMemory())

@@ -205,10 +205,7 @@ def _scale(signal: str, reading: RankReading) -> float:
 def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> str | None:
     """Return why the engine at rest, idle and with empty caches, would still be over a water of the rule, or ``None``.
 
-    Args:
-        rule: The rule.
-        baseline: The first readings of the engine's life; empty where unknown.
-        ranks: Its readings now: without a baseline their own parts show what would stay.
+    The baseline is the first readings of the engine's life; without it the parts of the present ranks show what stays.
     """
     if rule.is_derived:
         return None

@@ -25,11 +25,7 @@ class _Section(BaseModel):
 
 
 class PolicyStore:
-    """The policy in force, and where it comes from.
-
-    Args:
-        file: Keeps a change.
-        configured: The policy of file, environment and flags.
+    """The policy in force, and where it comes from; ``configured`` is that of file, environment and flags.
 
     Attributes:
         source: ``settings``, or ``put`` once it was changed.

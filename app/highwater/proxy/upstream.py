@@ -265,11 +265,7 @@ class Pool:
     """Idle connections, the last used first, and the way to a new one.
 
     Args:
-        host: The engine's host, unused with `socket_path`, as is its port.
-        port: The engine's port.
-        socket_path: The path of the engine's Unix socket; None: it listens on host and port.
-        tls: For an engine on https.
-        write_batch: Sends the writes of all connections.
+        socket_path: The path of the engine's Unix socket, in place of host and port.
         connect_seconds: The longest that connecting may take.
         keepalive_seconds: The longest that a connection may be idle and still be used.
         origin: The engine's name for itself.
