@@ -36,7 +36,7 @@ from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane
-from highwater.wiring.core import Clocks, CoreInputs, wire_core, wire_engine, wire_recorders
+from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane
 from highwater.wiring.sidecar import Loops, Sidecar
 from highwater.wiring.start_line import WaitingLog
@@ -72,17 +72,15 @@ class _Parts:
             internal_errors=errors,
         )
         engine = wire_engine(settings, clocks, engine_tls, transport)
-        self.core = core = wire_core(
-            CoreInputs(
-                settings=settings,
-                engine=engine,
-                recorders=wire_recorders(settings, engine, clocks),
-                gate=self.data.gate,
-                clocks=clocks,
-                observer=self.counters,
-                internal_errors=errors,
-                requests_under_way=self.data.requests_under_way,
-            )
+        self.core = core = Core(
+            settings,
+            clocks,
+            engine,
+            wire_recorders(settings, engine, clocks),
+            self.data.gate,
+            observer=self.counters,
+            internal_errors=errors,
+            requests_under_way=self.data.requests_under_way,
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
         self.growth = wire_growth(settings, core, self.host, clocks, errors)

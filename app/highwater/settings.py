@@ -19,14 +19,13 @@ from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
 from highwater.proxy.allowlist import AllowList, root_path_flaw
+from highwater.proxy.forwarded import Mode as ForwardedMode
 from highwater.units import KIB, MIB
 
 PREFIX = "HIGHWATER_"
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
 MAX_RECORDS = 32_000
-
-ForwardedMode = Literal["pass", "replace", "append"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to

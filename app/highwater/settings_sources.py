@@ -75,8 +75,8 @@ def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
 def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str) -> str | None:
     """Return the known name that was probably meant: the same but for what `plain` leaves out, or the most alike."""
     names = {plain(name): name for name in sorted(known)}
-    found = get_close_matches(plain(given), names, n=1, cutoff=_ALIKE)
-    return names[found[0]] if found else None
+    matches = get_close_matches(plain(given), names, n=1, cutoff=_ALIKE)
+    return names[matches[0]] if matches else None
 
 
 def _nearest_key(key: str) -> str | None:

@@ -37,7 +37,8 @@ from highwater.readings import RankReading, RemedyResult, Report, Trigger, Worke
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief
 from highwater.settings import GateSettings, Settings
-from highwater.wiring.core import Clocks, CoreInputs, wire_core, wire_engine
+from highwater.wiring.core import Clocks, wire_engine
+from highwater.wiring.core import Core as WiredCore
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
@@ -819,17 +820,15 @@ def core_on(
     if recorder_dir is not None and proc is not None:
         recorders = recorders_on(fake, engine, clock, recorder_dir / "recorder", proc)
     gate = Gate(clock=clock)
-    core = wire_core(
-        CoreInputs(
-            settings=settings,
-            engine=engine,
-            recorders=recorders,
-            gate=gate,
-            clocks=clocks,
-            observer=counted,
-            internal_errors=InternalErrors(),
-            sources=sources,
-        )
+    core = WiredCore(
+        settings,
+        clocks,
+        engine,
+        recorders,
+        gate,
+        observer=counted,
+        internal_errors=InternalErrors(),
+        sources=sources,
     )
     core.governor.rules, core.governor.mode = tuple(rules), mode
     return Core(

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,6 @@ from highwater.units import MIB
 
 SCHEMA = 1
 MAX_FILE_BYTES = MIB
-# Earlier releases paused the engine for some resets, and kept that here so that the next start would resume it.
-_PAUSE = "pause"
-
-log = logging.getLogger("highwater.state")
 
 
 class _Unusable(Exception):
@@ -99,18 +93,6 @@ class StateFile:
             self._set_aside(path, str(exc))
         except OSError as exc:
             self._set_aside(path, f"cannot be read: {_reason(exc)}")
-        if self._sections.pop(_PAUSE, None) is not None:
-            self._drop_pause(path)
-
-    def _drop_pause(self, path: Path) -> None:
-        log.warning(
-            "state_file: %s said that an earlier release had paused the engine; that is dropped, as this one neither "
-            "pauses nor resumes. If the engine's state is paused, resume it at its own port",
-            path,
-        )
-        # Where it cannot be written, the next start drops and reports it again.
-        with suppress(NotKept):
-            self._store(path, self._sections)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         try:

@@ -53,10 +53,7 @@ class ReloadedContext(ssl.SSLContext):
     asyncio, uvloop and httpx use nothing of a context but ``wrap_bio``. This one itself has no certificate and trusts
     nobody, so that any other use fails instead of ignoring the files.
 
-    Args:
-        make: Makes a context of the files; raises ``ValueError`` where they do not serve.
-        files: The files.
-        side: Its name in the log.
+    ``make`` raises ``ValueError`` where the files do not serve; ``side`` is the name in the log.
     """
 
     def __new__(cls, *_: object) -> Self:

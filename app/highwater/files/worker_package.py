@@ -64,9 +64,9 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
     try:
         folder = folder.absolute()
         _refuse_place(folder)
-        made = [place for place in (folder, *folder.parents) if not place.exists()]
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
-        for place in made:
+        for place in missing:
             place.chmod(_FOLDER_MODE)
         with _locked(folder):
             _refuse_foreign(folder)
@@ -105,7 +105,7 @@ def _package_folders() -> list[Path]:
 def _installed() -> tuple[str, dict[str, bytes]]:
     """Return the installed package's version, and its files by their paths in a copy."""
     try:
-        found = distribution(DISTRIBUTION)
+        installed = distribution(DISTRIBUTION)
     except PackageNotFoundError as exc:
         raise WorkerPackageError(
             f"the distribution {DISTRIBUTION} is not installed beside highwater: run `pip install {DISTRIBUTION}`, or "
@@ -115,15 +115,15 @@ def _installed() -> tuple[str, dict[str, bytes]]:
     if not places or not (places[0] / "__init__.py").is_file():
         raise WorkerPackageError(f"the package {PACKAGE} is not a folder of files here, and so cannot be copied")
     files = {f"{PACKAGE}/{path.relative_to(places[0]).as_posix()}": path.read_bytes() for path in _sources(places[0])}
-    metadata = _metadata_name(found.version)
+    metadata = _metadata_name(installed.version)
     for name in _METADATA_FILES:
-        text = found.read_text(name)
+        text = installed.read_text(name)
         if text is None:
             raise WorkerPackageError(f"the installed {DISTRIBUTION} has no {name}: install it again")
         files[f"{metadata}/{name}"] = text.encode()
     files[f"{metadata}/INSTALLER"] = b"highwater\n"
     files[f"{metadata}/RECORD"] = _record(files, f"{metadata}/RECORD")
-    return found.version, files
+    return installed.version, files
 
 
 def _sources(package: Path) -> Iterator[Path]:

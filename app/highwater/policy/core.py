@@ -110,13 +110,13 @@ def decide(
     memory = with_idleness(memory, report, now)
     views, memories, actions = [], dict(memory.rules), []
     for rule in rules:
-        looked, view, action = _judge(rule, memories.get(rule.name, RuleMemory()), report, facts, now)
-        if looked.phase != view.phase or looked.since is None:
-            looked = replace(looked, phase=view.phase, since=now)
-        memories[rule.name] = looked
+        rule_memory, view, action = _judge(rule, memories.get(rule.name, RuleMemory()), report, facts, now)
+        if rule_memory.phase != view.phase or rule_memory.since is None:
+            rule_memory = replace(rule_memory, phase=view.phase, since=now)
+        memories[rule.name] = rule_memory
         views.append(view)
         if action is None and may_tidy(rule, memory, report, facts, now):
-            ranks = tidying_ranks(rule, view.pressures, looked)
+            ranks = tidying_ranks(rule, view.pressures, rule_memory)
             if ranks:
                 why = tidying_text(ranks)
                 action = Action(rule=rule, remedy="release", why=why, ranks=ranks, is_tidying=True)
@@ -137,12 +137,12 @@ def decide(
 def _judge(
     rule: Rule, memory: RuleMemory, report: Report, facts: Facts, now: float
 ) -> tuple[RuleMemory, RuleView, Action | None]:
-    found = tuple(pressures(rule, report, facts))
-    held = _held_view(rule, report, facts, found)
+    ranks = tuple(pressures(rule, report, facts))
+    held = _held_view(rule, report, facts, ranks)
     if held is not None:
         return replace(memory, reached_since=None, relief=None), held, None
     silent = _silent(memory, report)
-    fresh = [pressure for pressure in found if pressure.key not in silent]
+    fresh = [pressure for pressure in ranks if pressure.key not in silent]
     memory = _with_ranks(rule, memory, fresh, now)
     halted = replace(memory, reached_since=None, relief=None)
     counted = [pressure for pressure in fresh if pressure.note is None]
@@ -152,15 +152,15 @@ def _judge(
         rule=rule,
         level=level,
         phase="calm",
-        pressures=found,
+        pressures=ranks,
         worst=_worst(rule, counted),
-        finding=next((pressure.note for pressure in found if pressure.is_finding), None),
+        finding=next((pressure.note for pressure in ranks if pressure.is_finding), None),
     )
     if not report.engine.traits.takes_remedies:
         text = f"the engine is {_state_text(report)}: nothing is run until it answers soon again"
         return halted, replace(view, phase="held", reason=text), None
     if not counted:
-        text = held_text(found, silent)
+        text = held_text(ranks, silent)
         return halted, replace(view, phase="held", level=level if silent else "held", reason=text), None
 
     memory, action, is_helpless = _step(rule, memory, counted, facts, now)
@@ -182,18 +182,18 @@ def _judge(
     return memory, view, action
 
 
-def _held_view(rule: Rule, report: Report, facts: Facts, found: tuple[Pressure, ...]) -> RuleView | None:
+def _held_view(rule: Rule, report: Report, facts: Facts, ranks: tuple[Pressure, ...]) -> RuleView | None:
     """Return the rule as held where nothing may be judged: without weights, a fresh reading or a reachable water."""
     if report.engine.traits.lacks_weights:
         text = f"the engine is {report.engine.state}"
-        return RuleView(rule=rule, level="held", phase="held", reason=text, pressures=found)
+        return RuleView(rule=rule, level="held", phase="held", reason=text, pressures=ranks)
     if report.stale:
         text = f"no fresh reading of the workers (the engine is {_state_text(report)})"
         return RuleView(rule=rule, level="unknown", phase="held", reason=text)
     problem = unreachable(rule, facts.baseline, report.ranks)
     if problem is None:
         return None
-    return RuleView(rule=rule, level="held", phase="held", reason=problem, pressures=found, finding=problem)
+    return RuleView(rule=rule, level="held", phase="held", reason=problem, pressures=ranks, finding=problem)
 
 
 def _state_text(report: Report) -> str:
@@ -210,7 +210,7 @@ def _step(
     if memory.relief is None:
         if not over or now - since < rule.sustain_seconds:
             return memory, None, False
-        urgent, relapsed = any(_is_urgent(memory, one, now) for one in counted), _has_relapsed(memory, now)
+        urgent, relapsed = any(_is_urgent(memory, pressure, now) for pressure in counted), _has_relapsed(memory, now)
         if urgent and relapsed:
             relapsing = replace(memory, relief=("release",), relief_ranks=over, rest_from=None)
             action = _next_action(rule, relapsing, counted, facts, now)
@@ -252,26 +252,28 @@ def _next_action(
     rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float
 ) -> Action | None:
     """Return the first remedy in order that can give enough on a rank in need."""
-    needy = [one for one in counted if one.key in memory.relief_ranks and not is_relieved(rule, one)]
+    needy = [
+        pressure for pressure in counted if pressure.key in memory.relief_ranks and not is_relieved(rule, pressure)
+    ]
     for remedy in rule.ordered_remedies:
         if remedy in (memory.relief or ()) or remedy in facts.unavailable:
             continue
         able = {
-            one.key: (size, one)
-            for one in needy
-            if _is_wise(rule, remedy, one, facts, urgent=_is_urgent(memory, one, now))
-            for size in [_can_give(rule, remedy, memory, one, now)]
+            pressure.key: (size, pressure)
+            for pressure in needy
+            if _is_wise(rule, remedy, pressure, facts, urgent=_is_urgent(memory, pressure, now))
+            for size in [_can_give(rule, remedy, memory, pressure, now)]
             if size is None or size > 0
         }
         if not able:
             continue
-        neediest = max((one for _, one in able.values()), key=lambda one: one.need_bytes)
+        neediest = max((pressure for _, pressure in able.values()), key=lambda pressure: pressure.need_bytes)
         return Action(
             rule=rule,
             remedy=remedy,
             why=short_text(neediest, rule),
             target=_target(rule, remedy, neediest.need_bytes),
-            ranks={key: (size, _required_gain(one)) for key, (size, one) in able.items()},
+            ranks={key: (size, _required_gain(pressure)) for key, (size, pressure) in able.items()},
         )
     return None
 
@@ -330,8 +332,8 @@ def _is_urgent(memory: RuleMemory, pressure: Pressure, now: float) -> bool:
 
 
 def _has_retried(memory: RuleMemory, pressure: Pressure, now: float) -> bool:
-    known = memory.ranks.get(pressure.key)
-    return known is not None and now < known.retried_at + RETRY_SECONDS
+    rank = memory.ranks.get(pressure.key)
+    return rank is not None and now < rank.retried_at + RETRY_SECONDS
 
 
 # --- ranks ---
@@ -344,16 +346,16 @@ def _with_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], now: 
         before = ranks.pop(pressure.key, RankMemory(level="calm"))
         if pressure.note is not None:
             continue
-        retries, known = pressure.reading.torch.alloc_retries, before.alloc_retries
-        has_risen = retries is not None and known is not None and retries > known
+        retries, earlier = pressure.reading.torch.alloc_retries, before.alloc_retries
+        has_risen = retries is not None and earlier is not None and retries > earlier
         after = RankMemory(
             level="calm",
-            alloc_retries=retries if retries is not None else known,
+            alloc_retries=retries if retries is not None else earlier,
             retried_at=now if has_risen else before.retried_at,
         )
-        looked = replace(memory, ranks={pressure.key: after})
-        if _is_over(rule, looked, pressure, now):
-            after = replace(after, level="urgent" if _is_urgent(looked, pressure, now) else "short")
+        updated = replace(memory, ranks={pressure.key: after})
+        if _is_over(rule, updated, pressure, now):
+            after = replace(after, level="urgent" if _is_urgent(updated, pressure, now) else "short")
         ranks[pressure.key] = after
     return replace(memory, ranks=ranks)
 

@@ -48,12 +48,7 @@ class Governor:
     """Watches the signals, and acts by the rules.
 
     Args:
-        relief: Runs remedies.
-        poller: Has the reports, and the engine's life.
-        history: Keeps events.
-        rules: The policy's rules.
         mode: ``act``, or ``observe``: decide and record, and do nothing.
-        observer: Counts actions.
         shared_cards: Returns the devices that another engine is known to use as well.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
@@ -181,15 +176,15 @@ class Governor:
         now, rule = self._clock(), action.rule
         if rule not in self.rules:
             return  # replaced meanwhile, and its memory with it
-        seen = self._poller.current()
+        report = self._poller.current()
         self._memory = learn(
             self._memory,
             action,
             run.result,
             before=run.before,
             after=run.after,
-            seen=seen,
-            facts=self._facts(seen),
+            seen=report,
+            facts=self._facts(report),
             now=now,
         )
         outcome = self._memory.rules[rule.name].runs[action.remedy].judged
@@ -276,9 +271,9 @@ class Governor:
         The memory of unchanged rules stays, unless the mode changes: what was only observed taught nothing.
         """
         unchanged = {rule.name for rule in rules if rule in self.rules and mode == self.mode}
-        kept = {name: memory for name, memory in self._memory.rules.items() if name in unchanged}
+        unchanged_memory = {name: memory for name, memory in self._memory.rules.items() if name in unchanged}
         self.rules, self.mode = tuple(rules), mode
-        self._memory = replace(self._memory, rules=kept)
+        self._memory = replace(self._memory, rules=unchanged_memory)
         self._reported.clear()
         self._history.record("policy", what, caller=caller)
         self._report_ready.set()

@@ -23,9 +23,9 @@ def begin(memory: LifeMemory, action: Action) -> LifeMemory:
     """Remember that the action was started: it is part of the relief, or it was this idle period's release."""
     if action.is_tidying:
         return replace(memory, is_tidied=True)
-    known = memory.rules.get(action.rule.name, RuleMemory())
-    known = replace(known, relief=(*(known.relief or ()), action.remedy))
-    return replace(memory, rules={**memory.rules, action.rule.name: known})
+    rule_memory = memory.rules.get(action.rule.name, RuleMemory())
+    rule_memory = replace(rule_memory, relief=(*(rule_memory.relief or ()), action.remedy))
+    return replace(memory, rules={**memory.rules, action.rule.name: rule_memory})
 
 
 def learn(
@@ -39,20 +39,12 @@ def learn(
     facts: Facts,
     now: float,
 ) -> LifeMemory:
-    """Remember how the action went.
+    """Remember how the action went, by the readings before and after it, if any, and the last report (``seen``).
 
-    Args:
-        memory: As it was when the action was begun, or an empty one if the engine's life has ended meanwhile.
-        action: What was run.
-        result: Its result.
-        before: The readings before it.
-        after: The readings after it; empty where there were none.
-        seen: The last report, which brought these.
-        facts: Facts about the engine.
-        now: When it ended.
+    The memory is that with the action begun, or an empty one if the engine's life has ended meanwhile.
     """
     rule, remedy = action.rule, action.remedy
-    known = memory.rules.get(rule.name, RuleMemory())
+    rule_memory = memory.rules.get(rule.name, RuleMemory())
     ranks: tuple[RankFreed, ...] = ()
     freed_bytes = None
     if result.outcome in {"done", "failed"} and after:
@@ -63,15 +55,17 @@ def learn(
         reason=result.reason,
         freed_bytes=freed_bytes,
         ranks=ranks,
-        waits=known.runs[remedy].waits if remedy in known.runs else {},
+        waits=rule_memory.runs[remedy].waits if remedy in rule_memory.runs else {},
     )
-    known = replace(known, runs={**known.runs, remedy: _judged(action, run, after, now)})
+    rule_memory = replace(rule_memory, runs={**rule_memory.runs, remedy: _judged(action, run, after, now)})
     if result.outcome == "observed":  # it changed nothing, and neither would the next one
-        known = replace(known, relief=None, relapses=0, rest_from=known.rest_from if action.is_tidying else now)
+        rule_memory = replace(
+            rule_memory, relief=None, relapses=0, rest_from=rule_memory.rest_from if action.is_tidying else now
+        )
     if not seen.stale and after:
         # Now, or the next wave would be taken for a relief that has not helped.
-        known = known.ended_if_relieved(rule, pressures(rule, seen, facts))
-    return replace(memory, rules={**memory.rules, rule.name: known})
+        rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, seen, facts))
+    return replace(memory, rules={**memory.rules, rule.name: rule_memory})
 
 
 def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
-from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, Rule, reached, relieved
+from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
 from highwater.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
 from highwater.readings import RankReading, Report
 from highwater.units import MIB
@@ -67,14 +67,14 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
     """Return every rank of the report by the rule, with a note where it is left out."""
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
-        found = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
+        ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
     elif rule.signal in _GROWTH:
-        found = _growth(rule, report)
+        ranks = _growth(rule, report)
     else:
-        found = [_own(rule, reading) for reading in report.ranks]
+        ranks = [_own(rule, reading) for reading in report.ranks]
     return [
         pressure if (note := _left_out(rule, pressure.reading)) is None else replace(pressure, note=note)
-        for pressure in found
+        for pressure in ranks
     ]
 
 
@@ -93,14 +93,19 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
         return False
     if rule.is_derived:
         return pressure.value < pressure.high
-    return reached(rule.signal, pressure.value, pressure.high)
+    falls = rule.signal in FALLING_SIGNALS
+    return pressure.value <= pressure.high if falls else pressure.value >= pressure.high
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
     """Return whether the rank is at low water or better, as far as it counts."""
     if pressure.value is None or pressure.low is None:
         return True
-    return relieved(rule.signal, pressure.value, pressure.low)
+    return _relieved(rule.signal, pressure.value, pressure.low)
+
+
+def _relieved(signal: str, value: float, water: float) -> bool:
+    return value >= water if signal in FALLING_SIGNALS else value <= water
 
 
 # --- the default rule ---
@@ -200,10 +205,7 @@ def _scale(signal: str, reading: RankReading) -> float:
 def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> str | None:
     """Return why the engine at rest, idle and with empty caches, would still be over a water of the rule, or ``None``.
 
-    Args:
-        rule: The rule.
-        baseline: The first readings of the engine's life; empty where unknown.
-        ranks: Its readings now: without a baseline their own parts show what would stay.
+    The baseline is the first readings of the engine's life; without it the parts of the present ranks show what stays.
     """
     if rule.is_derived:
         return None
@@ -213,7 +215,7 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     falls = rule.signal == "device_free_bytes"
     reading, value = (min if falls else max)(rest, key=lambda pair: pair[1])
     for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
-        if relieved(rule.signal, value, water):
+        if _relieved(rule.signal, value, water):
             continue
         has, better = ("has", "or less") if falls else ("uses", "or more")
         shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"

@@ -115,13 +115,3 @@ class Rule(BaseModel):
                 f"remedies must be named for {self.signal}: what frees host memory costs cache hits or holds requests"
             )
         return self
-
-
-def reached(signal: str, value: float, water: float) -> bool:
-    """Return whether the value is at high water or beyond."""
-    return value <= water if signal in FALLING_SIGNALS else value >= water
-
-
-def relieved(signal: str, value: float, water: float) -> bool:
-    """Return whether the value is at low water or better."""
-    return value >= water if signal in FALLING_SIGNALS else value <= water

@@ -24,16 +24,7 @@ def rule_status(
     is_acting: bool,
     to_unix: float,
 ) -> RuleStatus:
-    """Return one rule as shown.
-
-    Args:
-        view: The rule at this report.
-        memory: What is remembered of it.
-        report: The report.
-        unavailable: Remedies that would be refused now, and why.
-        is_acting: True if one of its remedies runs.
-        to_unix: Seconds that turn the policy's times into Unix time.
-    """
+    """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
     paces = {rank_key(growth): growth.bytes_per_second for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, paces.get(pressure.key)) for pressure in view.pressures)

@@ -17,7 +17,7 @@ from highwater.files.state_file import StateFile
 from highwater.policy.settings import PolicyChange, PolicySettings
 
 
-class _Kept(BaseModel):
+class _Section(BaseModel):
     """The state file's section ``policy``."""
 
     configured: str
@@ -25,11 +25,7 @@ class _Kept(BaseModel):
 
 
 class PolicyStore:
-    """The policy in force, and where it comes from.
-
-    Args:
-        file: Keeps a change.
-        configured: The policy of file, environment and flags.
+    """The policy in force, and where it comes from; ``configured`` is that of file, environment and flags.
 
     Attributes:
         source: ``settings``, or ``put`` once it was changed.
@@ -60,20 +56,20 @@ class PolicyStore:
         """
         async with self._turn:
             policy = self.in_force.changed(change)
-            kept = _Kept(configured=self._configured, policy=policy).model_dump(mode="json")
-            await asyncio.to_thread(self._file.write, "policy", kept)
+            section = _Section(configured=self._configured, policy=policy).model_dump(mode="json")
+            await asyncio.to_thread(self._file.write, "policy", section)
             self.in_force, self.source = policy, "put"
             return policy
 
     def _take_up(self, section: dict[str, Any]) -> str:
         try:
-            kept = _Kept.model_validate(section)
+            saved = _Section.model_validate(section)
         except ValidationError as exc:
             problems = "; ".join(sentences(exc.errors(include_url=False)))
             return f"the policy kept in {self._file.path} cannot be used, the configured one is in force: {problems}"
-        if kept.configured != self._configured:
+        if saved.configured != self._configured:
             return self._drop()
-        self.in_force, self.source = kept.policy, "put"
+        self.in_force, self.source = saved.policy, "put"
         return f"the policy of the last PUT /policy is in force, kept in {self._file.path}"
 
     def _drop(self) -> str:

@@ -12,8 +12,8 @@ LOGGED_CHARACTERS = 200
 def printable(text: bytes | str) -> str:
     """Return a client's text fit for one line of a log: cut, and with escapes for all but printable ASCII."""
     cut = text[:LOGGED_CHARACTERS]
-    known = cut.decode("latin-1") if isinstance(cut, bytes) else cut
-    escaped = known.encode("unicode_escape").decode("ascii")
+    shown = cut.decode("latin-1") if isinstance(cut, bytes) else cut
+    escaped = shown.encode("unicode_escape").decode("ascii")
     return escaped if len(text) <= LOGGED_CHARACTERS else f"{escaped}..."
 
 

@@ -28,12 +28,7 @@ class _Trailers:
 
 
 class Chunks:
-    """One body.
-
-    Args:
-        too_large: The error for a client whose sizes, extensions or trailers are longer than a head may be.
-        max_line_bytes: The longest line allowed, and the longest trailers together.
-    """
+    """One body. A line, or the trailers together, of more than `max_line_bytes` are too large."""
 
     def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
         self._too_large = too_large

@@ -13,13 +13,7 @@ from highwater.proxy.roles import Client
 
 
 class Clients:
-    """The clients connected to one port.
-
-    Args:
-        limit: How many may be connected and be served as usual. None: no limit.
-        too_many: The error for a client above the limit.
-        log: Gets a line for each client that is cut.
-    """
+    """The clients connected to one port: at most ``limit``, and the error for those above it. None: no limit."""
 
     def __init__(self, limit: int | None, too_many: Failure, log: LimitedLog) -> None:
         self.limit = limit

@@ -158,11 +158,11 @@ class Exchange(Conversation, Requester):
             self._task = self._proxy.spawn(self._open())
 
     async def _open(self) -> None:
-        made = await self._proxy.pool.connect()
-        if isinstance(made, Failure):
-            self.fail(made)
+        opened = await self._proxy.pool.connect()
+        if isinstance(opened, Failure):
+            self.fail(opened)
         else:
-            self._send_head(made)
+            self._send_head(opened)
 
     def _send_head(self, engine: EngineConnection) -> None:
         self._state = State.SENDING

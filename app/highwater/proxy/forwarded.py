@@ -20,10 +20,7 @@ _PLAIN_HOST = re.compile(rb"[A-Za-z0-9.:\[\]_-]+")
 class Forwarding:
     """The headers for one client's connection.
 
-    Args:
-        mode: `replace` writes them in place of the client's own, `append` behind them.
-        peer: The client's address; None where it has none.
-        scheme: The scheme that the client used.
+    The mode `replace` writes them in place of the client's own, `append` behind them.
     """
 
     def __init__(self, mode: Mode, peer: bytes | None, scheme: bytes) -> None:

@@ -42,13 +42,8 @@ class Proxy:
 
     Args:
         upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        observer: Counts requests, times and failures.
-        limits: Sizes and times.
-        gate: Admits requests that can reach the model.
         tls: For an engine on https; the system's authorities where ``None``.
-        access_log: Gets a line for each request that ended; disabled where ``None``.
         forwarded: How the headers that name the client to the engine are written.
-        root_path: The engine's.
         withhold: Removes the lines of each request's head that are not for the engine.
         internal_error: Counts an unexpected exception.
 

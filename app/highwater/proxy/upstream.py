@@ -265,11 +265,7 @@ class Pool:
     """Idle connections, the last used first, and the way to a new one.
 
     Args:
-        host: The engine's host, unused with `socket_path`, as is its port.
-        port: The engine's port.
-        socket_path: The path of the engine's Unix socket; None: it listens on host and port.
-        tls: For an engine on https.
-        write_batch: Sends the writes of all connections.
+        socket_path: The path of the engine's Unix socket, in place of host and port.
         connect_seconds: The longest that connecting may take.
         keepalive_seconds: The longest that a connection may be idle and still be used.
         origin: The engine's name for itself.
@@ -330,8 +326,8 @@ class Pool:
 
     async def connect(self) -> EngineConnection | Failure:
         """Open a new connection; where that fails, return why."""
-        made = EngineConnection(self)
-        protocol: Any = lambda: made  # noqa: E731 - it is not an asyncio.Protocol for the type checker
+        connection = EngineConnection(self)
+        protocol: Any = lambda: connection  # noqa: E731 - it is not an asyncio.Protocol for the type checker
         try:
             async with asyncio.timeout(self._connect_seconds):
                 if self._socket_path is not None:
@@ -343,11 +339,14 @@ class Pool:
         except OSError as exc:  # refused, no such name, no such file; and a TLS handshake that fails
             return NO_DESCRIPTORS if exc.errno in _NO_DESCRIPTOR else CONNECT
         # Here and not in connection_made: uvloop reports no end of a connection whose client has left meanwhile.
-        made.is_counted = True
+        connection.is_counted = True
         self.open += 1
-        made.ends = (made.transport.get_extra_info("sockname"), made.transport.get_extra_info("peername"))
-        self.ends.add(made.ends)
-        return made
+        connection.ends = (
+            connection.transport.get_extra_info("sockname"),
+            connection.transport.get_extra_info("peername"),
+        )
+        self.ends.add(connection.ends)
+        return connection
 
     def keep(self, connection: EngineConnection) -> None:
         """Take back a connection that may serve another request."""

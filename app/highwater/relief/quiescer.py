@@ -66,8 +66,6 @@ class Quiescer:
     """Holds requests for remedies.
 
     Args:
-        engine: The engine.
-        gate: The gate that the data plane's requests pass.
         drain_seconds: How long requests under way may take to finish.
         impossible: Why no request can ever be held here; ``None`` where requests pass the gate.
         clock: Monotonic seconds.

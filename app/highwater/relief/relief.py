@@ -274,6 +274,11 @@ class Relief:
             done = RunResult(ok=False, reason=str(exc))
         if done.refused:
             return self._refused(run, before, done.reason or "refused by the workers")
+        return await self._measured(run, before, done, quiesced, started)
+
+    async def _measured(
+        self, run: _RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
+    ) -> RemedyOutcome:
         is_released = run.release_after and self._engine.rpc_allowed
         if done.ok and run.remedy.needs_release and is_released:
             done = await self._release_after(done)

@@ -24,6 +24,7 @@ from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
+from highwater.readings import EventKind
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
@@ -56,22 +57,6 @@ class CoreObserver(PollObserver, RemedyObserver, ActionObserver, Protocol):
     """Counts polls, remedies and the policy's actions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """The parts."""
-
-    engine: Engine
-    recorders: Recorders | None
-    budgets: EngineBudgets
-    history: History
-    policy: PolicyStore
-    poller: Poller
-    shared: SharedDevices
-    quiescer: Quiescer
-    relief: Relief
-    governor: Governor
-
-
 def wire_engine(
     settings: Settings, clocks: Clocks, tls: ssl.SSLContext | None, transport: httpx.AsyncBaseTransport | None
 ) -> Engine:
@@ -100,105 +85,86 @@ def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Record
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreInputs:
-    """The parts and values that the core needs. ``sources`` makes the sources of readings."""
+class Core:
+    """The parts that watch the engine and act on it. ``sources`` makes the sources of readings."""
 
-    settings: Settings
-    engine: Engine
-    recorders: Recorders | None
-    gate: Gate
-    clocks: Clocks
-    observer: CoreObserver
-    internal_errors: InternalErrors
-    requests_under_way: Callable[[], int] = lambda: 0
-    sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources
+    def __init__(
+        self,
+        settings: Settings,
+        clocks: Clocks,
+        engine: Engine,
+        recorders: Recorders | None,
+        gate: Gate,
+        *,
+        observer: CoreObserver,
+        internal_errors: InternalErrors,
+        requests_under_way: Callable[[], int] = lambda: 0,
+        sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
+    ) -> None:
+        clock, wall_clock = clocks.monotonic, clocks.wall
+        self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine)
+        samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
+        self.history = History(samples, clock=wall_clock, monotonic=clock)
+        state = StateFile(settings.state_file)
+        self.policy = PolicyStore(state, settings.policy)
+        self._record_notice("recovery", state.problem)
+        self._record_notice("policy", self.policy.startup_notice)
+        self.poller = Poller(
+            engine,
+            sources(engine, self.budgets),
+            self.history,
+            poll_seconds=settings.poll_seconds,
+            idle_poll_seconds=settings.idle_poll_seconds,
+            stale_seconds=settings.stale_seconds,
+            engine_has_extension=settings.engine_has_extension,
+            observer=observer,
+            recorders=recorders,
+            requests_under_way=requests_under_way,
+            lives=Lives(state, started_at=local_start()),
+            max_step_seconds=settings.max_step_seconds,
+            clock=clock,
+            wall_clock=wall_clock,
+            internal_error=internal_errors.counter("poller"),
+        )
+        self.shared = SharedDevices(
+            self.poller.current,
+            self.history,
+            recorders=None if recorders is None else recorders.files,
+            nvml=find_nvml(),
+            internal_error=internal_errors.counter("shared_devices"),
+        )
+        self.quiescer = Quiescer(
+            engine,
+            gate,
+            drain_seconds=settings.gate.drain_seconds,
+            impossible=None if settings.has_data_plane else NO_DATA_PLANE,
+            clock=clock,
+        )
+        self.relief = Relief(
+            engine,
+            self.poller,
+            self.history,
+            self.quiescer,
+            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
+            observer=observer,
+            clock=clock,
+        )
+        self.governor = Governor(
+            self.relief,
+            self.poller,
+            self.history,
+            rules=self.policy.in_force.rules,
+            mode=self.policy.in_force.mode,
+            shared_cards=lambda: self.shared.cards,
+            observer=observer,
+            clock=clock,
+            wall_clock=wall_clock,
+            internal_error=internal_errors.counter("policy"),
+        )
+        self.poller.listeners += [self.quiescer.notice, self.governor.notice]
+        self.poller.pace = self.governor.poll_interval
 
-
-def wire_core(inputs: CoreInputs) -> Core:
-    """Wire everything that knows the engine's memory."""
-    settings = inputs.settings
-    history = History(
-        min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES),
-        clock=inputs.clocks.wall,
-        monotonic=inputs.clocks.monotonic,
-    )
-    state = StateFile(settings.state_file)
-    policy = PolicyStore(state, settings.policy)
-    if state.problem is not None:
-        history.record("recovery", state.problem)
-        log.warning("%s", state.problem)
-    if policy.startup_notice is not None:
-        history.record("policy", policy.startup_notice)
-        log.warning("%s", policy.startup_notice)
-    budgets = EngineBudgets(inputs.engine)
-    poller = _poller(inputs, budgets, history, state)
-    shared = SharedDevices(
-        poller.current,
-        history,
-        recorders=None if inputs.recorders is None else inputs.recorders.files,
-        nvml=find_nvml(),
-        internal_error=inputs.internal_errors.counter("shared_devices"),
-    )
-    quiescer, relief = _relief(inputs, poller, history)
-    governor = Governor(
-        relief,
-        poller,
-        history,
-        rules=policy.in_force.rules,
-        mode=policy.in_force.mode,
-        shared_cards=lambda: shared.cards,
-        observer=inputs.observer,
-        clock=inputs.clocks.monotonic,
-        wall_clock=inputs.clocks.wall,
-        internal_error=inputs.internal_errors.counter("policy"),
-    )
-    poller.listeners += [quiescer.notice, governor.notice]
-    poller.pace = governor.poll_interval
-    return Core(
-        engine=inputs.engine,
-        recorders=inputs.recorders,
-        budgets=budgets,
-        history=history,
-        policy=policy,
-        poller=poller,
-        shared=shared,
-        quiescer=quiescer,
-        relief=relief,
-        governor=governor,
-    )
-
-
-def _poller(inputs: CoreInputs, budgets: EngineBudgets, history: History, state: StateFile) -> Poller:
-    settings = inputs.settings
-    return Poller(
-        inputs.engine,
-        inputs.sources(inputs.engine, budgets),
-        history,
-        poll_seconds=settings.poll_seconds,
-        idle_poll_seconds=settings.idle_poll_seconds,
-        stale_seconds=settings.stale_seconds,
-        engine_has_extension=settings.engine_has_extension,
-        observer=inputs.observer,
-        recorders=inputs.recorders,
-        requests_under_way=inputs.requests_under_way,
-        lives=Lives(state, started_at=local_start()),
-        max_step_seconds=settings.max_step_seconds,
-        clock=inputs.clocks.monotonic,
-        wall_clock=inputs.clocks.wall,
-        internal_error=inputs.internal_errors.counter("poller"),
-    )
-
-
-def _relief(inputs: CoreInputs, poller: Poller, history: History) -> tuple[Quiescer, Relief]:
-    settings, clock = inputs.settings, inputs.clocks.monotonic
-    quiescer = Quiescer(
-        inputs.engine,
-        inputs.gate,
-        drain_seconds=settings.gate.drain_seconds,
-        impossible=None if settings.has_data_plane else NO_DATA_PLANE,
-        clock=clock,
-    )
-    remedies = all_remedies(host_budget_bytes=settings.trim.host_budget_bytes)
-    relief = Relief(inputs.engine, poller, history, quiescer, remedies=remedies, observer=inputs.observer, clock=clock)
-    return quiescer, relief
+    def _record_notice(self, kind: EventKind, notice: str | None) -> None:
+        if notice is not None:
+            self.history.record(kind, notice)
+            log.warning("%s", notice)

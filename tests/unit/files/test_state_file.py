@@ -53,31 +53,6 @@ def test_a_section_of_somebody_else_stays(path):
     assert StateFile(path).read("later") == {"x": 1}
 
 
-def test_a_pause_that_an_earlier_release_wrote_down_is_dropped_once(path, caplog):
-    """One line tells; the policy beside it stays, and the next start has nothing to drop."""
-    path.write_text(
-        '{"schema": 1, "policy": {"mode": "act"}, "pause": {"engine_url": "http://engine:8000", "at": 1.5}}'
-    )
-    file = StateFile(path)
-    assert (file.read("policy"), file.read("pause"), file.problem) == ({"mode": "act"}, None, None)
-    assert [record.message for record in caplog.records] == [
-        f"state_file: {path} said that an earlier release had paused the engine; that is dropped, as this one neither "
-        "pauses nor resumes. If the engine's state is paused, resume it at its own port"
-    ]
-    caplog.clear()
-    assert json.loads(path.read_bytes()) == {"schema": 1, "policy": {"mode": "act"}}
-    StateFile(path)
-    assert caplog.records == []
-
-
-def test_a_pause_that_cannot_be_taken_out_of_the_file_does_not_stop_the_start(path, monkeypatch):
-    """A full disk: it is dropped here all the same."""
-    path.write_text('{"schema": 1, "pause": {"engine_url": "http://engine:8000", "at": 1.5}}')
-    monkeypatch.setattr(os, "fsync", no_room)
-    file = StateFile(path)
-    assert (file.read("pause"), file.problem) == (None, None)
-
-
 def test_none_removes_a_section(path):
     """And does not make a file where there was nothing to remove."""
     file = StateFile(path)
