@@ -88,10 +88,7 @@ def block(lines: str, language: str = "") -> str:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> str:
     """Return a table of cells that are Markdown already.
 
-    Args:
-        headers: One for each column.
-        rows: Their cells.
-        left: The columns with words, by index; those with numbers are set to the right.
+    The columns with these indices hold words; the others hold numbers and are set to the right.
     """
     align = ["left" if index in left else "right" for index in range(len(headers))]
     # A row is cut at pipes before anything else is read, code included.
@@ -108,9 +105,7 @@ def section(title: str, parts: Iterable[str]) -> list[str]:
 def chart(title: str, points: Sequence[tuple[float, float]]) -> str:
     """Return values in MiB over time as a mermaid chart, which the page draws as a line.
 
-    Args:
-        title: Our own words.
-        points: The time in seconds and the value, oldest first, over some time.
+    The points are times in seconds and values, oldest first, over some time; the title must be our own words.
     """
     seconds, values = points[-1][0] - points[0][0], evenly(points, CHART_POINTS)
     low, high = min(values), max(values)
@@ -190,12 +185,7 @@ def figure(name: str, value: float | str | None) -> str:
 
 
 def page(markdown: str, *, title: str) -> str:
-    """Return a report as one HTML file.
-
-    Args:
-        markdown: Made by this module's functions.
-        title: For the browser's tab; anything.
-    """
+    """Return a report of this module's Markdown as one HTML file."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'

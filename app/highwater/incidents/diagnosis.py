@@ -43,9 +43,7 @@ _REFUSED: Final = "the engine refused to start: "
 def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[Finding, ...]:
     """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
 
-    Args:
-        evidence: The numbers.
-        messages: Known messages of the engine's log, which may show a shortage that no number shows.
+    The known messages of the engine's log may show a shortage that no number shows.
     """
     case = case_of(evidence)
     asked = (*(rule(evidence, case) for rule in INCIDENT_RULES), *(rule(case) for rule in RULES))

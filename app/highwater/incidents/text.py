@@ -60,12 +60,7 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
 
 
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
-    """Return one incident as an operator reads it.
-
-    Args:
-        incident: The incident.
-        charts: Draw each rank's used bytes over time: for a page.
-    """
+    """Return one incident as Markdown; with charts, for a page, of each rank's used bytes over time."""
     engine = incident.engine
     kind = KIND_WORDS.get(incident.kind or "", incident.kind or "")
     who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
