@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from highwater.accounting.points import MemoryPoint
 from highwater.findings.advice import Advice
-from highwater.findings.case import EncoderEntry
+from highwater.findings.case import Case, EncoderEntry
 from highwater.findings.finding import Finding
 from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
@@ -110,6 +110,13 @@ class Evidence:
     start: FailedStart | None = None
     oom_kills: OomKills | None = None
     ended_by_signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentCase(Case):
+    """An incident as the rules' input, with its evidence."""
+
+    evidence: Evidence
 
 
 # --- what is kept ---
