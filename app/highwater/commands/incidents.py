@@ -1,4 +1,4 @@
-"""``highwater incidents``: what the engine died of, asked of a sidecar or read from its files."""
+"""``highwater incidents``: why the engine died, from a sidecar or from its files."""
 
 from __future__ import annotations
 

@@ -21,15 +21,7 @@ RankRule: TypeAlias = Callable[[RankBudget, EncoderView | None], Finding | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A running engine explained: the response of ``GET /memory/budget``.
-
-    Attributes:
-        schema: Of its form.
-        taken_at: When its readings were taken, in Unix seconds; ``None`` before the first.
-        engine_state: The engine's state then.
-        explanation: Budgets, pools, encoder.
-        findings: What is missed or contradicts itself, and what to change.
-    """
+    """A running engine explained, as ``GET /memory/budget`` returns it; ``taken_at`` is ``None`` before a reading."""
 
     schema: int = SCHEMA
     taken_at: float | None = None

@@ -24,8 +24,6 @@ class EncoderEntry:
     """One entry of a rank's encoder cache.
 
     Attributes:
-        mm_hash: Its key.
-        bytes: Its size.
         residency: ``device`` or ``host``, where that is known.
         age_seconds: Since it was first seen: a lower bound.
         embeds: The number of its embeddings, the unit of the cache's capacity.
@@ -100,16 +98,11 @@ class Case:
 
     Attributes:
         kind: The incident's kind; ``load`` for a measured load.
-        ranks: Each rank that is known.
-        at: When it happened, in Unix seconds.
-        engine: The engine at that moment.
-        load: The last figures that it reported of its requests.
         grown_bytes: The growth of used bytes, over all ranks.
         grown: The same by component, where its beginning is known.
         since: The time that this growth took, as a part of a sentence.
         bytes_per_second: The pace of the last minute.
         seconds_to_full: When the first device is full at that pace.
-        series: The verdict on each series of memory.
     """
 
     kind: str

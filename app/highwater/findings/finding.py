@@ -32,12 +32,8 @@ class Finding:
     """A conclusion from the numbers.
 
     Attributes:
-        name: For programs.
-        weight: How much it explains.
         title: A clause that can stand within a sentence.
-        text: The explanation.
         figures: The numbers that it is based on; a name ends in the unit.
-        advice: What can be changed.
     """
 
     name: str
@@ -57,14 +53,10 @@ def finding(
     advice: Iterable[str] | None = None,
     **words: object,
 ) -> Finding:
-    """Return the finding of that name.
+    """Return the finding of that name, a key of findings.toml.
 
-    Args:
-        name: Its key in findings.toml.
-        figures: Shown with it; its sentences may name them.
-        weight: In place of the one in findings.toml.
-        advice: Names of advice, in place of those in findings.toml.
-        words: What its sentences name besides.
+    Its sentences may name ``figures``, which are shown with it, and ``words``; ``weight`` and ``advice`` replace those
+    of the file.
     """
     wording, known = _WORDING[name], {**(figures or {}), **words}
     return Finding(

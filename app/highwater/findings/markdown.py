@@ -1,8 +1,7 @@
-"""Reports as Markdown, and the HTML page that a library makes of it.
+"""Reports as Markdown, and as an HTML page.
 
-Every text is shown as text, whoever wrote it: ``text`` escapes our own words, and ``code`` sets foreign ones (a model's
-name, a line of a log) as code, where no reader finds links, mentions or emphasis in it. The page needs nothing but
-itself, runs nothing and fetches nothing.
+Every text is shown as text, whoever wrote it: ``text`` escapes our own, and ``code`` shows a foreign one (a model's
+name, a line of a log) as code, without links, mentions or emphasis. The page runs nothing and fetches nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from highwater.text.printable import plain
 from highwater.text.table import component_title
 from highwater.units import mib
 
-# Letters within a word keep their underscores: Markdown sees no emphasis there.
+# Underscores within a word are no emphasis in Markdown.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# `@name` would call somebody, `#1` link another issue; an invisible joiner between keeps both from it.
+# `@name` would notify somebody, `#1` link another issue; an invisible joiner prevents both.
 _CALLS: Final = re.compile(r"([@#])(?=\w)")
 # The default theme's first line can hardly be seen on white.
 _MERMAID: Final = (
@@ -52,7 +51,7 @@ svg { display: block; width: 100%; height: auto; } polyline { fill: none; stroke
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 @media print { body { max-width: none; margin: 0; font-size: 11px; } tr, li { break-inside: avoid; } }
 """
-# No script, no image, no font, no frame, no form, nothing from elsewhere: this page's own style and no other.
+# Only this page's own style: no script, image, font, frame or form, and nothing from elsewhere.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; style-src 'sha256-"
     + base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -64,13 +63,13 @@ CONTENT_SECURITY_POLICY: Final = (
 
 
 def text(words: str) -> str:
-    """Return the words as one line that Markdown shows as they are."""
+    """Return a text as one line that Markdown shows unchanged."""
     safe = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return _CALLS.sub("\\1\u2060", _SPECIAL.sub(lambda found: "\\" + found[0], safe))
 
 
 def code(words: str, most: int = 500) -> str:
-    """Return foreign words as a code span that they cannot leave, as one line of at most so many letters."""
+    """Return a foreign text as a code span that it cannot leave, in one line, cut to ``most`` letters."""
     shown = plain(words, most)
     if not shown:
         return ""
@@ -88,10 +87,7 @@ def block(lines: str, language: str = "") -> str:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (0,)) -> str:
     """Return a table of cells that are Markdown already.
 
-    Args:
-        headers: One for each column.
-        rows: Their cells.
-        left: The columns with words, by index; those with numbers are set to the right.
+    The columns with these indices hold words; the others hold numbers and are set to the right.
     """
     align = ["left" if index in left else "right" for index in range(len(headers))]
     # A row is cut at pipes before anything else is read, code included.
@@ -100,17 +96,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 def section(title: str, parts: Iterable[str]) -> list[str]:
-    """Return a heading and what stands under it; nothing where there is nothing to say."""
-    there = [part for part in parts if part]
-    return [f"## {title}", *there] if there else []
+    """Return a heading and the parts that are not empty; nothing where all are."""
+    filled = [part for part in parts if part]
+    return [f"## {title}", *filled] if filled else []
 
 
 def chart(title: str, points: Sequence[tuple[float, float]]) -> str:
     """Return values in MiB over time as a mermaid chart, which the page draws as a line.
 
-    Args:
-        title: Our own words.
-        points: The time in seconds and the value, oldest first, over some time.
+    The points are times in seconds and values, oldest first, over some time; the title must be our own words.
     """
     seconds, values = points[-1][0] - points[0][0], evenly(points, CHART_POINTS)
     low, high = min(values), max(values)
@@ -127,7 +121,7 @@ def chart(title: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def evenly(points: Sequence[tuple[float, float]], most: int) -> list[float]:
-    """Return so many values at most, evenly spaced: the highest of each step, and in one without any the one before."""
+    """Return at most so many values, evenly spaced: the highest of each step; an empty step repeats the one before."""
     count, start, end = min(most, len(points)), points[0][0], points[-1][0]
     steps: list[float | None] = [None] * count
     for at, value in points:
@@ -143,7 +137,7 @@ def _fence(words: str, least: int) -> str:
     return "`" * max(max(map(len, re.findall("`+", words)), default=0) + 1, least)
 
 
-# --- words for numbers ---
+# --- numbers as text ---
 
 
 def moment(at: float | None) -> str:
@@ -152,12 +146,12 @@ def moment(at: float | None) -> str:
         return "-"
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # of no year that there is
+    except (ValueError, OverflowError, OSError):  # out of the calendar's range
         return f"{at:g}"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as an operator says them."""
+    """Return seconds as ``42 s``, ``5 min 3 s`` or ``2 h 10 min``."""
     if not math.isfinite(seconds):
         return "an unknown time"
     whole = max(int(seconds), 0)
@@ -169,7 +163,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(name: str, value: float | str | None) -> str:
-    """Return a number with its name, in the unit that the name says."""
+    """Return a number with its name, in the unit that ends the name."""
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
         return plain(shown)
@@ -190,12 +184,7 @@ def figure(name: str, value: float | str | None) -> str:
 
 
 def page(markdown: str, *, title: str) -> str:
-    """Return a report as one HTML file.
-
-    Args:
-        markdown: Made by this module's functions.
-        title: For the browser's tab; anything.
-    """
+    """Return a report of this module's Markdown as one HTML file."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'
@@ -234,7 +223,7 @@ def _cell_opened(renderer: Any, tokens: Any, index: int, options: Any, env: Any)
     return opened
 
 
-# HTML stands in a report only as a block of our own (`<details>`): `text` escapes every other `<`.
+# The only HTML in a report is our own block (`<details>`): `text` escapes every other `<`.
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": True}).enable("table")
 _MARKDOWN.disable(["html_inline", "link", "image", "autolink", "reference"])
 _MARKDOWN.add_render_rule("fence", _fence_drawn)

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 from highwater.accounting.attribution import COMPONENTS, account, rank_key
 from highwater.accounting.points import MemoryPoint
-from highwater.findings.case import Case, RankCase, change
+from highwater.findings.case import RankCase, change
 from highwater.findings.finding import Finding, possible, weightiest_first
 from highwater.findings.rules import RULES
-from highwater.incidents.incident import Evidence, IncidentKind, LogMessage, RankEvidence
+from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, LogMessage, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import Components, Device, EngineLoad, EngineStatus, RankReading, TorchMemory, WorkerMemory
@@ -43,15 +43,12 @@ _REFUSED: Final = "the engine refused to start: "
 def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[Finding, ...]:
     """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
 
-    Args:
-        evidence: The numbers.
-        messages: Known messages of the engine's log, which may show a shortage that no number shows.
+    The known messages of the engine's log may show a shortage that no number shows.
     """
     case = case_of(evidence)
-    asked = (*(rule(evidence, case) for rule in INCIDENT_RULES), *(rule(case) for rule in RULES))
-    found = [finding for finding in asked if finding is not None]
+    found = [one for rule in (*INCIDENT_RULES, *RULES) if (one := rule(case)) is not None]
     if _memory_was_enough(evidence, found, messages):
-        found = [replace(each, weight="note") if each.name in _OF_MEMORY_IN_USE else each for each in found]
+        found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
     return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
 
 
@@ -82,7 +79,7 @@ def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages
 # --- the evidence ---
 
 
-def case_of(evidence: Evidence) -> Case:
+def case_of(evidence: Evidence) -> IncidentCase:
     """Return the last reading of every rank, with the growth until then."""
     ranks = tuple(
         RankCase(now=now, first=_baseline_of(evidence, rank), peak=now, entries=rank.entries)
@@ -93,7 +90,8 @@ def case_of(evidence: Evidence) -> Case:
     grown = _growth(evidence, ranks, since_ready=since_ready)
     growth, engine = evidence.growth, engine_of(evidence)
     whole = growth.since_ready_bytes
-    return Case(
+    return IncidentCase(
+        evidence=evidence,
         kind=evidence.kind,
         ranks=ranks,
         at=evidence.at,

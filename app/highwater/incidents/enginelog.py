@@ -63,15 +63,7 @@ _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the log, and its parts.
-
-    Attributes:
-        text: The whole line, without colours.
-        message: The part behind the logger's prefix, as far as anything is compared with it.
-        process: The process's name in the prefix.
-        level: The logger's level.
-        file: The module's file that logged it.
-    """
+    """A line of the log without colours; ``message`` is the part behind the logger's prefix, cut."""
 
     text: str
     message: str
@@ -143,11 +135,8 @@ def position_of_end(path: Path) -> LogPosition | None:
 def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
     """Return the last lines of a log, and the problem in one sentence if there is one.
 
-    Links are followed, since that is how container runtimes name their logs.
-
-    Args:
-        path: The log.
-        since: Leave out what stands before this place, where the log is still the same file.
+    Links are followed, since that is how container runtimes name their logs. What stands before ``since`` is left out,
+    where the log is still the same file.
     """
     try:
         with open_log(path) as file:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from highwater.accounting.points import MemoryPoint
 from highwater.findings.advice import Advice
-from highwater.findings.case import EncoderEntry
+from highwater.findings.case import Case, EncoderEntry
 from highwater.findings.finding import Finding
 from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
@@ -25,8 +25,6 @@ class RankEvidence:
 
     Attributes:
         status: By its recorder: ``alive``, ``silent``, ``stopped``, ``dead`` or ``ended``; else ``unknown``.
-        reading: The last full reading.
-        doing: Its last activity, as a clause.
         step_seconds: How long its step had lasted; ``None`` outside of a step.
         stack: The main thread's frames, innermost first.
         series: Its last minutes, oldest first.
@@ -66,12 +64,7 @@ class OomKills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMessage:
-    """A known message in the engine's log: its row in messages.toml, and the lines that have it.
-
-    Attributes:
-        count: The number of such lines.
-        lines: Some of them, without control characters, cut.
-    """
+    """A known message in the engine's log: its row in messages.toml, how many lines have it, and some of them."""
 
     name: str
     title: str
@@ -83,12 +76,7 @@ class LogMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStart:
-    """A start of the engine that failed.
-
-    Attributes:
-        id: Differs from start to start.
-        messages: The log's known messages of it, causes before consequences.
-    """
+    """A start of the engine that failed; its id differs from start to start. Causes come before consequences."""
 
     id: str
     messages: tuple[LogMessage, ...]
@@ -99,17 +87,10 @@ class Evidence:
     """Everything that is known when an incident is opened.
 
     Attributes:
-        engine: The engine at that moment.
-        ranks: Each known rank, whether it still responds or not.
         baseline: The first readings after this engine became ready.
-        growth: Of the last report.
         load: The last figures that the engine reported of its requests, perhaps from before the moment.
-        policy: The policy at that moment.
         policy_before: The policy's last status while the engine's memory was known.
-        decisions: The policy's last decisions.
-        events: The events of the last minutes.
         reason: What was seen, in a few words: ``connection refused``.
-        start: The start that failed, where that is what happened.
         oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
         ended_by_signal: The signal that ended a process of the engine, where the log says so.
     """
@@ -131,6 +112,13 @@ class Evidence:
     ended_by_signal: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentCase(Case):
+    """An incident as the rules' input, with its evidence."""
+
+    evidence: Evidence
+
+
 # --- what is kept ---
 
 
@@ -141,9 +129,7 @@ class Headline:
     Attributes:
         id: Sorts by time.
         last_at: When it was reported last.
-        count: How many times it was reported.
         ended_at: When the engine was ready again; ``None`` until then.
-        summary: One sentence.
         number: 1 for the first of its kind in this folder, and so on; the oldest may have been removed since.
         problem: Why it cannot be read, in one sentence; ``None`` where it can.
     """
@@ -167,12 +153,9 @@ class Incident(Headline):
     Attributes:
         engine: The engine at that moment, with the last figures of its requests.
         start: The last failed start of those that are counted here.
-        findings: The weightiest first.
         messages: The log's known messages, causes before consequences.
         ranks: The evidence, thinned.
-        events: Oldest first; likewise ``decisions``.
         notes: What could not be known or kept, and why.
-        written_by: The version of Highwater.
     """
 
     engine: EngineStatus

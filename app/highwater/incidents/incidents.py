@@ -51,14 +51,7 @@ log = logging.getLogger("highwater.incidents")
 
 
 class _LateRead(NamedTuple):
-    """An incident whose log is to be read once more.
-
-    Attributes:
-        id: The incident's.
-        due: In monotonic seconds.
-        evidence: Of the incident.
-        since: The log's end when this life of the engine began.
-    """
+    """An incident whose log, from ``since`` on, is to be read once more at ``due``, in monotonic seconds."""
 
     id: str
     due: float
@@ -67,15 +60,7 @@ class _LateRead(NamedTuple):
 
 
 class Incidents:
-    """The incidents.
-
-    Args:
-        store: Keeps them.
-        engine_log: The engine's log; ``None``: not known.
-        clock: Unix seconds.
-        monotonic: Monotonic seconds.
-        internal_error: Counts an internal error.
-    """
+    """The incidents; ``clock`` gives Unix seconds, and ``internal_error`` counts an internal error."""
 
     def __init__(
         self,
@@ -129,11 +114,7 @@ class Incidents:
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> None:
-        """Read the log once more for the incidents for which that is due, and write them whole.
-
-        Args:
-            at_once: For all of them: the sidecar ends.
-        """
+        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
         await self._in_thread(self._complete, at_once=at_once)
 
     async def engine_began(self) -> None:
@@ -143,18 +124,16 @@ class Incidents:
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
 
-        Args:
-            at_once: Do not wait for a start's last lines: the sidecar ends.
+        With ``at_once`` a start's last lines are not awaited: the sidecar ends.
         """
         if self._starts is None:
             return ()
         return await self._in_thread(self._starts.look, self._monotonic(), at_once=at_once)
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
-        """Open an incident, or count a repetition. Never raises for what is in the evidence, on the disk or in the log.
+        """Open an incident, or count a repetition; return it, and whether it is new.
 
-        Returns:
-            The incident, and whether it is new.
+        Never raises for what is in the evidence, on the disk or in the log.
         """
         return await self._in_thread(self._open, evidence)
 

@@ -24,12 +24,7 @@ _OWN: Final = "counted in the sidecar's own control group"
 
 
 class OomKillWatch:
-    """Notices when a counter rises.
-
-    Args:
-        read: Returns the sidecar's own counter.
-        clock: Monotonic seconds.
-    """
+    """Notices when a counter rises; ``read`` returns the sidecar's own."""
 
     def __init__(
         self, read: Callable[[], int | None] = oom_kill_count, clock: Callable[[], float] = time.monotonic

@@ -10,14 +10,14 @@ import signal
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from highwater.findings.case import NOTABLE_BYTES, Case, RankCase
+from highwater.findings.case import NOTABLE_BYTES, RankCase
 from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
-from highwater.incidents.incident import Evidence
+from highwater.incidents.incident import IncidentCase
 from highwater.policy.waters import derive, slack_bytes
 from highwater.readings import RankPressure, RuleStatus
 
-IncidentRule: TypeAlias = Callable[[Evidence, Case], Finding | None]
+IncidentRule: TypeAlias = Callable[[IncidentCase], Finding | None]
 
 ROOM_RATIO = 0.10
 LONG_STEP_SECONDS = 10.0
@@ -30,20 +30,18 @@ NOTHING_KNOWN: Final = frozenset({"held", "unknown"})
 # --- how it ended ---
 
 
-def killed_by_kernel(evidence: Evidence, case: Case) -> Finding | None:
+def killed_by_kernel(case: IncidentCase) -> Finding | None:
     """Report that the kernel counted a kill for memory at that time."""
-    del case
-    kills = evidence.oom_kills
+    kills = case.evidence.oom_kills
     if kills is None or kills.count == 0:
         return None
-    weight: Weight = "clue" if evidence.kind == "out_of_memory" else "likely"
+    weight: Weight = "clue" if case.kind == "out_of_memory" else "likely"
     return finding("killed_by_kernel", {"oom_kills": kills.count}, weight=weight, where=kills.where)
 
 
-def ended_by_signal(evidence: Evidence, case: Case) -> Finding | None:
+def ended_by_signal(case: IncidentCase) -> Finding | None:
     """Report the signal by which a process was ended, where the log says so."""
-    del case
-    number, kills = evidence.ended_by_signal, evidence.oom_kills
+    number, kills = case.evidence.ended_by_signal, case.evidence.oom_kills
     if number is None:
         return None
     is_kill = number == signal.SIGKILL
@@ -68,7 +66,7 @@ def _signal_name(number: int) -> str:
 # --- the device ---
 
 
-def device_full(evidence: Evidence, case: Case) -> Finding | None:
+def device_full(case: IncidentCase) -> Finding | None:
     """Report that a rank's device had next to nothing free."""
     full = [rank for rank in case.ranks if is_device_full(rank)]
     if not full:
@@ -84,7 +82,7 @@ def device_full(evidence: Evidence, case: Case) -> Finding | None:
             "used_bytes": worst.now.used_bytes,
             "age_seconds": case.age_seconds(worst),
         },
-        weight="clue" if evidence.kind == "hung" else "likely",
+        weight="clue" if case.kind == "hung" else "likely",
         advice=_against_full(worst),
         age=case.age_text(worst),
         memory="host memory" if is_cpu else "device",
@@ -93,7 +91,7 @@ def device_full(evidence: Evidence, case: Case) -> Finding | None:
     )
 
 
-def device_had_room(evidence: Evidence, case: Case) -> Finding | None:
+def device_had_room(case: IncidentCase) -> Finding | None:
     """Report that every rank had much free: the cause lies elsewhere than in the device's memory."""
     if not case.ranks or not all(map(_has_room, case.ranks)):
         return None
@@ -102,7 +100,7 @@ def device_had_room(evidence: Evidence, case: Case) -> Finding | None:
         "device_had_room",
         {"rank": least.name, "free_bytes": least.now.free_bytes, "total_bytes": least.now.total_bytes},
         age=case.age_text(least),
-        is_out_of_memory=evidence.kind == "out_of_memory",
+        is_out_of_memory=case.kind == "out_of_memory",
     )
 
 
@@ -126,52 +124,47 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 # --- the ranks ---
 
 
-def lost_ranks(evidence: Evidence, case: Case) -> Finding | None:
+def lost_ranks(case: IncidentCase) -> Finding | None:
     """Report that some ranks were lost while others went on."""
-    del case
-    lost = [rank for rank in evidence.ranks if rank.status in _LOST]
-    if not lost or len(lost) == len(evidence.ranks):
+    lost = [rank for rank in case.evidence.ranks if rank.status in _LOST]
+    if not lost or len(lost) == len(case.evidence.ranks):
         return None
     return finding(
         "lost_ranks",
-        {rank.name: rank.status for rank in evidence.ranks},
-        weight="clue" if evidence.kind == "out_of_memory" else "likely",
+        {rank.name: rank.status for rank in case.evidence.ranks},
+        weight="clue" if case.kind == "out_of_memory" else "likely",
         lost=", ".join(f"{rank.name} was {rank.status}" for rank in lost),
     )
 
 
-def long_step(evidence: Evidence, case: Case) -> Finding | None:
+def long_step(case: IncidentCase) -> Finding | None:
     """Report that a rank had been in one step for long."""
-    del case
-    seconds, rank = highest(evidence.ranks, lambda each: each.step_seconds) or (0.0, None)
+    seconds, rank = highest(case.evidence.ranks, lambda each: each.step_seconds) or (0.0, None)
     if rank is None or seconds < LONG_STEP_SECONDS:
         return None
     return finding(
         "long_step",
-        {f"{each.name} step_seconds": each.step_seconds for each in evidence.ranks if each.step_seconds is not None},
-        weight="likely" if evidence.kind == "hung" else "clue",
+        {f"{one.name} step_seconds": one.step_seconds for one in case.evidence.ranks if one.step_seconds is not None},
+        weight="likely" if case.kind == "hung" else "clue",
         rank=rank.name,
         seconds=seconds,
         frame=rank.stack[0] if rank.stack and rank.stack[0] else None,
     )
 
 
-def no_readings(evidence: Evidence, case: Case) -> Finding | None:
+def no_readings(case: IncidentCase) -> Finding | None:
     """Report that no rank's memory is known."""
-    del evidence
     return None if any(rank.now.used_bytes is not None for rank in case.ranks) else finding("no_readings")
 
 
 # --- the policy ---
 
 
-def policy(evidence: Evidence, case: Case) -> Finding | None:
+def policy(case: IncidentCase) -> Finding | None:
     """Report that the policy knew that memory was short, and what kept it from helping."""
-    del case
-    status = evidence.policy
-    if status is None or (status.level in NOTHING_KNOWN and evidence.policy_before is not None):
-        # Once the engine is gone the policy knows nothing: its last status before that counts.
-        status = evidence.policy_before
+    status, before = case.evidence.policy, case.evidence.policy_before
+    if status is None or (status.level in NOTHING_KNOWN and before is not None):
+        status = before  # once the engine is gone the policy knows nothing
     short = [] if status is None else [rule for rule in status.rules if _is_short(rule, status.level)]
     if status is None or not short:
         return None

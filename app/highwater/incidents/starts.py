@@ -83,7 +83,10 @@ class _Start:
         return has_ended or now - self.last_at >= SILENCE_SECONDS
 
     def failed(self) -> FailedStart:
-        """Return it; its first line, with a time and a process, identifies it."""
+        """Return the starts that are known to have failed, each once.
+
+        With ``at_once`` lines after an end are not awaited; with ``only_last`` all but the last start are left out.
+        """
         digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
         return FailedStart(id=digest[:16], messages=self.matches.messages())
 
@@ -149,11 +152,7 @@ class Starts:
 
 
 class FollowedLog:
-    """The lines that come into a log, also where it is rotated, cut off, or created later.
-
-    Args:
-        path: The log; links are followed.
-    """
+    """The lines that come into a log, also where it is a link, is rotated, cut off, or created later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -235,9 +234,7 @@ class StartWatch:
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed since the last call; at first only the last one.
 
-        Args:
-            now: Seconds of any clock.
-            at_once: Do not wait for what may come after an end.
+        With ``at_once`` lines after an end are not awaited.
         """
         for text in self._log.new_lines():
             self._starts.read(parse(text), now)
@@ -252,9 +249,7 @@ class StartWatch:
 def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
     """Return only the lines of the engine that ran: not of a start after it, nor of an engine before it.
 
-    Args:
-        lines: The end of the log.
-        begins_ready: Whether the first line was written when the engine was ready.
+    With ``begins_ready`` the first line was written when the engine was ready.
     """
     runs: list[list[str]] = [[]]
     starts, was_ready = Starts(), [begins_ready]

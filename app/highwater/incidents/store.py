@@ -1,10 +1,10 @@
 """The store of incidents: one file each in one folder, or memory.
 
-A file is one JSON object whose first line holds the headline, so that a list of many reads the beginning of each. It is
-written in one step, so that a crash leaves a whole file or none; the oldest make room for the newest. An
-incident that cannot be written stays in memory and is tried again, and `problem` names the reason. No link to a file
-is ever followed. A file that cannot be read, such as a later version's, is named and left alone until it is the oldest.
-The folder belongs to one sidecar.
+A file is one JSON object whose first line holds the headline, so that a list reads only the beginning of each. It is
+written in one step, so that a crash leaves a whole file or none; the oldest make room for the newest. An incident that
+cannot be written stays in memory and is tried again, and `problem` names the reason. No link to a file is followed. A
+file that cannot be read, such as a later version's, is named and left alone until it is the oldest. The folder belongs
+to one sidecar.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _headline(folder: Path, incident_id: str) -> Headline:
     try:
         start = _read(folder, incident_id, HEAD_BYTES)
     except FileNotFoundError:
-        raise
+        raise  # it was removed meanwhile
     except OSError as exc:
         return _unreadable(incident_id, f"cannot be read: {os_reason(exc)}")
     schema = _schema(start)

@@ -60,12 +60,7 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
 
 
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
-    """Return one incident as an operator reads it.
-
-    Args:
-        incident: The incident.
-        charts: Draw each rank's used bytes over time: for a page.
-    """
+    """Return one incident as Markdown; with charts, for a page, of each rank's used bytes over time."""
     engine = incident.engine
     kind = KIND_WORDS.get(incident.kind or "", incident.kind or "")
     who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
@@ -97,7 +92,7 @@ def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
 
 
 def _item(head: str, *sentences: str) -> str:
-    """Return an item of a list; what belongs to it stands beneath it."""
+    """Return an item of a list, with its sentences beneath it."""
     return "\n".join(
         _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
     )
@@ -157,7 +152,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _table(ranks: Sequence[RankEvidence]) -> str:
-    """Return each rank as it stood last, in MiB."""
+    """Return each rank's last reading, in MiB."""
     stood = [latest(rank) for rank in ranks]
     rows = [
         ["status", *(code(rank.status, 20) for rank in ranks)],

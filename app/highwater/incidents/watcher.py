@@ -66,15 +66,7 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    Args:
-        incidents: Keeps them.
-        history: Readings and events.
-        recorders: The recorders, if there are any.
-        life: Returns the engine's present life, with its first readings.
-        policy: Returns the policy's status.
-        verdicts: Returns the verdicts on growth.
-        oom_kills: Counts the kernel's kills for memory.
-        internal_error: Counts an internal error.
+    ``internal_error`` counts an internal error; the other callables return the present state of their parts.
     """
 
     def __init__(
@@ -301,11 +293,9 @@ class IncidentWatcher:
 
 
 def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]]) -> tuple[RankEvidence, ...]:
-    """Return each rank of a report with its last minutes.
+    """Return each rank of a report with its last minutes, of ``History.readings``.
 
-    Args:
-        ranks: Of the last report.
-        readings: As ``History.readings`` gives them. Those of other processes under the same rank are left out.
+    Readings of other processes under the same rank are left out.
     """
     return tuple(
         RankEvidence(

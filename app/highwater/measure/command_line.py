@@ -1,7 +1,6 @@
-"""A command line as a report may show it: what looks like a secret is masked. Pure.
+"""A command line as a report may show it: arguments that look like secrets are masked. Pure.
 
-A report is made to be pasted where others read it. What a program calls its secrets is not known in general: the usual
-names are.
+A report is meant to be pasted where others read it. How a program names its secrets is not known: the usual names are.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from highwater.text.printable import plain
 MASK = "***"
 _NAMES: Final = r"(?:api[-_]?key|token|password|passwd|secret|credential|authorization|access[-_]?key)"
 _NAME = re.compile(rf"^-{{0,2}}[\w.-]*{_NAMES}[\w.-]*$", re.IGNORECASE)
-# `--max-tokens 5` names no secret: tokens in the plural are what a model speaks in.
+# `--max-tokens 5` names no secret: such tokens are a model's.
 _HARMLESS = re.compile(r"token(s|iz|_id|-id|_len|-len)", re.IGNORECASE)
 _OPTION = re.compile(rf"(-{{1,2}}[\w.-]*{_NAMES}[\w.-]*=)", re.IGNORECASE)
 _WITHIN = re.compile(rf"""([\w.-]*{_NAMES}[\w.-]*['"]?\s*[=:]\s*['"]?)(?!bearer\b|basic\b)[^\s'",;&]+""", re.IGNORECASE)
@@ -26,32 +25,28 @@ _USER = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 def masked(command: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command, with what follows or is assigned to the name of a secret masked."""
+    """Return a command's arguments; those that follow or are assigned to a secret's name are masked."""
     shown: list[str] = []
     hides_next = False
-    for word in command:
-        if hides_next and not word.startswith("--"):
+    for argument in command:
+        if hides_next and not argument.startswith("--"):
             shown.append(MASK)
             hides_next = False
             continue
-        hides_next = _names_secret(word)
-        shown.append(word if hides_next else _masked(word))
+        hides_next = argument.startswith("-") and bool(_NAME.match(argument)) and not _HARMLESS.search(argument)
+        shown.append(argument if hides_next else _masked(argument))
     return tuple(shown)
 
 
 def shown_command(command: Sequence[str], most: int = 2000) -> str:
-    """The words as one line of a shell."""
+    """Return the arguments as one line of a shell."""
     return plain(shlex.join(command), most)
 
 
-def _names_secret(word: str) -> bool:
-    return word.startswith("-") and _NAME.match(word) is not None and not _HARMLESS.search(word)
-
-
-def _masked(word: str) -> str:
-    hidden = _USER.sub(rf"\1{MASK}@", _KEY.sub(MASK, _BEARER.sub(rf"\1 {MASK}", word)))
+def _masked(argument: str) -> str:
+    hidden = _USER.sub(rf"\1{MASK}@", _KEY.sub(MASK, _BEARER.sub(rf"\1 {MASK}", argument)))
     whole = _OPTION.match(hidden)
     if whole is not None and not _HARMLESS.search(whole[1]):
         return f"{whole[1]}{MASK}"
-    # A script, a header, JSON: only what stands right after the name is taken out of it.
+    # A script, a header, JSON: only the value right after the name is masked.
     return _WITHIN.sub(lambda found: found[0] if _HARMLESS.search(found[1]) else f"{found[1]}{MASK}", hidden)

@@ -44,7 +44,6 @@ class Moment:
 
     Attributes:
         name: ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
-        title: The head of its column in a table.
         at: The time; ``None`` where the ranks' times differ.
     """
 
@@ -60,14 +59,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """The command, and how it ended.
+    """The command, secrets masked, and how it ended.
 
     Attributes:
-        command: Its words, secrets masked.
         seconds: Its duration, on this process's own clock.
         exit_code: As a shell reports it: 128 and the number for a signal.
-        signal_name: The signal that ended it.
-        interrupted: Whether somebody stopped it.
     """
 
     command: tuple[str, ...]
@@ -81,13 +77,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReading:
-    """The encoder cache at one moment: of the rank that holds most, as every tensor-parallel rank holds a full copy.
-
-    Attributes:
-        title: Of the moment.
-        totals: Its totals.
-        largest: The largest entries, largest first.
-    """
+    """The encoder cache at one moment: of the rank that holds most, as every tensor-parallel rank holds a full copy."""
 
     title: str
     totals: EncoderCache
@@ -96,23 +86,18 @@ class CacheReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One measured load, whole.
+    """One measured load, whole; everything in order of time.
 
     Attributes:
         engine: As the sidecar saw it before the load; likewise ``policy``.
         device: Of the first rank.
-        moments: In order of time.
-        series: Every rank's readings, oldest first.
-        traffic: The engine's counts of its requests and their times, oldest first.
-        remedies: The results, in order.
+        traffic: The engine's counts of its requests, and their times.
         not_tried: The remedies that Ctrl-C left out.
-        caches: The encoder cache, in order of time; empty where the model has no such cache.
-        events: From the load's start to the end, oldest first.
+        caches: Empty where the model has no encoder cache.
         settings: The engine's settings that bear on memory, by their flags.
         gaps: Times under the load without a reading, the longest first.
         recorded: Whether the workers' recorders were read, ten samples a second.
         notes: What could not be known, and why.
-        version: Of Highwater.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The files of the two reports: checked before the load, written after it, and never over another file unasked."""
+"""The files of the two reports: checked before the load, written after it, and never over another file by accident."""
 
 from __future__ import annotations
 
@@ -22,33 +22,29 @@ class ReportFiles:
     """The two files of one experiment.
 
     Args:
-        out: Their path with or without one of the suffixes, or a folder; ``None``: the working folder. A name with the
-            time in it is made where none is given.
-        force: Whether files that are there are replaced.
+        out: Their path with or without one of the suffixes, or a folder; ``None``: the working folder. Without a name
+            it is made of the time.
+        force: Whether existing files are replaced.
         now: Unix seconds.
 
     Raises:
-        CannotWriteReport: Nothing can be written there, or something is there.
+        CannotWriteReport: Nothing can be written there, or a file exists.
     """
 
     def __init__(self, out: Path | None, *, force: bool, now: float) -> None:
         self._force = force
         self._stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%d-%H%M%SZ")
         try:
-            self._stem = _stem(out, f"highwater-{self._stamp}")
+            stem = _stem(out, f"highwater-{self._stamp}")
+            self.paths = tuple(stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
             self._check()
-        except OSError as exc:  # a folder on the way that may not be looked into, a name that is too long
+        except OSError as exc:  # a folder on the way that cannot be searched, a name that is too long
             raise CannotWriteReport(
                 f"the report cannot be written to {out}: {exc.strerror}; --out names another place"
             ) from exc
 
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """HTML, and Markdown."""
-        return tuple(self._stem.with_name(self._stem.name + suffix) for suffix in SUFFIXES)
-
     def write(self, texts: Mapping[str, str]) -> tuple[Path, ...]:
-        """Write each text under its suffix; where a file has come there meanwhile, beside it.
+        """Write each text under its suffix; beside a file that was created there meanwhile.
 
         Raises:
             CannotWriteReport: It could not be written.
@@ -63,19 +59,19 @@ class ReportFiles:
                 )
             if path.exists() and not self._force:
                 raise CannotWriteReport(f"{path} is there already; --force replaces it, another --out leaves it")
-        folder = self._stem.parent
+        folder = self.paths[0].parent
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
             raise CannotWriteReport(
                 f"the report cannot be written into {folder}: it is missing or not writable; --out names another place"
             )
 
     def _write(self, path: Path, text: str) -> Path:
-        other = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
         try:
             try:
                 file = path.open("w" if self._force else "x", encoding="utf-8")
-            except FileExistsError:  # it came there during the load
-                path, file = other, other.open("x", encoding="utf-8")
+            except FileExistsError:
+                path = path.with_name(f"{path.stem}-{self._stamp}-{secrets.token_hex(2)}{path.suffix}")
+                file = path.open("x", encoding="utf-8")
             with file:
                 file.write(text)
         except OSError as exc:
@@ -84,8 +80,6 @@ class ReportFiles:
 
 
 def _stem(out: Path | None, name: str) -> Path:
-    if out is None:
-        return Path.cwd() / name
-    if out.is_dir():
-        return out.absolute() / name
+    if out is None or out.is_dir():
+        return (out or Path.cwd()).absolute() / name
     return (out.with_suffix("") if out.suffix.lower() in SUFFIXES else out).absolute()

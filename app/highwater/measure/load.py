@@ -92,13 +92,7 @@ def find(command: Sequence[str]) -> str:
 
 
 class Load:
-    """One run of the command.
-
-    Args:
-        command: Its words.
-        interrupts: The signals to stop.
-        grace_seconds: How long it may take to end, twice.
-    """
+    """One run of the command, which may take ``grace_seconds`` to end, twice."""
 
     def __init__(self, command: Sequence[str], interrupts: Interrupts, *, grace_seconds: float = GRACE_SECONDS) -> None:
         self._command, self._interrupts, self._grace = list(command), interrupts, grace_seconds

@@ -51,29 +51,30 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 )
 
 
-def report(e: Experiment, *, written_at: float) -> str:
+def report(experiment: Experiment, *, written_at: float) -> str:
     """Return the whole report."""
-    found = findings(e)
-    engine = e.engine
-    device = " ".join(part for part in (device_title(e.device), e.device.name) if part)
+    found = findings(experiment)
+    engine = experiment.engine
+    device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
+    ranks = _count(len(experiment.ranks(BEFORE)), "rank", "ranks")
     parts = [
-        f"# {code(e.name, 120)}",
+        f"# {code(experiment.name, 120)}",
         f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
-        f"{_count(len(e.ranks(BEFORE)), 'rank', 'ranks')} ({code(device, 120)}), {moment(e.load.started_at)}",
-        _figures(e),
-        *section("The load", [block(shown_command(e.load.command), "sh"), _ended(e)]),
+        f"{ranks} ({code(device, 120)}), {moment(experiment.load.started_at)}",
+        _figures(experiment),
+        *section("The load", [block(shown_command(experiment.load.command), "sh"), _ended(experiment)]),
         *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
-        *section("Where the memory was", _tables(e)),
-        *section("Timeline", _timeline(e)),
-        *section("Remedies", _remedies(e)),
-        *section("Encoder cache", _encoder_cache(e)),
-        *section("What happened meanwhile", _events(e)),
+        *section("Where the memory was", _tables(experiment)),
+        *section("Timeline", _timeline(experiment)),
+        *section("Remedies", _remedies(experiment)),
+        *section("Encoder cache", _encoder_cache(experiment)),
+        *section("What happened meanwhile", _events(experiment)),
         *section("What to change", ["\n".join(map(_change, all_advice(found)))]),
-        *section("Set-up", ["\n".join(_setup(e))]),
-        *section("What the numbers mean", ["\n".join(_meanings(e))]),
-        *section("Not known, or not done", map(text, e.notes)),
+        *section("Set-up", ["\n".join(_setup(experiment))]),
+        *section("What the numbers mean", ["\n".join(_meanings(experiment))]),
+        *section("Not known, or not done", map(text, experiment.notes)),
         "---",
-        text(f"Highwater {e.version}, written by highwater measure at {moment(written_at)}"),
+        text(f"Highwater {experiment.version}, written by highwater measure at {moment(written_at)}"),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -91,33 +92,37 @@ def _change(advice: Advice) -> str:
     return f"- {code(advice.setting)}: {text(advice.change)} *Costs:* {text(advice.cost)}"
 
 
-def _figures(e: Experiment) -> str:
+def _figures(experiment: Experiment) -> str:
     """Return the few numbers to see first."""
     columns: list[tuple[str, str, str]] = []
-    used, fullest = highest(e.ranks(PEAK), lambda reading: reading.used_bytes) or (0, None)
+    used, fullest = highest(experiment.ranks(PEAK), lambda reading: reading.used_bytes) or (0, None)
     if fullest is not None:
         whole = fullest.total_bytes
         share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
         columns.append(("peak under load", f"{mib(used)} MiB", f"{name_of(fullest)}{share}"))
-    ranks = _count(len(e.ranks(BEFORE)), "rank", "ranks")
-    grown = e.change(BEFORE, AFTER, "used_bytes")
+    ranks = _count(len(experiment.ranks(BEFORE)), "rank", "ranks")
+    grown = experiment.change(BEFORE, AFTER, "used_bytes")
     columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {ranks}"))
-    if e.remedies:
-        back = e.change(AFTER, e.last.name, "used_bytes") if e.last is not None and e.last.name != AFTER else None
-        done = sum(result.outcome == "done" for result in e.remedies)
-        tried = len(e.remedies) + len(e.not_tried)
+    if experiment.remedies:
+        back = (
+            experiment.change(AFTER, experiment.last.name, "used_bytes")
+            if experiment.last is not None and experiment.last.name != AFTER
+            else None
+        )
+        done = sum(result.outcome == "done" for result in experiment.remedies)
+        tried = len(experiment.remedies) + len(experiment.not_tried)
         given = mib(None if back is None else -back)
         columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
-    by = f" ({e.load.signal_name})" if e.load.signal_name else ""
-    how = f"{'interrupted, ' if e.load.interrupted else ''}exit code {e.load.exit_code}{by}"
-    columns.append(("load", duration(round(e.load.seconds)), how))
+    by = f" ({experiment.load.signal_name})" if experiment.load.signal_name else ""
+    how = f"{'interrupted, ' if experiment.load.interrupted else ''}exit code {experiment.load.exit_code}{by}"
+    columns.append(("load", duration(round(experiment.load.seconds)), how))
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
     return table(titles, rows, left=range(len(titles)))
 
 
-def _ended(e: Experiment) -> str:
-    load = e.load
+def _ended(experiment: Experiment) -> str:
+    load = experiment.load
     how = "was interrupted" if load.interrupted else "ended"
     by = f" (signal {load.signal_name})" if load.signal_name else ""
     return f"It {how} after {load.seconds:,.1f} s with exit code {load.exit_code}{by}."
@@ -126,55 +131,58 @@ def _ended(e: Experiment) -> str:
 # --- tables of moments ---
 
 
-def _tables(e: Experiment) -> Iterator[str]:
+def _tables(experiment: Experiment) -> Iterator[str]:
     """Yield two tables of each rank; of many ranks folded, below those of their sum."""
-    keys = list(dict.fromkeys(rank_key(reading) for seen in e.moments for reading in seen.ranks))
+    keys = list(dict.fromkeys(rank_key(reading) for seen in experiment.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:
-        yield from _both(e, keys, f"all {len(e.ranks(BEFORE))} ranks together", folded=False)
+        yield from _both(experiment, keys, f"all {len(experiment.ranks(BEFORE))} ranks together", folded=False)
     for key in keys:
-        reading = next(rank for seen in e.moments if (rank := seen.rank(key)) is not None)
+        reading = next(rank for seen in experiment.moments if (rank := seen.rank(key)) is not None)
         of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
-        yield from _both(e, [key], f"{name_of(reading)}{of}", folded=folded)
+        yield from _both(experiment, [key], f"{name_of(reading)}{of}", folded=folded)
 
 
-def _both(e: Experiment, keys: Sequence[RankKey], whose: str, *, folded: bool) -> Iterator[str]:
+def _both(experiment: Experiment, keys: Sequence[RankKey], whose: str, *, folded: bool) -> Iterator[str]:
     # Components without any known figure are left out.
     names = [
         "used_bytes",
-        *(name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in e.moments)),
+        *(name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in experiment.moments)),
     ]
-    for caption, grid in (("MiB in use", _in_use(e, keys, names)), ("MiB changed", _changed(e, keys, names))):
+    for caption, grid in (
+        ("MiB in use", _in_use(experiment, keys, names)),
+        ("MiB changed", _changed(experiment, keys, names)),
+    ):
         if folded:
             yield f"<details><summary>{text(f'{caption}, {whose}')}</summary>\n\n{grid}\n\n</details>"
         else:
             yield f"{text(f'{caption}, {whose}')}:\n\n{grid}"
 
 
-def _in_use(e: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
-    rows = [[_row_title(name), *(mib(_part(seen, keys, name)) for seen in e.moments)] for name in names]
+def _in_use(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
+    rows = [[_row_title(name), *(mib(_part(seen, keys, name)) for seen in experiment.moments)] for name in names]
     if len(keys) == 1:
-        ranks = [seen.rank(keys[0]) for seen in e.moments]
+        ranks = [seen.rank(keys[0]) for seen in experiment.moments]
         more = [[title, *(mib(read(rank) if rank else None) for rank in ranks)] for title, read in _MORE.items()]
         # On CPU a worker's resident set is what is used.
-        hidden = {"host rss"} if e.device.type == "cpu" else set()
+        hidden = {"host rss"} if experiment.device.type == "cpu" else set()
         rows += [row for row in more if row[0] not in hidden and set(row[1:]) != {UNKNOWN}]
-    return _grid([seen.title for seen in e.moments], rows)
+    return _grid([seen.title for seen in experiment.moments], rows)
 
 
-def _changed(e: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
+def _changed(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
     """Return the change of each step from one moment to the next: growth is positive, and so is what was freed."""
-    before, after = e.moment(BEFORE), e.moment(AFTER)
+    before, after = experiment.moment(BEFORE), experiment.moment(AFTER)
     columns: list[tuple[str, Moment | None, Moment | None, int]] = [
-        ("to the peak", before, e.moment(PEAK), 1),
+        ("to the peak", before, experiment.moment(PEAK), 1),
         ("growth", before, after, 1),
     ]
     previous = after
-    for later in (seen for seen in e.moments if seen.name.startswith("after ")):
+    for later in (seen for seen in experiment.moments if seen.name.startswith("after ")):
         columns.append((f"{later.name.removeprefix('after ')} freed", previous, later, -1))
         previous = later
     if previous is not after:
-        columns.append(("overall", before, e.last, 1))
+        columns.append(("overall", before, experiment.last, 1))
 
     def cell(start: Moment | None, end: Moment | None, name: str, sign: int) -> str:
         moves = () if start is None or end is None else changes(start, end, name)
@@ -208,29 +216,33 @@ def _row_title(name: str) -> str:
 # --- the rest ---
 
 
-def _timeline(e: Experiment) -> Iterator[str]:
+def _timeline(experiment: Experiment) -> Iterator[str]:
     fullest = max(
-        e.series.values(), key=lambda ranks: max((each.used_bytes or 0 for each in ranks), default=0), default=()
+        experiment.series.values(),
+        key=lambda ranks: max((each.used_bytes or 0 for each in ranks), default=0),
+        default=(),
     )
     points = [(each.taken_at, each.used_bytes / MIB) for each in fullest if each.used_bytes is not None]
     if len(points) < 2 or points[-1][0] <= points[0][0]:  # noqa: PLR2004 - one reading is no line
         return
-    readings = sum(map(len, e.series.values()))
-    how = "the workers' recorders" if e.recorded else "the sidecar's polls"
-    longest = f"; the longest time without one was {e.gaps[0].seconds:.0f} s" if e.gaps else ""
+    readings = sum(map(len, experiment.series.values()))
+    how = "the workers' recorders" if experiment.recorded else "the sidecar's polls"
+    longest = f"; the longest time without one was {experiment.gaps[0].seconds:.0f} s" if experiment.gaps else ""
     yield f"{readings:,} readings by {how}{longest}. In each step the highest one is drawn."
     yield chart(f"MiB in use, {name_of(fullest[0])}", points)
     start = points[0][0]
-    seen = [(e.load.started_at, "load starts"), (e.load.ended_at, "load ends")]
-    seen += [(each.at, each.title) for each in e.moments if each.name.startswith("after ") and each.at is not None]
+    seen = [(experiment.load.started_at, "load starts"), (experiment.load.ended_at, "load ends")]
+    seen += [
+        (each.at, each.title) for each in experiment.moments if each.name.startswith("after ") and each.at is not None
+    ]
     key = ", ".join(f"{title} at {at - start:.1f} s" for at, title in seen if start <= at <= points[-1][0] + 1.0)
     yield text(f"The moments in it: {key}. The axis upwards does not begin at 0.")
 
 
-def _remedies(e: Experiment) -> Iterator[str]:
+def _remedies(experiment: Experiment) -> Iterator[str]:
     headers = ["remedy", "outcome", "freed, MiB", "took, s", "requests held, s", "why, or what moved (MiB freed)"]
     left_out = ["interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
-    rows = [*map(_remedy, e.remedies), *([name, *left_out] for name in e.not_tried)]
+    rows = [*map(_remedy, experiment.remedies), *([name, *left_out] for name in experiment.not_tried)]
     if rows:
         yield f"One by one, in safe mode:\n\n{table(headers, rows, left=(0, 1, 5))}"
 
@@ -248,16 +260,16 @@ def _remedy(result: RemedyResult) -> list[str]:
     ]
 
 
-def _encoder_cache(e: Experiment) -> Iterator[str]:
-    if not e.caches:
+def _encoder_cache(experiment: Experiment) -> Iterator[str]:
+    if not experiment.caches:
         return
     rows = [
         [title, _number(now.entries), mib(now.device_bytes), mib(now.host_bytes), _number(now.capacity_embeds)]
-        for title, now in ((cache.title, cache.totals) for cache in e.caches)
+        for title, now in ((cache.title, cache.totals) for cache in experiment.caches)
     ]
     headers = ["moment", "entries", "device, MiB", "host, MiB", "capacity, embeddings"]
     yield f"Of the rank that holds most; every tensor-parallel rank holds a full copy:\n\n{table(headers, rows)}"
-    fullest = max(e.caches, key=lambda cache: cache.totals.device_bytes + cache.totals.host_bytes)
+    fullest = max(experiment.caches, key=lambda cache: cache.totals.device_bytes + cache.totals.host_bytes)
     if fullest.largest:
         listed = [
             [
@@ -273,38 +285,40 @@ def _encoder_cache(e: Experiment) -> Iterator[str]:
         yield f"The largest entries {fullest.title}:\n\n{table(headers, listed, left=(0, 3))}"
 
 
-def _events(e: Experiment) -> Iterator[str]:
-    if not e.events:
+def _events(experiment: Experiment) -> Iterator[str]:
+    if not experiment.events:
         return
     rows = [
         [
-            f"{event.at - e.load.started_at:+,.1f} s",
+            f"{event.at - experiment.load.started_at:+,.1f} s",
             code(event.kind, 20),
             code(event.trigger or "", 20),
             code(event.summary, 200),
         ]
-        for event in e.events[-MAX_EVENTS:]
+        for event in experiment.events[-MAX_EVENTS:]
     ]
-    is_cut = len(e.events) > len(rows)
-    caption = f"The last {len(rows)} of {len(e.events)} events" if is_cut else "Every event from the load's start on"
+    is_cut = len(experiment.events) > len(rows)
+    caption = (
+        f"The last {len(rows)} of {len(experiment.events)} events" if is_cut else "Every event from the load's start on"
+    )
     yield f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], rows, left=(1, 2, 3))}"
 
 
-def _setup(e: Experiment) -> Iterator[str]:
-    engine = e.engine
+def _setup(experiment: Experiment) -> Iterator[str]:
+    engine = experiment.engine
     yield f"- engine: {code(f'vLLM {engine.version or UNKNOWN} at {engine.url}')}"
     yield f"- model: {code(engine.model or UNKNOWN)}"
-    yield f"- device: {code(f'{device_title(e.device)} {e.device.name or str()}')}"
-    yield f"- ranks: {len(e.ranks(BEFORE))}"
-    budget = next((reading.budget for reading in e.ranks(BEFORE) if reading.budget.requested_bytes), None)
+    yield f"- device: {code(f'{device_title(experiment.device)} {experiment.device.name or str()}')}"
+    yield f"- ranks: {len(experiment.ranks(BEFORE))}"
+    budget = next((reading.budget for reading in experiment.ranks(BEFORE) if reading.budget.requested_bytes), None)
     if budget is not None:
         share = f" ({budget.gpu_memory_utilization:g} of the device)" if budget.gpu_memory_utilization else ""
         yield f"- vLLM's share of a device: {mib(budget.requested_bytes)} MiB{share}"
-    for flag, value in e.settings.items():
+    for flag, value in experiment.settings.items():
         yield f"- {code(flag)}: {code(value, 200)}"
-    yield f"- sidecar: {code(e.sidecar_url)}"
-    yield f"- policy: {text(e.policy.mode) if e.policy is not None else UNKNOWN}"
-    for rule in e.policy.rules if e.policy is not None else ():
+    yield f"- sidecar: {code(experiment.sidecar_url)}"
+    yield f"- policy: {text(experiment.policy.mode) if experiment.policy is not None else UNKNOWN}"
+    for rule in experiment.policy.rules if experiment.policy is not None else ():
         remedies = ", ".join(remedy.name for remedy in rule.remedies)
         yield f"- {code(f'rule {rule.name}', 80)}: {code(f'{_high_water(rule)}: {remedies}', 200)}"
 
@@ -320,8 +334,8 @@ def _high_water(rule: RuleStatus) -> str:
     return f"{rule.signal} {'<=' if rule.signal in FALLING_SIGNALS else '>='} {water}"
 
 
-def _meanings(e: Experiment) -> Iterator[str]:
-    readings = [reading for seen in e.moments for reading in seen.ranks]
+def _meanings(experiment: Experiment) -> Iterator[str]:
+    readings = [reading for seen in experiment.moments for reading in seen.ranks]
     has_torch = any(reading.torch.reserved_bytes is not None for reading in readings)
     of_components = [
         (component_title(name), meaning)

@@ -34,64 +34,69 @@ LoadRule: TypeAlias = Callable[[Experiment], Finding | None]
 # --- whether the figures can be trusted ---
 
 
-def load_failed(e: Experiment) -> Finding | None:
+def load_failed(experiment: Experiment) -> Finding | None:
     """Report a load that ended otherwise than with 0."""
-    if e.load.exit_code == 0 and not e.load.interrupted:
+    if experiment.load.exit_code == 0 and not experiment.load.interrupted:
         return None
     return finding(
         "load_failed",
-        weight="clue" if e.load.interrupted else "likely",
-        interrupted=e.load.interrupted,
-        seconds=e.load.seconds,
-        how=f"with exit code {e.load.exit_code}" + (f" ({e.load.signal_name})" if e.load.signal_name else ""),
-        incident=e.happened("incident"),
+        weight="clue" if experiment.load.interrupted else "likely",
+        interrupted=experiment.load.interrupted,
+        seconds=experiment.load.seconds,
+        how=f"with exit code {experiment.load.exit_code}"
+        + (f" ({experiment.load.signal_name})" if experiment.load.signal_name else ""),
+        incident=experiment.happened("incident"),
     )
 
 
-def engine_incident(e: Experiment) -> Finding | None:
+def engine_incident(experiment: Experiment) -> Finding | None:
     """Report an incident under the load."""
-    incidents = e.happened("incident")
+    incidents = experiment.happened("incident")
     if not incidents:
         return None
     counted = _count(len(incidents), "an incident", "incidents")
     return finding("engine_incident", incidents=counted, first=incidents[0].summary)
 
 
-def engine_restarted(e: Experiment) -> Finding | None:
+def engine_restarted(experiment: Experiment) -> Finding | None:
     """Report workers that are other processes at the end than at the start."""
-    before, after = e.moment(BEFORE), e.last
+    before, after = experiment.moment(BEFORE), experiment.last
     if before is None or after is None or not has_restarted(before, after):
         return None
     return finding("engine_restarted")
 
 
-def stale_readings(e: Experiment) -> Finding | None:
+def stale_readings(experiment: Experiment) -> Finding | None:
     """Report times without a reading."""
-    if not e.gaps:
+    if not experiment.gaps:
         return None
     return finding(
         "stale_readings",
-        seconds=e.gaps[0].seconds,
-        gaps=_count(len(e.gaps), "One such gap", "such gaps"),
-        after=max(e.gaps[0].start - e.load.started_at, 0),
+        seconds=experiment.gaps[0].seconds,
+        gaps=_count(len(experiment.gaps), "One such gap", "such gaps"),
+        after=max(experiment.gaps[0].start - experiment.load.started_at, 0),
     )
 
 
-def no_traffic(e: Experiment) -> Finding | None:
+def no_traffic(experiment: Experiment) -> Finding | None:
     """Report that no request of the load was seen in the engine."""
-    seen = [load.requests_running for at, load in e.traffic if e.load.started_at <= at <= e.load.ended_at]
+    seen = [
+        load.requests_running
+        for at, load in experiment.traffic
+        if experiment.load.started_at <= at <= experiment.load.ended_at
+    ]
     running = [count for count in seen if count is not None]
-    grown = e.change(BEFORE, PEAK, "used_bytes")
-    is_short = e.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
-    if is_short or any(running) or grown is None or grown > e.case.notable_bytes:
+    grown = experiment.change(BEFORE, PEAK, "used_bytes")
+    is_short = experiment.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
+    if is_short or any(running) or grown is None or grown > experiment.case.notable_bytes:
         return None
-    return finding("no_traffic", readings=len(running), url=e.engine.url)
+    return finding("no_traffic", readings=len(running), url=experiment.engine.url)
 
 
-def other_traffic(e: Experiment) -> Finding | None:
+def other_traffic(experiment: Experiment) -> Finding | None:
     """Report that the engine served others before or after the load."""
-    start = next((load for at, load in reversed(e.traffic) if at <= e.load.started_at), None)
-    end = next((load for at, load in e.traffic if at > e.load.ended_at), None)
+    start = next((load for at, load in reversed(experiment.traffic) if at <= experiment.load.started_at), None)
+    end = next((load for at, load in experiment.traffic if at > experiment.load.ended_at), None)
     busy = [
         words
         for load, words in ((start, "before the load"), (end, "after it"))
@@ -103,38 +108,40 @@ def other_traffic(e: Experiment) -> Finding | None:
 # --- what grew ---
 
 
-def no_growth(e: Experiment) -> Finding | None:
+def no_growth(experiment: Experiment) -> Finding | None:
     """Report that the load left nothing behind."""
-    grown = e.case.grown_bytes
-    return None if grown is None or grown > e.case.notable_bytes else finding("no_growth", grown=grown)
+    grown = experiment.case.grown_bytes
+    return None if grown is None or grown > experiment.case.notable_bytes else finding("no_growth", grown=grown)
 
 
-def non_torch_growth(e: Experiment) -> Finding | None:
+def non_torch_growth(experiment: Experiment) -> Finding | None:
     """Report that memory outside PyTorch grew, unless the finding on growth says so."""
-    grown, whole = e.change(BEFORE, AFTER, "non_torch_bytes"), e.case.grown_bytes
-    if grown is None or whole is None or grown <= e.case.notable_bytes:
+    grown, whole = experiment.change(BEFORE, AFTER, "non_torch_bytes"), experiment.case.grown_bytes
+    if grown is None or whole is None or grown <= experiment.case.notable_bytes:
         return None
     if not MINOR_SHARE * whole <= grown < MAIN_SHARE * whole:
         return None
-    advice = ("release", *for_component("non_torch_bytes", e.device.type))
-    return finding("non_torch_growth", advice=advice, grown=grown, meaning=meaning("non_torch_bytes", e.device.type))
+    advice = ("release", *for_component("non_torch_bytes", experiment.device.type))
+    return finding(
+        "non_torch_growth", advice=advice, grown=grown, meaning=meaning("non_torch_bytes", experiment.device.type)
+    )
 
 
-def kv_pool(e: Experiment) -> Finding | None:
+def kv_pool(experiment: Experiment) -> Finding | None:
     """Report the KV pool, which should be as large as before."""
-    pool = total(rank.components.kv_cache_bytes for rank in e.ranks(AFTER))
-    moved = e.change(BEFORE, AFTER, "kv_cache_bytes")
+    pool = total(rank.components.kv_cache_bytes for rank in experiment.ranks(AFTER))
+    moved = experiment.change(BEFORE, AFTER, "kv_cache_bytes")
     if pool is None or moved is None:
         return None
     weight: Weight = "clue" if moved else "note"
     return finding("kv_pool", weight=weight, moved=moved, pool=pool, meaning=COMPONENT_MEANING["kv_cache_bytes"])
 
 
-def host_growth(e: Experiment) -> Finding | None:
+def host_growth(experiment: Experiment) -> Finding | None:
     """Report that host memory grew, where that is not the device itself."""
-    if e.device.type == "cpu":
+    if experiment.device.type == "cpu":
         return None
-    pairs = [(same_process(e.ranks(BEFORE), now), now) for now in e.ranks(AFTER)]
+    pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
     workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
     # Ranks of one machine have the same figure: the largest stands for it.
     machine, _ = highest(pairs, lambda pair: risen(*pair, host_used)) or (None, None)
@@ -150,19 +157,19 @@ def host_growth(e: Experiment) -> Finding | None:
 # --- how near the limit it came ---
 
 
-def headroom(e: Experiment) -> Finding | None:
+def headroom(experiment: Experiment) -> Finding | None:
     """Report what was left of the fullest device at its peak, in images where the size of one is known."""
     room = [
         (point.total_bytes - point.used_bytes, point)
-        for point in e.ranks(PEAK)
+        for point in experiment.ranks(PEAK)
         if point.total_bytes and point.used_bytes is not None
     ]
     if not room:
         return None
     free, point = min(room, key=lambda each: each[0])
-    image = max((each.bytes for cache in e.caches for each in cache.largest if each.bytes), default=None)
+    image = max((each.bytes for cache in experiment.caches for each in cache.largest if each.bytes), default=None)
     # The host is shared with others, and PyTorch keeps no reserve there: how many images fit is no promise.
-    images = free // image if image and e.device.type != "cpu" else None
+    images = free // image if image and experiment.device.type != "cpu" else None
     ratio = free / (point.total_bytes or 1)
     is_tight = ratio < TIGHT_RATIO or (images is not None and images < FEW_IMAGES)
     return finding(
@@ -178,16 +185,16 @@ def headroom(e: Experiment) -> Finding | None:
     )
 
 
-def transient_peak(e: Experiment) -> Finding | None:
+def transient_peak(experiment: Experiment) -> Finding | None:
     """Report a peak that stood well over what was left after the load."""
-    over = e.change(AFTER, PEAK, "used_bytes")
+    over = experiment.change(AFTER, PEAK, "used_bytes")
     return None if over is None or over < TRANSIENT_BYTES else finding("transient_peak", over=over)
 
 
-def unseen_peak(e: Experiment) -> Finding | None:
+def unseen_peak(experiment: Experiment) -> Finding | None:
     """Report that PyTorch's own record of its peak is higher than any reading."""
-    peaks = {rank_key(point): point.torch.allocated_bytes for point in e.ranks(PEAK)}
-    before = {rank_key(point): point.torch.peak_allocated_bytes for point in e.ranks(BEFORE)}
+    peaks = {rank_key(point): point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
+    before = {rank_key(point): point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
 
     def unseen(point: RankReading) -> int | None:
         record, key = point.torch.peak_allocated_bytes, rank_key(point)
@@ -196,21 +203,23 @@ def unseen_peak(e: Experiment) -> Finding | None:
         is_new = record is not None and earlier is not None and record > earlier
         return record - seen if is_new and record is not None and seen is not None else None
 
-    more, point = highest(e.ranks(AFTER), unseen) or (0, None)
+    more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
     if point is None or more < TRANSIENT_BYTES:
         return None
-    return finding("unseen_peak", advice=() if e.recorded else ("recorder_dir",), rank=name_of(point), more=more)
+    return finding(
+        "unseen_peak", advice=() if experiment.recorded else ("recorder_dir",), rank=name_of(point), more=more
+    )
 
 
-def over_high_water(e: Experiment) -> Finding | None:
+def over_high_water(experiment: Experiment) -> Finding | None:
     """Report a peak that left less free than a rule's high water while the policy only observed."""
-    if e.policy is None or e.policy.mode != "observe":
+    if experiment.policy is None or experiment.policy.mode != "observe":
         return None
     under = [
         (high - free, rule, point, free, high)
-        for rule in e.policy.rules
+        for rule in experiment.policy.rules
         for one in rule.ranks
-        for point in e.ranks(PEAK)
+        for point in experiment.ranks(PEAK)
         if rank_key(point) == rank_key(one)
         and (free := point.free_bytes) is not None
         and (high := one.high_free_bytes) is not None
@@ -223,15 +232,15 @@ def over_high_water(e: Experiment) -> Finding | None:
     return finding("over_high_water", rank=name_of(point), free=free, high=high, rule=rule.name, remedies=remedies)
 
 
-def policy_acted(e: Experiment) -> Finding | None:
+def policy_acted(experiment: Experiment) -> Finding | None:
     """Report that the policy gave memory back in between: growth and peak are lower for it."""
-    acted = [event for event in e.happened("reset") if event.trigger == "policy"]
+    acted = [event for event in experiment.happened("reset") if event.trigger == "policy"]
     return finding("policy_acted", count=len(acted), freed=_freed(acted)) if acted else None
 
 
-def others_acted(e: Experiment) -> Finding | None:
+def others_acted(experiment: Experiment) -> Finding | None:
     """Report that somebody reset something while the load ran."""
-    acted = [event for event in e.happened("reset") if event.trigger != "policy"]
+    acted = [event for event in experiment.happened("reset") if event.trigger != "policy"]
     resets = _count(len(acted), "a reset", "resets")
     return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None
 
@@ -245,12 +254,12 @@ def _freed(events: Sequence[Event]) -> str:
 # --- what the remedies gave back ---
 
 
-def ineffective_remedies(e: Experiment) -> Finding | None:
+def ineffective_remedies(experiment: Experiment) -> Finding | None:
     """Report the remedies that were done and freed nothing."""
-    nothing = NOTHING_BYTES * max(len(e.ranks(BEFORE)), 1)
+    nothing = NOTHING_BYTES * max(len(experiment.ranks(BEFORE)), 1)
     ineffective = [
         step
-        for step in e.remedies
+        for step in experiment.remedies
         if step.outcome == "done" and step.freed_bytes is not None and step.freed_bytes < nothing
     ]
     if not ineffective:
@@ -265,9 +274,9 @@ def ineffective_remedies(e: Experiment) -> Finding | None:
     )
 
 
-def refused_remedies(e: Experiment) -> Finding | None:
+def refused_remedies(experiment: Experiment) -> Finding | None:
     """Report the remedies that were refused or failed, and why."""
-    undone = [step for step in e.remedies if step.outcome in {"refused", "failed"}]
+    undone = [step for step in experiment.remedies if step.outcome in {"refused", "failed"}]
     if not undone:
         return None
     return finding(
@@ -278,26 +287,30 @@ def refused_remedies(e: Experiment) -> Finding | None:
     )
 
 
-def gave_back(e: Experiment) -> Finding | None:
+def gave_back(experiment: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown, last = e.case.grown_bytes, e.last
-    if grown is None or grown <= e.case.notable_bytes or last is None or not last.name.startswith("after "):
+    grown, last = experiment.case.grown_bytes, experiment.last
+    if grown is None or grown <= experiment.case.notable_bytes or last is None or not last.name.startswith("after "):
         return None
-    left = e.change(BEFORE, last.name, "used_bytes")
+    left = experiment.change(BEFORE, last.name, "used_bytes")
     if left is None:
         return None
     back = grown - left
-    freed, best = highest(e.remedies, lambda step: step.freed_bytes) or (0, None)
+    freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
     came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
     if back > grown:
-        more = f" and {mib_text(back - grown)} that was held before" if back - grown > e.case.notable_bytes else ""
+        more = (
+            f" and {mib_text(back - grown)} that was held before"
+            if back - grown > experiment.case.notable_bytes
+            else ""
+        )
         came_back = f"all of the growth of {mib_text(grown)}{more}"
     stayed = back < CAME_BACK_SHARE * grown
-    rest, component = highest(COMPONENTS, lambda name: e.change(BEFORE, last.name, name)) or (0, "")
+    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, last.name, name)) or (0, "")
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",
-        advice=for_growth(component, e.device.type) if stayed and rest > 0 else (),
+        advice=for_growth(component, experiment.device.type) if stayed and rest > 0 else (),
         stayed=stayed,
         came_back=came_back,
         most=f", most of it by {best.remedy} ({mib_text(freed)})" if best is not None and freed else "",
@@ -309,10 +322,12 @@ def gave_back(e: Experiment) -> Finding | None:
     )
 
 
-def no_remedy(e: Experiment) -> Finding | None:
+def no_remedy(experiment: Experiment) -> Finding | None:
     """Report that no remedy was tried."""
-    grown = e.case.grown_bytes
-    return None if e.remedies or grown is None or grown <= e.case.notable_bytes else finding("no_remedy")
+    grown = experiment.case.grown_bytes
+    return (
+        None if experiment.remedies or grown is None or grown <= experiment.case.notable_bytes else finding("no_remedy")
+    )
 
 
 def _names(steps: Sequence[RemedyResult]) -> str:
@@ -351,7 +366,7 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 )
 
 
-def findings(e: Experiment) -> tuple[Finding, ...]:
+def findings(experiment: Experiment) -> tuple[Finding, ...]:
     """Return all findings, the weightiest first; advice that this engine cannot follow is left out."""
-    found = weightiest_first((*(rule(e.case) for rule in RULES), *(rule(e) for rule in LOAD_RULES)))
-    return tuple(possible(each, e.engine) for each in found)
+    found = weightiest_first((*(rule(experiment.case) for rule in RULES), *(rule(experiment) for rule in LOAD_RULES)))
+    return tuple(possible(each, experiment.engine) for each in found)

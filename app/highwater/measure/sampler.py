@@ -33,11 +33,7 @@ _SERVICE_UNAVAILABLE = 503
 class Series:
     """The readings of all ranks, oldest first. Of too many, the lower one of each two in a row is dropped.
 
-    Args:
-        gap_seconds: The longest time between two readings that is no gap.
-
-    Attributes:
-        gaps: Longer times in which a rank was not read.
+    A time longer than ``gap_seconds`` in which a rank was not read is a gap.
     """
 
     def __init__(self, gap_seconds: float = GAP_SECONDS) -> None:
@@ -98,9 +94,7 @@ class Sampler:
         gap_seconds: As in ``Series``.
 
     Attributes:
-        series: The ranks' readings.
         traffic: The engine's counts of requests, thinned where they are many.
-        recorded: Whether recorders were read.
         problem: Why the last reading failed; ``None`` if it did not.
     """
 

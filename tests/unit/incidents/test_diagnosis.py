@@ -268,7 +268,7 @@ def found(name: str, given: Evidence) -> Finding | None:
 def asked(name: str, given: Evidence) -> Finding | None:
     """A question's own word: what is made of it depends on the others."""
     case = case_of(given)
-    answers = [*(question(given, case) for question in INCIDENT_RULES), *(rule(case) for rule in RULES)]
+    answers = [rule(case) for rule in (*INCIDENT_RULES, *RULES)]
     return next((finding for finding in answers if finding is not None and finding.name == name), None)
 
 

@@ -60,12 +60,7 @@ _row: Final = partial(Text.assemble, no_wrap=True, overflow="ellipsis")
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One view on one terminal; without a height it is drawn whole.
-
-    Attributes:
-        view: The knowledge of the sidecar.
-        now: Monotonic seconds.
-    """
+    """One view on one terminal, at a time in monotonic seconds; without a height it is drawn whole."""
 
     view: View
     now: float

@@ -31,9 +31,6 @@ class View:
     """The knowledge at one moment; times are monotonic seconds of this process.
 
     Attributes:
-        url: The sidecar's.
-        report: The last report.
-        received_at: When it came.
         past: Each rank's memory until then, oldest first.
         events: Newest first.
         problem: Why no report comes; ``None`` while they do.
@@ -159,11 +156,7 @@ def first_view(sidecar: SidecarClient) -> View:
 
 
 class Feed:
-    """Keeps a view up to date in a thread of its own.
-
-    Attributes:
-        view: The newest view.
-    """
+    """Keeps a view up to date in a thread of its own."""
 
     def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
         self.view = view

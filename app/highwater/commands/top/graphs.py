@@ -25,15 +25,7 @@ GAP_SECONDS = 20.0
 
 
 class Glyphs(NamedTuple):
-    """The characters of a terminal.
-
-    Attributes:
-        levels: From empty to full, by which a sparkline shows heights.
-        free: Free memory in a bar.
-        mark: High water.
-        dot: Stands before the engine's state.
-        reset: Beneath a chart, at the time of a reset.
-    """
+    """The characters of a terminal: ``levels`` from empty to full, the others by what they mark."""
 
     levels: str
     free: str
@@ -89,12 +81,7 @@ class StackedBar:
 class AreaChart:
     """An area over time, from the lowest value to the highest; of one line it is a sparkline.
 
-    Attributes:
-        points: The values over time.
-        since: The time at its left end.
-        until: The time at its right end.
-        least_range: Less movement than this is not drawn at full height, so that noise looks like noise.
-        height: In lines.
+    Movement below ``least_range`` is not drawn at full height, so that noise looks like noise.
     """
 
     points: Points

@@ -26,10 +26,6 @@ class Screen:
 
     A context manager. Within it an ordinary kill unwinds, and so restores the terminal; Ctrl-Z restores it until the
     shell continues this process.
-
-    Args:
-        console: The terminal.
-        drawn: Returns what to draw.
     """
 
     def __init__(self, console: Console, drawn: Callable[[], RenderableType]) -> None:
