@@ -39,8 +39,8 @@ from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents
 from highwater.incidents.watcher import IncidentWatcher
+from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
-from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.wiring.clocks import Clocks

@@ -122,7 +122,7 @@ class EncoderCacheTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCache(EncoderCacheTotals):
-    """Those of one worker; storages shared by several entries count once."""
+    """One worker's encoder cache; storages shared by several entries count once."""
 
     host_entries: int = 0  # entries in host memory
     embeds: int | None = None  # the number of cached embeddings, also on the host; `None` from older worker extensions
