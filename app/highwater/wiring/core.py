@@ -16,7 +16,7 @@ from highwater.files.state_file import StateFile
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.memory.rounds import PollObserver
+from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
 from highwater.memory.sources import Source, all_sources
 from highwater.policy.governor import ActionObserver, Governor
@@ -172,23 +172,24 @@ def wire_core(inputs: CoreInputs) -> Core:
 
 def _poller(inputs: CoreInputs, budgets: EngineBudgets, history: History, state: StateFile) -> Poller:
     settings = inputs.settings
-    return Poller(
+    rounds = Rounds(
         inputs.engine,
         inputs.sources(inputs.engine, budgets),
-        history,
-        poll_seconds=settings.poll_seconds,
-        idle_poll_seconds=settings.idle_poll_seconds,
-        stale_seconds=settings.stale_seconds,
+        inputs.recorders,
+        PollTimes(
+            poll_seconds=settings.poll_seconds,
+            idle_poll_seconds=settings.idle_poll_seconds,
+            stale_seconds=settings.stale_seconds,
+            max_step_seconds=settings.max_step_seconds,
+        ),
+        requests_under_way=inputs.requests_under_way,
         engine_has_extension=settings.engine_has_extension,
         observer=inputs.observer,
-        recorders=inputs.recorders,
-        requests_under_way=inputs.requests_under_way,
-        lives=Lives(state, started_at=local_start()),
-        max_step_seconds=settings.max_step_seconds,
         clock=inputs.clocks.monotonic,
         wall_clock=inputs.clocks.wall,
-        internal_error=inputs.internal_errors.counter("poller"),
     )
+    lives = Lives(state, started_at=local_start())
+    return Poller(rounds, history, lives, internal_error=inputs.internal_errors.counter("poller"))
 
 
 def _relief(inputs: CoreInputs, poller: Poller, history: History) -> tuple[Quiescer, Relief]:
