@@ -118,7 +118,6 @@ async def _version(engine: Engine) -> str | None:
 
 
 async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
-    """Return the paths, and the root path."""
     page = await engine.get_json("/openapi.json")
     routes = page.get("paths") if isinstance(page, dict) else None
     if isinstance(routes, dict):

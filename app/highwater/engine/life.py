@@ -93,7 +93,7 @@ class Lives:
         if self._has_ended:
             self._begin((), is_watched=True)
 
-    def hear(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
+    def observe(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
         """Note the workers of these readings; ``is_watched``: they have done no work yet, or were seen to start.
 
         Returns:
@@ -118,7 +118,7 @@ class Lives:
         self._has_ended = False
         return False
 
-    def settle(self, ranks: Iterable[RankReading]) -> None:
+    def keep_baseline(self, ranks: Iterable[RankReading]) -> None:
         """Make these the baseline of ranks without any, where this life was watched from its start."""
         life = self.present
         known = {rank_key(rank) for rank in life.baseline}
@@ -161,7 +161,6 @@ class Lives:
         )
 
     def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
-        """Return the baseline of these very processes from the state file."""
         section: dict[str, Any] = self._state.read(SECTION) or {}
         try:
             kept = _RANKS.validate_python(section.get("ranks", ()))

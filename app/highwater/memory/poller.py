@@ -133,7 +133,6 @@ class Poller:
             return self._times.poll_seconds, self.read_recorders
 
     def _next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
-        """Return after how many seconds to read the memory again, and by which method."""
         seconds = self._times.poll_seconds if self.pace is None else self.pace(self.current())
         if STATES[self._verdict.state].is_up and self.coverage.is_complete:
             return max(seconds, MIN_READ_SECONDS), self.read_recorders
@@ -176,8 +175,8 @@ class Poller:
         is_lost = outcome.contact == "refused" and not outcome.is_loading
         ranks = None if is_lost else self._best_readings(outcome)
         self._verdict = verdict = self._decide(outcome)
-        self._keep_start(outcome)
-        self._keep_life(outcome, ranks, before)
+        self._note_start(outcome)
+        self._note_life(outcome, ranks, before)
         missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
         self.last_load = outcome.observation.load or self.last_load
         if verdict.since != before.since or self._state_since is None:
@@ -198,7 +197,7 @@ class Poller:
             log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
 
-    def _keep_start(self, outcome: Round) -> None:
+    def _note_start(self, outcome: Round) -> None:
         """Note when the engine came up, or why it did not."""
         if outcome.start_failure is not None:
             self._start_failure = outcome.start_failure
@@ -232,7 +231,7 @@ class Poller:
         )
         return decide(self._verdict, seen, self._clock(), max_step_seconds=self._times.max_step_seconds)
 
-    def _keep_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
+    def _note_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detect_again()
@@ -248,12 +247,12 @@ class Poller:
             # An engine that replaced one that was up a moment ago has not worked for long.
             was_there = bool(self._last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or outcome.is_loading
-            if self._lives.hear(ranks, is_watched=is_watched):
+            if self._lives.observe(ranks, is_watched=is_watched):
                 self._rounds.forget_engine()
         elif STATES[self._verdict.state].is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
-            self._lives.settle(ranks)
+            self._lives.keep_baseline(ranks)
         if self._recorders is not None and self._recorders.files.instance is not None:
             self._lives.follow(self._recorders.files.instance)
 

@@ -393,7 +393,7 @@ class Rounds:
         can_start = self._detected.collective_rpc  # not by the recorders' files: they run then
         await self.recorders.adopt(self_started=can_start)
         if self.coverage.is_complete:
-            self.recorders.settle()
+            self.recorders.forget_refusal()
         elif can_start and self.recorders.must_begin():
             await self.recorders.begin()
 
