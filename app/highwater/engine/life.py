@@ -70,15 +70,12 @@ class EngineLife:
 class Lives:
     """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
-    Without a state file baselines do not outlive the sidecar. ``started_at`` returns when a rank's process was started,
-    in Unix seconds.
+    ``started_at`` returns when a rank's process was started, in Unix seconds.
     """
 
-    def __init__(
-        self, state: StateFile | None = None, *, started_at: Callable[[RankReading], float | None] = lambda _: None
-    ) -> None:
+    def __init__(self, state: StateFile, started_at: Callable[[RankReading], float | None]) -> None:
         self.present = EngineLife(id=_new_id())
-        self._state = state or StateFile(None)
+        self._state = state
         self._started_at = started_at
         self._has_ended = False
         self.is_unsaved = False
