@@ -31,8 +31,8 @@ from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
 from highwater.api.services import Services
 from highwater.files.tls import TlsWatch, engine_context, listening_context
+from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
-from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.readings import Report
 from highwater.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane

@@ -122,7 +122,7 @@ class EncoderCacheTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCache(EncoderCacheTotals):
-    """Those of one worker; storages shared by several entries count once."""
+    """One worker's encoder cache; storages shared by several entries count once."""
 
     host_entries: int = 0  # entries in host memory
     embeds: int | None = None  # the number of cached embeddings, also on the host; `None` from older worker extensions
@@ -212,7 +212,7 @@ class WorkerMemory(RankMemory):
     budget: WorkerBudget = WorkerBudget()
 
 
-# --- the report of the sidecar ---
+# --- one rank's memory, accounted for ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +250,9 @@ class RankReading(RankMemory):
 def are_recorded(ranks: Sequence[RankReading]) -> bool:
     """Return whether the recorders show every rank, so that no worker need be called to watch it."""
     return bool(ranks) and all(rank.source == "recorder" for rank in ranks)
+
+
+# --- the engine and its ranks ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,6 +378,9 @@ class EngineStatus:
         return STATES[self.state]
 
 
+# --- growth ---
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrowth:
     """The rate at which one rank's device fills."""
@@ -447,6 +453,9 @@ class Growth:
     seconds_to_full: float | None = None
     ranks: tuple[RankGrowth, ...] = ()
     series: tuple[SeriesGrowth, ...] = ()  # the verdict on each series of memory, the leaks first
+
+
+# --- the policy ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,6 +534,9 @@ class PolicyStatus:
     summary: str  # one sentence
     rules: tuple[RuleStatus, ...] = ()
     actions_last_hour: int = 0  # remedies that it started within the last hour, over all engine lives
+
+
+# --- the report ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

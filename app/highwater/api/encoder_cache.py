@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
-from highwater.memory.sources.encoder_cache import EntriesReading, RankEntries
+from highwater.memory.encoder_cache import EntriesReading, RankEntries
 from highwater.readings import Report
 from highwater.text.table import missing_text, rank_title
 

@@ -12,11 +12,11 @@ from highwater.engine.client import EngineAnswer
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents
+from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshots import Snapshots
-from highwater.memory.sources.encoder_cache import EncoderCacheEntries
 from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
 from highwater.readings import Report

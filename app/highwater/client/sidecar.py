@@ -79,7 +79,7 @@ class SidecarClient:
         """Return the text of a GET; a web page is refused."""
         headers, content = self._call("GET", path, params=params)
         if "html" in headers.get("content-type", ""):
-            raise SidecarUnreachable(self._no_sidecar("a web page", headers))
+            raise self._no_sidecar("a web page", headers)
         return content.decode(errors="replace")
 
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401
@@ -115,7 +115,7 @@ class SidecarClient:
                 try:
                     data = json.loads(event.data)
                 except (ValueError, RecursionError) as exc:
-                    raise SidecarUnreachable(self._no_sidecar("events that are no JSON", response.headers)) from exc
+                    raise self._no_sidecar("events that are no JSON", response.headers) from exc
                 yield event.event, data
 
     def _json(self, method: str, path: str, **options: Any) -> Any:  # noqa: ANN401 - JSON
@@ -124,7 +124,7 @@ class SidecarClient:
             return json.loads(content)
         except (ValueError, RecursionError) as exc:
             shown = "a web page" if "html" in headers.get("content-type", "") else "what is no JSON"
-            raise SidecarUnreachable(self._no_sidecar(shown, headers)) from exc
+            raise self._no_sidecar(shown, headers) from exc
 
     def _call(
         self,
@@ -147,7 +147,7 @@ class SidecarClient:
         for piece in response.iter_bytes():
             content += piece
             if time.monotonic() > deadline or len(content) > MAX_ANSWER_BYTES:
-                raise SidecarUnreachable(self._no_sidecar("without an end", response.headers))
+                raise self._no_sidecar("without an end", response.headers)
         return bytes(content)
 
     def _refuse(self, response: httpx.Response, content: bytes) -> None:
@@ -157,15 +157,13 @@ class SidecarClient:
         except (ValueError, RecursionError):
             body = None
         if _DATA_PORT in content.decode(errors="replace"):
-            raise SidecarUnreachable(
-                _line(
-                    f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
-                    "port (control_port): name that with --url or HIGHWATER_URL"
-                )
+            raise _unreachable(
+                f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
+                "port (control_port): name that with --url or HIGHWATER_URL"
             )
         error = _error_of(body)
         if error is None:
-            raise SidecarUnreachable(self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers))
+            raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
         text = _line(f"{message}{self._advice(status)}")
         raise SidecarRefused(text, status=status, code=code, message=_line(message), body=body)
@@ -183,12 +181,12 @@ class SidecarClient:
             yield
         except httpx_sse.SSEError as exc:
             shown = "a web page" if "text/html" in str(exc) else "what is no stream of events"
-            raise SidecarUnreachable(_line(f"{self.url} answers with {shown}; is that a sidecar?")) from exc
+            raise _unreachable(f"{self.url} answers with {shown}; is that a sidecar?") from exc
         except httpx.TimeoutException as exc:
             when = "accepts no connection" if isinstance(exc, httpx.ConnectTimeout) else "does not answer"
-            raise SidecarUnreachable(_line(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}")) from exc
+            raise _unreachable(f"{self.url} {when} in time; is a sidecar there? {_ANOTHER}") from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise SidecarUnreachable(_line(self._broken(exc))) from exc
+            raise _unreachable(self._broken(exc)) from exc
 
     def _broken(self, exc: Exception) -> str:
         reason = str(exc) or type(exc).__name__
@@ -201,12 +199,11 @@ class SidecarClient:
             return f"what answers at {self.url} is no sidecar{hint} ({reason}); {_ANOTHER}"
         return f"no sidecar answers at {self.url} ({reason}); start one with `highwater serve`; {_ANOTHER}"
 
-    def _no_sidecar(self, shown: str, headers: httpx.Headers) -> str:
-        server = headers.get("server")
-        who = f" from {server}" if server else ""
-        return _line(
-            f"{self.url} answered with {shown}{who}: that is no Highwater sidecar (vLLM itself, or another server?); "
-            f"{_ANOTHER}"
+    def _no_sidecar(self, shown: str, headers: httpx.Headers) -> SidecarUnreachable:
+        server = f" from {headers['server']}" if headers.get("server") else ""
+        return _unreachable(
+            f"{self.url} answered with {shown}{server}: that is no Highwater sidecar (vLLM itself, or another "
+            f"server?); {_ANOTHER}"
         )
 
 
@@ -218,7 +215,7 @@ def _base(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise SidecarUnreachable(_line(f"{url!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"))
+        raise _unreachable(f"{url!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001")
     if parts.username is not None:
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")
@@ -246,6 +243,10 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if "reason" in body or "remedy" in body:
         return "", str(body.get("reason"))
     return None
+
+
+def _unreachable(text: str) -> SidecarUnreachable:
+    return SidecarUnreachable(_line(text))
 
 
 def _line(text: str) -> str:

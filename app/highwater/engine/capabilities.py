@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
+_Value = TypeVar("_Value")
 _STATE_PATHS = ("/is_sleeping", "/is_paused")
 PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
 
@@ -91,7 +92,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
     info = await engine.get_json("/server_info", config_format="json")
     config = _section(info, "vllm_config") if isinstance(info, dict) else {}
-    extension = _text(config, "parallel_config", "worker_extension_cls") or None
+    extension = _value(config, "parallel_config", "worker_extension_cls", str) or None
     rpc_route = "/collective_rpc" in paths
     return Capabilities(
         version=version,
@@ -106,8 +107,8 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         data_parallel=_replicas(config),
         encoder_decoder=_is_encoder_decoder(config),
         ec_connector=bool(config.get("ec_transfer_config")),
-        executor=_text(config, "parallel_config", "distributed_executor_backend"),
-        gpu_memory_utilization=_number(config, "cache_config", "gpu_memory_utilization"),
+        executor=_value(config, "parallel_config", "distributed_executor_backend", str),
+        gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
         root_path=root_path,
     )
 
@@ -118,7 +119,6 @@ async def _version(engine: Engine) -> str | None:
 
 
 async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
-    """Return the paths, and the root path."""
     page = await engine.get_json("/openapi.json")
     routes = page.get("paths") if isinstance(page, dict) else None
     if isinstance(routes, dict):
@@ -141,14 +141,16 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _text(config: Mapping[str, Any], section: str, key: str) -> str | None:
+def _value(
+    config: Mapping[str, Any], section: str, key: str, kind: type[_Value] | tuple[type[_Value], ...]
+) -> _Value | None:
     value = _section(config, section).get(key)
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, kind) else None
 
 
 def _size(config: Mapping[str, Any], key: str) -> int | None:
-    value = _section(config, "parallel_config").get(key)
-    return value if isinstance(value, int) and value > 0 else None
+    size = _value(config, "parallel_config", key, int)
+    return size if size is not None and size > 0 else None
 
 
 def _replicas(config: Mapping[str, Any]) -> int | None:
@@ -159,11 +161,6 @@ def _replicas(config: Mapping[str, Any]) -> int | None:
     return _size(
         config, "data_parallel_size_local" if parallel.get("data_parallel_hybrid_lb") else "data_parallel_size"
     )
-
-
-def _number(config: Mapping[str, Any], section: str, key: str) -> float | None:
-    value = _section(config, section).get(key)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
@@ -180,7 +177,7 @@ def _model(config: Mapping[str, Any]) -> str | None:
         return served[0]
     if isinstance(served, str) and served:
         return served
-    return _text(config, "model_config", "model")
+    return _value(config, "model_config", "model", str)
 
 
 def no_extension(capabilities: Capabilities) -> str | None:

@@ -70,15 +70,12 @@ class EngineLife:
 class Lives:
     """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
-    Without a state file baselines do not outlive the sidecar. ``started_at`` returns when a rank's process was started,
-    in Unix seconds.
+    ``started_at`` returns when a rank's process was started, in Unix seconds.
     """
 
-    def __init__(
-        self, state: StateFile | None = None, *, started_at: Callable[[RankReading], float | None] = lambda _: None
-    ) -> None:
+    def __init__(self, state: StateFile, started_at: Callable[[RankReading], float | None]) -> None:
         self.present = EngineLife(id=_new_id())
-        self._state = state or StateFile(None)
+        self._state = state
         self._started_at = started_at
         self._has_ended = False
         self.is_unsaved = False
@@ -93,7 +90,7 @@ class Lives:
         if self._has_ended:
             self._begin((), is_watched=True)
 
-    def hear(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
+    def observe(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
         """Note the workers of these readings; ``is_watched``: they have done no work yet, or were seen to start.
 
         Returns:
@@ -118,7 +115,7 @@ class Lives:
         self._has_ended = False
         return False
 
-    def settle(self, ranks: Iterable[RankReading]) -> None:
+    def keep_baseline(self, ranks: Iterable[RankReading]) -> None:
         """Make these the baseline of ranks without any, where this life was watched from its start."""
         life = self.present
         known = {rank_key(rank) for rank in life.baseline}
@@ -161,7 +158,6 @@ class Lives:
         )
 
     def _kept(self, ranks: Sequence[RankReading]) -> tuple[RankReading, ...]:
-        """Return the baseline of these very processes from the state file."""
         section: dict[str, Any] = self._state.read(SECTION) or {}
         try:
             kept = _RANKS.validate_python(section.get("ranks", ()))

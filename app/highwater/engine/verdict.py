@@ -132,7 +132,6 @@ def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_second
 
 
 def _up(progress: Progress | None, seen: Seen) -> _Finding:
-    """Return the state of an engine that goes on, as far as is known."""
     is_answered, summary = seen.contact == "answered", progress.summary if progress is not None else None
     reason = None if is_answered else _joined(seen.failure or "", summary)
     is_long = progress is not None and (progress.since_seconds or 0.0) >= BUSY_SECONDS

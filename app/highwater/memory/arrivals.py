@@ -12,8 +12,6 @@ from highwater.recorder.rank import RankRecord
 
 
 class _Arrival(NamedTuple):
-    """One rank's reading."""
-
     stamp: float  # its time by the worker's clock
     mono: float  # monotonic seconds
     at: float  # Unix seconds, as they were when it came

@@ -16,7 +16,6 @@ from functools import partial
 
 from highwater.accounting.attribution import account, encoder_totals, growth, without_forecast
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
 from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint
 from highwater.engine.life import EngineLife, Lives
 from highwater.engine.verdict import EngineVerdict, Seen, decide
@@ -24,8 +23,7 @@ from highwater.errors import EngineError, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
-from highwater.memory.rounds import PollObserver, Round, Rounds
-from highwater.memory.sources import Source
+from highwater.memory.rounds import Round, Rounds
 from highwater.readings import (
     STATES,
     EngineLoad,
@@ -38,7 +36,6 @@ from highwater.readings import (
     are_recorded,
 )
 from highwater.recorder.coverage import Coverage
-from highwater.recorder.recorders import Recorders
 
 GROWTH_SECONDS = 60.0
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
@@ -51,11 +48,6 @@ log = logging.getLogger("highwater.poller")
 class Poller:
     """Polls the engine and keeps the last report.
 
-    ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds. ``poll_seconds`` lie between polls,
-    ``idle_poll_seconds`` between two calls of the workers of an engine at rest that have no recorders; from an age of
-    ``stale_seconds`` on a report is stale. ``engine_has_extension``: the operator says that our extension is loaded
-    under another name. ``requests_under_way`` counts those through this sidecar, ``internal_error`` our own faults.
-
     Attributes:
         listeners: Called with each report.
         pace: Called after each poll; returns after how many seconds the memory is read again, if sooner than at the
@@ -64,58 +56,25 @@ class Poller:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        sources: Sequence[Source],
-        history: History,
-        *,
-        poll_seconds: float,
-        stale_seconds: float,
-        engine_has_extension: bool,
-        observer: PollObserver,
-        idle_poll_seconds: float = 5.0,
-        recorders: Recorders | None = None,
-        requests_under_way: Callable[[], int] = lambda: 0,
-        lives: Lives | None = None,
-        max_step_seconds: float = 120.0,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        internal_error: Callable[[], None] = lambda: None,
+        self, rounds: Rounds, history: History, lives: Lives, *, internal_error: Callable[[], None] = lambda: None
     ) -> None:
-        self._internal_error = internal_error
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
         self.last_load = EngineLoad()
-        self._rounds = Rounds(
-            engine,
-            sources,
-            recorders,
-            requests_under_way=requests_under_way,
-            engine_has_extension=engine_has_extension,
-            poll_seconds=poll_seconds,
-            idle_poll_seconds=idle_poll_seconds,
-            observer=observer,
-            clock=clock,
-            wall_clock=wall_clock,
-        )
-        self._url = engine.url
+        self._rounds = rounds
+        self._times = rounds.times
+        self._recorders = rounds.recorders
+        self._clock = rounds.clock
         self._history = history
-        self._poll_seconds = poll_seconds
-        self._idle_poll_seconds = idle_poll_seconds
-        self._stale_seconds = stale_seconds
-        self._observer = observer
-        self._recorders = recorders
-        self._lives = lives or Lives()
-        self._max_step_seconds = max_step_seconds
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._lives = lives
+        self._internal_error = internal_error
         self._lock = asyncio.Lock()
         self._verdict = EngineVerdict()
         self._state_since: float | None = None
         self._up_since: float | None = None
         self._start_failure: StartFailure | None = None
-        self._arrivals = Arrivals(clock, wall_clock)
-        self._last = Report(engine=EngineStatus(url=engine.url, state="starting", hint="not asked yet"))
+        self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
+        self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
 
     def current(self) -> Report:
         """Return the last report, with its age as of now."""
@@ -123,7 +82,7 @@ class Poller:
             return self._last
         age = self._arrivals.age_seconds
         aged = replace(self._last, age_seconds=age)
-        return _stale(aged) if aged.stale or age > self._stale_seconds else aged
+        return _stale(aged) if aged.stale or age > self._times.stale_seconds else aged
 
     @property
     def capabilities(self) -> Capabilities:
@@ -146,8 +105,8 @@ class Poller:
         next_at = now()
         while True:
             await self._guarded(partial(self.poll, spare_idle=True))
-            missed = max(int((now() - next_at) // self._poll_seconds), 0)
-            next_at += (missed + 1) * self._poll_seconds
+            missed = max(int((now() - next_at) // self._times.poll_seconds), 0)
+            next_at += (missed + 1) * self._times.poll_seconds
             while (left := next_at - now()) > 0:
                 pace, read = self._guarded_next_read()
                 await asyncio.sleep(min(pace, left))
@@ -161,7 +120,7 @@ class Poller:
             # The loop is the product: whatever went wrong in one round, the next must come. It is logged and counted.
             self._internal_error()
             log.exception("poll failed unexpectedly")
-            self._observer.poll_failed("poller", "unexpected")
+            self._rounds.observer.poll_failed("poller", "unexpected")
 
     def _guarded_next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
         try:
@@ -170,12 +129,11 @@ class Poller:
             # As above: polls go on without the policy's pace.
             self._internal_error()
             log.exception("the policy's pace failed")
-            self._observer.poll_failed("poller", "unexpected")
-            return self._poll_seconds, self.read_recorders
+            self._rounds.observer.poll_failed("poller", "unexpected")
+            return self._times.poll_seconds, self.read_recorders
 
     def _next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
-        """Return after how many seconds to read the memory again, and by which method."""
-        seconds = self._poll_seconds if self.pace is None else self.pace(self.current())
+        seconds = self._times.poll_seconds if self.pace is None else self.pace(self.current())
         if STATES[self._verdict.state].is_up and self.coverage.is_complete:
             return max(seconds, MIN_READ_SECONDS), self.read_recorders
         return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
@@ -208,7 +166,7 @@ class Poller:
             report = self._conclude(outcome)
             if self._lives.is_unsaved:
                 await asyncio.to_thread(self._lives.save)
-            self._observer.polled(time.monotonic() - started)
+            self._rounds.observer.polled(time.monotonic() - started)
         self._notify(report)
         return report
 
@@ -217,12 +175,12 @@ class Poller:
         is_lost = outcome.contact == "refused" and not outcome.is_loading
         ranks = None if is_lost else self._best_readings(outcome)
         self._verdict = verdict = self._decide(outcome)
-        self._keep_start(outcome)
-        self._keep_life(outcome, ranks, before)
+        self._note_start(outcome)
+        self._note_life(outcome, ranks, before)
         missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
         self.last_load = outcome.observation.load or self.last_load
         if verdict.since != before.since or self._state_since is None:
-            self._state_since = self._wall_clock()
+            self._state_since = self._rounds.wall_clock()
         status = self._status(outcome, self._hint(outcome, ranks or (), missing))
         if ranks is None:
             # The last readings stay, with their age, and count as stale where the engine did not confirm them.
@@ -239,7 +197,7 @@ class Poller:
             log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
 
-    def _keep_start(self, outcome: Round) -> None:
+    def _note_start(self, outcome: Round) -> None:
         """Note when the engine came up, or why it did not."""
         if outcome.start_failure is not None:
             self._start_failure = outcome.start_failure
@@ -271,9 +229,9 @@ class Poller:
             sleeping=None if load is None else bool(load.sleeping),
             paused=False if paused is None and is_answered and not outcome.rested else paused,
         )
-        return decide(self._verdict, seen, self._clock(), max_step_seconds=self._max_step_seconds)
+        return decide(self._verdict, seen, self._clock(), max_step_seconds=self._times.max_step_seconds)
 
-    def _keep_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
+    def _note_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detect_again()
@@ -289,12 +247,12 @@ class Poller:
             # An engine that replaced one that was up a moment ago has not worked for long.
             was_there = bool(self._last.ranks) and not self.current().stale
             is_watched = came_up or has_not_worked or was_there or outcome.is_loading
-            if self._lives.hear(ranks, is_watched=is_watched):
+            if self._lives.observe(ranks, is_watched=is_watched):
                 self._rounds.forget_engine()
         elif STATES[self._verdict.state].is_up and not self.capabilities.collective_rpc:
             self._lives.came_back()
         if ranks and self._verdict.state == "ready":
-            self._lives.settle(ranks)
+            self._lives.keep_baseline(ranks)
         if self._recorders is not None and self._recorders.files.instance is not None:
             self._lives.follow(self._recorders.files.instance)
 
@@ -305,7 +263,7 @@ class Poller:
             tuple(map(account, outcome.observation.workers or ())),
             outcome.records,
             kept=tuple(rank for rank in self._last.ranks if rank.source == "rpc") if holds else (),
-            fuller_for_seconds=self._idle_poll_seconds,
+            fuller_for_seconds=self._times.idle_poll_seconds,
         )
 
     def _fresh(
@@ -341,7 +299,7 @@ class Poller:
         load, recorders = outcome.observation.load or EngineLoad(), self._recorders
         shows_starts = recorders is not None and recorders.show_starts
         return EngineStatus(
-            url=self._url,
+            url=self._rounds.url,
             state=self._verdict.state,
             since=self._state_since,
             started_at=self.life.started_at,
@@ -362,9 +320,9 @@ class Poller:
     def _failure(self, failure: EngineError, outcome: Round) -> str:
         if outcome.is_loading:
             starts = [record.table.start for record in outcome.records if record.table is not None]
-            return loading_text(min(starts, key=len, default=()), self._url)
+            return loading_text(min(starts, key=len, default=()), self._rounds.url)
         known = self._verdict.has_answered or bool(self.life.processes)
-        return failure_text(failure, self._url, is_up=STATES[self._verdict.state].is_up, was_there=known)
+        return failure_text(failure, self._rounds.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:
         if self._verdict.reason is not None:

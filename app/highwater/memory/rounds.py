@@ -8,7 +8,6 @@ an engine that does not respond ends the round.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -40,6 +39,16 @@ class PollObserver(Protocol):
 
     def poll_failed(self, source: str, reason: str) -> None:
         """Count a source that failed in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollTimes:
+    """The times of polls."""
+
+    poll_seconds: float  # between two polls
+    idle_poll_seconds: float  # between two calls of the workers of an engine at rest that have no recorders
+    stale_seconds: float  # the age from which a report is stale
+    max_step_seconds: float  # the longest normal step, or worker call
 
 
 @dataclass(slots=True)
@@ -77,7 +86,11 @@ class Round:
 
 
 class Rounds:
-    """Makes the requests to one engine; arguments as of ``Poller``.
+    """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
+
+    ``requests_under_way`` counts those through this sidecar. ``engine_has_extension``: the operator says that our
+    extension
+    is loaded under another name.
 
     Attributes:
         capabilities: What the engine can do; ``public_capabilities``: the same as ``GET /memory`` shows it.
@@ -88,28 +101,27 @@ class Rounds:
         engine: Engine,
         sources: Sequence[Source],
         recorders: Recorders | None,
+        times: PollTimes,
         *,
         requests_under_way: Callable[[], int],
         engine_has_extension: bool,
-        poll_seconds: float,
-        idle_poll_seconds: float,
         observer: PollObserver,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
+        self.url = engine.url
+        self.recorders = recorders
+        self.times = times
+        self.observer = observer
+        self.clock = clock
+        self.wall_clock = wall_clock
         self.capabilities = Capabilities()
         self.public_capabilities: dict[str, Any] = {}
         self._engine = engine
         self._sources = sources
         self._health = Health(engine)
-        self._recorders = recorders
         self._requests_under_way = requests_under_way
         self._engine_has_extension = engine_has_extension
-        self._poll_seconds = poll_seconds
-        self._idle_poll_seconds = idle_poll_seconds
-        self._observer = observer
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._detected = Capabilities()
         self._detected_at: float | None = None
         self._answered_at: dict[str, float] = {}  # by the sources' names
@@ -127,7 +139,7 @@ class Rounds:
     @property
     def coverage(self) -> Coverage:
         """How much of the engine its recorders show."""
-        return Coverage() if self._recorders is None else self._recorders.coverage(self.ranks_expected)
+        return Coverage() if self.recorders is None else self.recorders.coverage(self.ranks_expected)
 
     @property
     def have_workers_answered(self) -> bool:
@@ -137,14 +149,14 @@ class Rounds:
     @property
     def ranks_expected(self) -> int | None:
         """By the engine's configuration; by the recorders where the engine does not show that, or not yet."""
-        by_recorders = None if self._recorders is None else self._recorders.ranks_expected
+        by_recorders = None if self.recorders is None else self.recorders.ranks_expected
         by_engine = self.capabilities.ranks_expected if self._detected_at is not None else None
         return by_engine or by_recorders or self.capabilities.ranks_expected
 
     @property
     def model(self) -> str | None:
         """The model's name by the engine's configuration; by the recorders where the engine does not show that."""
-        by_recorders = self._recorders.model if self._recorders is not None and self._recorders.are_followed else None
+        by_recorders = self.recorders.model if self.recorders is not None and self.recorders.are_followed else None
         return self.capabilities.model or by_recorders
 
     def detect_again(self) -> None:
@@ -160,8 +172,8 @@ class Rounds:
         self._answered_at.clear()
         self._loop_answered_at = self._loop_silent_since = None
         self._load = None
-        if self._recorders is not None:
-            self._recorders.forget()
+        if self.recorders is not None:
+            self.recorders.forget()
 
     # --- one round ---
 
@@ -183,14 +195,14 @@ class Rounds:
         return outcome
 
     async def _run(self, outcome: Round, *, spare_idle: bool) -> None:
-        began = self._clock()
+        began = self.clock()
         try:
             if self._must_detect():
                 self._detected = await detect(self._engine, assume_extension=self._engine_has_extension)
-                self._detected_at = self._clock()
+                self._detected_at = self.clock()
                 self._allow_rpc(self._detected)
         except EngineError as exc:
-            self._observer.poll_failed("detection", exc.reason)
+            self.observer.poll_failed("detection", exc.reason)
             outcome.end(exc, "api_server")
             await self._follow_start(outcome)
             await self._read_recorders(outcome)
@@ -227,7 +239,9 @@ class Rounds:
         """Read the sources that need the engine's loop or its workers, as long as the recorders show that it moves."""
         reading = asyncio.create_task(self._read_each(sources, outcome))
         try:
-            while self._recorders is not None and not (await asyncio.wait({reading}, timeout=self._poll_seconds))[0]:
+            while (
+                self.recorders is not None and not (await asyncio.wait({reading}, timeout=self.times.poll_seconds))[0]
+            ):
                 await self._read_recorders(outcome)
                 if outcome.progress is not None and outcome.progress.verdict == "stuck":
                     return  # no response will come: the deadline need not pass before that is reported
@@ -243,11 +257,11 @@ class Rounds:
     async def _read_each(self, sources: Sequence[Source], outcome: Round) -> None:
         for source in sources:
             outcome.requests += 1
-            began = self._clock()
+            began = self.clock()
             try:
                 seen = await source.read()
             except EngineError as exc:
-                self._observer.poll_failed(source.name, exc.reason)
+                self.observer.poll_failed(source.name, exc.reason)
                 outcome.failed.add(source.name)
                 if source.reach == "engine" and isinstance(exc, EngineUnresponsive) and self._loop_silent_since is None:
                     self._loop_silent_since = began
@@ -260,12 +274,12 @@ class Rounds:
                     return
             else:
                 outcome.responses += 1
-                self._answered_at[source.name] = self._clock()
+                self._answered_at[source.name] = self.clock()
                 if source.reach == "engine":
                     self._loop_silent_since = None
                     # Before that the API server responds by itself.
                     if self.capabilities.at_least("0.17"):
-                        self._loop_answered_at = self._clock()
+                        self._loop_answered_at = self.clock()
                 known = outcome.observation
                 outcome.observation = Observation(
                     workers=known.workers if seen.workers is None else seen.workers,
@@ -282,8 +296,8 @@ class Rounds:
                 source.reach,
                 situation,
                 self._since(self._answered_at.get(source.name)),
-                idle_poll_seconds=self._idle_poll_seconds,
-                slack=self._poll_seconds / 2,
+                idle_poll_seconds=self.times.idle_poll_seconds,
+                slack=self.times.poll_seconds / 2,
             )
         ]
 
@@ -295,7 +309,7 @@ class Rounds:
         return Situation(
             is_recorded=self.coverage.is_complete,
             verdict=None if outcome.progress is None else outcome.progress.verdict,
-            still_seconds=self._clock() - self._called_at,
+            still_seconds=self.clock() - self._called_at,
             has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
             is_held=outcome.last.engine.traits.is_held,
             is_at_rest=is_still and load is not None and load.work_done == self._work_done,
@@ -304,40 +318,40 @@ class Rounds:
         )
 
     def _since(self, moment: float | None) -> float | None:
-        return None if moment is None else self._clock() - moment
+        return None if moment is None else self.clock() - moment
 
     # --- the recorders ---
 
     async def _read_recorders(self, outcome: Round, *, began: float | None = None) -> None:
         """Read the recorders' files; wait, for a little, for readings from after ``began`` (monotonic seconds)."""
-        if self._recorders is None:
+        if self.recorders is None:
             return
-        outcome.records = await self._recorders.read(within_seconds=self._since(began))
+        outcome.records = await self.recorders.read(within_seconds=self._since(began))
         calls = tuple((one.identity.pid, one.progress.calls) for one in outcome.records if one.progress is not None)
         if calls != self._calls:
-            self._calls, self._called_at = calls, self._clock()
+            self._calls, self._called_at = calls, self.clock()
             self._loop_silent_since = None
         self._allow_rpc_by_recorders()
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
-            outcome.is_loading = self._recorders.are_alive and not is_up
+            outcome.is_loading = self.recorders.are_alive and not is_up
             outcome.is_another_loading = outcome.is_loading or (
                 outcome.last.engine.state == "gone"
-                and await self._recorders.is_another_writing(outcome.recorder_instance)
+                and await self.recorders.is_another_writing(outcome.recorder_instance)
             )
         self._judge(outcome)
 
     def _judge(self, outcome: Round) -> None:
         """Conclude from the recorders, and from the engine's known load, whether the ranks make progress."""
-        if self._recorders is None:
+        if self.recorders is None:
             return
         if outcome.contact == "refused":
             # Workers' files look alive for a little longer than they are.
             outcome.progress = None
             return
         load = outcome.observation.load or self._load
-        outcome.progress = self._recorders.progress(
+        outcome.progress = self.recorders.progress(
             outcome.records,
             load,
             proxied_requests=self._requests_under_way(),
@@ -350,14 +364,14 @@ class Rounds:
         if self._detected_at is None:
             return True
         is_settled = self.capabilities.collective_rpc or self.coverage.is_complete
-        return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
+        return not is_settled and self.clock() - self._detected_at >= REDETECT_SECONDS
 
     def _allow_rpc_by_recorders(self) -> None:
         """Allow worker calls while every worker's recorder writes that it has our operations.
 
         Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
         """
-        if self._detected_at is None or self._detected.collective_rpc or self._recorders is None:
+        if self._detected_at is None or self._detected.collective_rpc or self.recorders is None:
             return
         is_trusted = self._detected.dev_mode and not self._engine.has_rpc_failed
         may_call = is_trusted and self.coverage.offers_calls
@@ -374,22 +388,22 @@ class Rounds:
         progress = outcome.last.progress
         if progress is not None and progress.verdict == "busy":
             return  # of those that run; the others would not receive the call before the step is over
-        if self._recorders is None:
+        if self.recorders is None:
             return
         can_start = self._detected.collective_rpc  # not by the recorders' files: they run then
-        await self._recorders.adopt(self_started=can_start)
+        await self.recorders.adopt(self_started=can_start)
         if self.coverage.is_complete:
-            self._recorders.settle()
-        elif can_start and self._recorders.must_begin():
-            await self._recorders.begin()
+            self.recorders.forget_refusal()
+        elif can_start and self.recorders.must_begin():
+            await self.recorders.begin()
 
     async def _follow_start(self, outcome: Round) -> None:
         """Follow the recorders of an engine that loads: they write long before its API server listens."""
-        if self._recorders is None or not outcome.last.engine.traits.is_absent:
+        if self.recorders is None or not outcome.last.engine.traits.is_absent:
             return
-        records = self._recorders.records
-        if self._recorders.are_followed and workers_left(records, len(records)) is not None:
-            outcome.start_failure = start_failure(records, self._wall_clock())
+        records = self.recorders.records
+        if self.recorders.are_followed and workers_left(records, len(records)) is not None:
+            outcome.start_failure = start_failure(records, self.wall_clock())
             outcome.has_start_ended = True
-            self._recorders.forget()
-        await self._recorders.adopt(former=outcome.recorder_instance, self_started=True)
+            self.recorders.forget()
+        await self.recorders.adopt(former=outcome.recorder_instance, self_started=True)

@@ -12,25 +12,18 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Final, Protocol
+from typing import Final
 
 from highwater.accounting.attribution import device_id
 from highwater.memory.history import History
 from highwater.readings import RankReading, Report
-from highwater.recorder.folder import OtherRing
+from highwater.recorder.folder import RecorderFolder
 
 LOOK_SECONDS: Final = 30.0
 # A process with less on the device, a monitor for example, could not use what a trim gave back.
 MIN_OTHER_BYTES: Final = 256 * 1024 * 1024
 
 log = logging.getLogger("highwater.shared_devices")
-
-
-class OtherRecorders(Protocol):
-    """Reads the recorder files of other engines."""
-
-    def others(self) -> tuple[OtherRing, ...]:
-        """Return the files of other lives and other engines."""
 
 
 def find_nvml() -> ModuleType | None:
@@ -57,7 +50,7 @@ class SharedDevices:
         report: Callable[[], Report],
         history: History,
         *,
-        recorders: OtherRecorders | None,
+        recorders: RecorderFolder | None,
         nvml: ModuleType | None,
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,

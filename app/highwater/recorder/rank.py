@@ -138,8 +138,7 @@ class RankFile:
     def read(self, *, whole_file: bool = False) -> RankRecord:
         """Return the rank's record as of now.
 
-        Args:
-            whole_file: Search the whole file for a sample where none is found at once: there is no second read.
+        ``whole_file``: search the whole file for a sample where none is found at once, because there is no second read.
 
         Raises:
             RingUnusable: It cannot be read any more.
@@ -282,7 +281,6 @@ def _later(*records: _Record | None) -> _Record | None:
 
 
 def _is_at_rest(heartbeat: _Record, *, since: _Record) -> bool:
-    """Return whether the worker has begun nothing since a sample, and has nothing under way."""
     calls, moving = count(heartbeat.body.get("calls")), part(heartbeat.body, "moving")
     sees_steps = count(moving.get("steps_begun")) is not None  # else it may be in one
     has_begun = calls is None or calls != count(since.body.get("calls"))

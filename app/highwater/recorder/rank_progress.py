@@ -28,7 +28,6 @@ class RankProgress:
     """A worker's last record of its steps and of our calls in it; seconds as of then."""
 
     steps_begun: int = 0
-    steps_ended: int = 0
     calls: int = 0  # the number of calls of the engine, steps or other, and operations of the sidecar that have begun
     # Whether the last step had no tokens: the engine runs one after its last request has ended, or was aborted; `None`
     # where the recorder does not say.
@@ -54,7 +53,6 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
     last_step, is_out_of_work = number(moving.get("last_step_mono")), moving.get("last_step_empty")
     return RankProgress(
         steps_begun=count(moving.get("steps_begun")) or 0,
-        steps_ended=count(moving.get("steps_ended")) or 0,
         calls=count(body.get("calls")) or 0,
         is_out_of_work=is_out_of_work if isinstance(is_out_of_work, bool) else None,
         last_step_age_seconds=None if last_step is None else max(mono - last_step, 0.0),
@@ -72,9 +70,7 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
 def parse_stack(dump: str, thread: int | None) -> tuple[str, ...]:
     """Return one thread's innermost frames as ``file.py:line function``.
 
-    Args:
-        dump: As Python's ``faulthandler`` writes it, threads one after the other.
-        thread: Its number; the first thread where none has that number.
+    ``dump`` is as Python's ``faulthandler`` writes it; without a thread of that number the first is taken.
     """
     threads = dump.split("\n\n")
     mark = "" if thread is None else f"0x{thread:016x}"

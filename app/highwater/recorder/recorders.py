@@ -140,7 +140,7 @@ class Recorders:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
 
-    def settle(self) -> None:
+    def forget_refusal(self) -> None:
         """Note that every recorder writes, however a call to start it went."""
         self._refusal = None
 
@@ -322,7 +322,6 @@ def _either(choose: Callable[[list[float]], float], *values: float | None) -> fl
 
 
 def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the name of recorders that another sidecar started."""
     names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
     return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
 

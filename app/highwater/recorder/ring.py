@@ -58,7 +58,7 @@ class WatchdogDump:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The places of a file's parts; the fields are in the header's order."""
+    """The places of a file's parts; fields in the header's order."""
 
     header_bytes: int
     slot_bytes: int
@@ -298,7 +298,6 @@ def _open(path: Path) -> int:
 
 
 def _read_header(start: bytes, file_bytes: int) -> tuple[_Layout, bytes]:
-    """Return the places of the parts, and the identity as it is written there."""
     if file_bytes > MAX_FILE_BYTES:
         raise RingUnusable(f"too large: {file_bytes} bytes")
     if start[: len(MAGIC)] != MAGIC[: len(start)]:

@@ -17,7 +17,7 @@ from highwater.files.state_file import StateFile
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.memory.rounds import PollObserver
+from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
 from highwater.memory.sources import Source, all_sources
 from highwater.policy.governor import ActionObserver, Governor
@@ -109,23 +109,24 @@ class Core:
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
         self._record_notice("policy", self.policy.startup_notice)
-        self.poller = Poller(
+        rounds = Rounds(
             engine,
             sources(engine, self.budgets),
-            self.history,
-            poll_seconds=settings.poll_seconds,
-            idle_poll_seconds=settings.idle_poll_seconds,
-            stale_seconds=settings.stale_seconds,
+            recorders,
+            PollTimes(
+                poll_seconds=settings.poll_seconds,
+                idle_poll_seconds=settings.idle_poll_seconds,
+                stale_seconds=settings.stale_seconds,
+                max_step_seconds=settings.max_step_seconds,
+            ),
+            requests_under_way=requests_under_way,
             engine_has_extension=settings.engine_has_extension,
             observer=observer,
-            recorders=recorders,
-            requests_under_way=requests_under_way,
-            lives=Lives(state, started_at=local_start()),
-            max_step_seconds=settings.max_step_seconds,
             clock=clock,
             wall_clock=wall_clock,
-            internal_error=internal_errors.counter("poller"),
         )
+        lives = Lives(state, started_at=local_start())
+        self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
         self.shared = SharedDevices(
             self.poller.current,
             self.history,

@@ -34,7 +34,7 @@ class Rank:
 
 
 def rank(number: int = 0, status: str = "alive", age: float = 0.1, **progress) -> Rank:
-    steps = {"steps_begun": 50, "steps_ended": 50, "last_step_age_seconds": 600.0}
+    steps = {"steps_begun": 50, "last_step_age_seconds": 600.0}
     return Rank(f"rank {number}", status, age, RankProgress(**steps | progress))
 
 
@@ -56,7 +56,7 @@ def untold(number: int = 1) -> Rank:
 
 QUIET = rank()
 LATELY = rank(last_step_age_seconds=9.9)
-NEVER = rank(steps_begun=0, steps_ended=0, last_step_age_seconds=None)
+NEVER = rank(steps_begun=0, last_step_age_seconds=None)
 
 # What it is, the ranks, the demand, how long there have been requests, the verdict, since when, words of the summary.
 ROWS = [
@@ -220,7 +220,7 @@ ROWS = [
     ),
     (
         "a first step that compiles",
-        [stepping(seconds=599.0, steps_begun=10, steps_ended=9)],
+        [stepping(seconds=599.0, steps_begun=10)],
         RUNNING,
         600,
         "busy",
@@ -229,7 +229,7 @@ ROWS = [
     ),
     (
         "a first step too long",
-        [stepping(seconds=601.0, steps_begun=10, steps_ended=9)],
+        [stepping(seconds=601.0, steps_begun=10)],
         RUNNING,
         700,
         "stuck",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -605,7 +606,8 @@ async def test_a_step_that_begins_just_then_is_no_hang(core):
 async def test_a_hang_is_told_while_a_call_still_waits(fly):
     """The files tell: the call's deadline need not pass first, and the call itself is left to its end."""
     core = await aloft(fly(rpc_deadline_seconds=60.0))
-    core.poller._rounds.poll_seconds = 0.01  # how often it looks meanwhile
+    rounds = core.poller._rounds
+    rounds.times = replace(rounds.times, poll_seconds=0.01)  # how often the files are read meanwhile
 
     class Stopped:
         async def wait(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 
@@ -12,14 +11,13 @@ from hypothesis import strategies as st
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
-from highwater.errors import EngineError, EngineGarbled, EngineRefused
+from highwater.errors import EngineGarbled, EngineRefused
 from highwater.memory.sources import all_sources
-from highwater.memory.sources.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
 from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.workers import Workers
 from highwater.readings import EngineLoad, WorkCounts
-from tests.fakes.engine import IMAGES, USED_READY, FakeClock, FakeEngine
+from tests.fakes.engine import USED_READY, FakeClock, FakeEngine
 
 
 @pytest.fixture
@@ -205,84 +203,3 @@ async def test_sources_are_asked_only_where_they_are_available(engine):
     assert [source.available(nothing) for source in (metrics, workers, pause)] == [True, False, False]
     assert workers.available(replace(nothing, collective_rpc=True))
     assert pause.available(replace(nothing, is_paused=True))
-
-
-# --- the encoder cache's entries ---
-
-
-async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
-    """Every worker call holds the engine's step up, however many operators look."""
-    fake.serve_images()
-    clock = FakeClock()
-    entries = EncoderCacheEntries(engine, clock=clock)
-    first = await entries.of_workers()
-    assert [len(rank.rows) for rank in first.ranks] == [IMAGES, IMAGES]
-    assert await entries.of_workers() is first
-    clock.advance(KEPT_SECONDS)
-    assert entries.age_seconds(first) == KEPT_SECONDS
-    assert await entries.of_workers() is not first
-    assert fake.ops() == ["encoder_cache", "encoder_cache"]
-
-
-async def test_thousands_of_entries_are_all_there(engine, fake):
-    """An answer so large is read in a thread, and is the same."""
-    fake.serve_images(3000, size=10)
-    reading = await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
-    assert [len({row["mm_hash"] for row in rank.rows}) for rank in reading.ranks] == [3000, 3000]
-
-
-@pytest.mark.parametrize(
-    "changes", [{"ok": False, "error": {"code": "failed", "message": "x"}}, {"entries": None}, {"entries": 5}]
-)
-async def test_a_listing_that_failed_is_garbled_and_not_kept(engine, fake, changes):
-    """The next asker asks again."""
-    entries = EncoderCacheEntries(engine, clock=FakeClock())
-    fake.garble = changed(**changes)
-    with pytest.raises(EngineGarbled, match="rank 1 could not list"):
-        await entries.of_workers()
-    fake.garble = None
-    assert await entries.of_workers()
-
-
-def names_of(text: bytes) -> list[str]:
-    return [entry["mm_hash"] for entry in json.loads(text)["entries"]]
-
-
-@pytest.mark.parametrize("limit", [0, 1, 249, 250, 251, 999, 1000, 5000])
-async def test_as_many_entries_as_are_wanted_in_either_order(limit):
-    """Written in pieces, each once: whoever wants more later gets what is there, and what is not."""
-    rows = [{"mm_hash": f"{number}", "bytes": 1000 - number, "age_seconds": float(number)} for number in range(1000)]
-    rank = RankEntries({"rank": 0, "entries_total": 1000}, rows)
-    largest, oldest = [f"{number}" for number in range(1000)], [f"{number}" for number in reversed(range(1000))]
-    for wanted in (limit, 600, limit):
-        assert names_of(await rank.json(wanted, "bytes", None)) == largest[:wanted]
-        assert names_of(await rank.json(wanted, "age", None)) == oldest[:wanted]
-        assert names_of(await rank.json(wanted, "bytes", lambda name: f"a{name}")) == [
-            f"a{n}" for n in largest[:wanted]
-        ]
-    assert json.loads(await rank.json(0, "bytes", None)) == {"rank": 0, "entries_total": 1000, "entries": []}
-
-
-async def test_the_loop_turns_while_thousands_of_entries_are_written():
-    """Once for each piece: the streams of the proxy wait for no more than one."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
-    before = turns
-    await RankEntries({}, [{"mm_hash": "a"}] * 1000).json(1000, "bytes", None)
-    assert turns - before >= 4
-    counting.cancel()
-
-
-async def test_entries_of_an_engine_that_is_gone(engine, fake):
-    """An engine error, not an empty list."""
-    fake.down = True
-    with pytest.raises(EngineError):
-        await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()

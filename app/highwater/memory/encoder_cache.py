@@ -31,14 +31,13 @@ _PIECE_ENTRIES: Final = 250
 
 
 class _Rows:
-    """Entries in one order, of which the first so many are sent."""
+    """Entries in one order, as pieces of a JSON array that are written once."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._rows = rows
         self._pieces: list[bytes] = []
 
     async def first(self, limit: int) -> bytes:
-        """Return the first ``limit`` of them as a JSON array."""
         whole, rest = divmod(min(limit, len(self._rows)), _PIECE_ENTRIES)
         while len(self._pieces) < whole:
             self._pieces.append(self._json(len(self._pieces), _PIECE_ENTRIES))

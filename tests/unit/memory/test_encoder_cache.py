@@ -1,0 +1,108 @@
+"""The entries of the encoder caches: read once a second at most, and written as JSON in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from highwater.engine.client import Engine
+from highwater.errors import EngineError, EngineGarbled
+from highwater.memory.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
+from tests.fakes.engine import IMAGES, FakeClock, FakeEngine
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine(clock=FakeClock())
+
+
+@pytest.fixture
+async def engine(fake):
+    async with Engine("http://engine", transport=fake.transport()) as client:
+        client.rpc_allowed = True
+        yield client
+
+
+def changed(**changes):
+    """A garble that changes the last rank's answer."""
+    return lambda answers: {"results": [json.dumps(a) for a in (*answers[:-1], answers[-1] | changes)]}
+
+
+async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):
+    """Every worker call holds the engine's step up, however many operators look."""
+    fake.serve_images()
+    clock = FakeClock()
+    entries = EncoderCacheEntries(engine, clock=clock)
+    first = await entries.of_workers()
+    assert [len(rank.rows) for rank in first.ranks] == [IMAGES, IMAGES]
+    assert await entries.of_workers() is first
+    clock.advance(KEPT_SECONDS)
+    assert entries.age_seconds(first) == KEPT_SECONDS
+    assert await entries.of_workers() is not first
+    assert fake.ops() == ["encoder_cache", "encoder_cache"]
+
+
+async def test_thousands_of_entries_are_all_there(engine, fake):
+    """An answer so large is read in a thread, and is the same."""
+    fake.serve_images(3000, size=10)
+    reading = await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
+    assert [len({row["mm_hash"] for row in rank.rows}) for rank in reading.ranks] == [3000, 3000]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ok": False, "error": {"code": "failed", "message": "x"}}, {"entries": None}, {"entries": 5}]
+)
+async def test_a_listing_that_failed_is_garbled_and_not_kept(engine, fake, changes):
+    """The next asker asks again."""
+    entries = EncoderCacheEntries(engine, clock=FakeClock())
+    fake.garble = changed(**changes)
+    with pytest.raises(EngineGarbled, match="rank 1 could not list"):
+        await entries.of_workers()
+    fake.garble = None
+    assert await entries.of_workers()
+
+
+def names_of(text: bytes) -> list[str]:
+    return [entry["mm_hash"] for entry in json.loads(text)["entries"]]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 249, 250, 251, 999, 1000, 5000])
+async def test_as_many_entries_as_are_wanted_in_either_order(limit):
+    """Written in pieces, each once: whoever wants more later gets what is there, and what is not."""
+    rows = [{"mm_hash": f"{number}", "bytes": 1000 - number, "age_seconds": float(number)} for number in range(1000)]
+    rank = RankEntries({"rank": 0, "entries_total": 1000}, rows)
+    largest, oldest = [f"{number}" for number in range(1000)], [f"{number}" for number in reversed(range(1000))]
+    for wanted in (limit, 600, limit):
+        assert names_of(await rank.json(wanted, "bytes", None)) == largest[:wanted]
+        assert names_of(await rank.json(wanted, "age", None)) == oldest[:wanted]
+        assert names_of(await rank.json(wanted, "bytes", lambda name: f"a{name}")) == [
+            f"a{n}" for n in largest[:wanted]
+        ]
+    assert json.loads(await rank.json(0, "bytes", None)) == {"rank": 0, "entries_total": 1000, "entries": []}
+
+
+async def test_the_loop_turns_while_thousands_of_entries_are_written():
+    """Once for each piece: the streams of the proxy wait for no more than one."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    before = turns
+    await RankEntries({}, [{"mm_hash": "a"}] * 1000).json(1000, "bytes", None)
+    assert turns - before >= 4
+    counting.cancel()
+
+
+async def test_entries_of_an_engine_that_is_gone(engine, fake):
+    """An engine error, not an empty list."""
+    fake.down = True
+    with pytest.raises(EngineError):
+        await EncoderCacheEntries(engine, clock=FakeClock()).of_workers()
