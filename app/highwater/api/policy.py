@@ -1,4 +1,4 @@
-"""The policy as it stands, and changing it."""
+"""``/policy``: the policy as it stands, and changing it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def policy_router(services: Services) -> APIRouter:
         services.governor.replace_policy(
             [rule.rule() for rule in policy.rules],
             policy.mode,
-            _told(policy, services.policy.kept_in),
+            _summary(policy, services.policy.kept_in),
             caller=caller,
         )
         services.exporter.counters.policy_changed()
@@ -55,7 +55,7 @@ def policy_router(services: Services) -> APIRouter:
     return router
 
 
-def _told(policy: PolicySettings, kept_in: str | None) -> str:
+def _summary(policy: PolicySettings, kept_in: str | None) -> str:
     named = ", ".join(rule.name for rule in policy.rules) or "none"
     until = f"kept in {kept_in}" if kept_in else "until the next restart"
     return f"policy changed: mode {policy.mode}, rules {named}; {until}"
