@@ -278,27 +278,15 @@ def facts_module() -> str:
 def components_style() -> str:
     """The components' colours, light and dark."""
 
-    def block(selector: str, colours: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
-        return [
-            f"{indent}{selector} {{",
-            *(f"{indent}  {variable}: {colour};" for variable, colour in colours),
-            f"{indent}}}",
-        ]
+    def block(selector: str, colours: Iterable[tuple[str, str]]) -> list[str]:
+        return [f"{selector} {{", *(f"  {variable}: {colour};" for variable, colour in colours), "}", ""]
 
-    light, dark = [(c.variable, c.light) for c in COMPONENTS], [(c.variable, c.dark) for c in COMPONENTS]
-    system = ':root:not([data-theme="light"], [data-theme="dark"])'
     return "\n".join(
         [
             "/* The components' colours: written by `make docs` from app/highwater/accounting/components.py. */",
             "",
-            *block(":root", light),
-            "",
-            *block(':root[data-theme="dark"]', dark),
-            "",
-            "@media (prefers-color-scheme: dark) {",
-            *block(system, dark, "  "),
-            "}",
-            "",
+            *block(":root", ((c.variable, c.light) for c in COMPONENTS)),
+            *block(":root[data-dark]", ((c.variable, c.dark) for c in COMPONENTS)),
         ]
     )
 

@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
 BAD_SETTINGS = 2
 WATCHED_IMAGES = 40
-"""Of the demonstration's first half: enough to see the encoder cache grow."""
+"""Images of the demonstration's first half: enough to see the encoder cache grow."""
 
 
-# What `highwater --help` shows: the commands by what they are for, each in at most 45 characters, as terminals have
-# room for. A test holds it to the commands.
+# The list in `highwater --help`, at most 45 characters for each command. A test compares it with the commands.
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Watch": {
         "status": "is all well; where the memory is",
@@ -72,7 +71,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "demo": "a real engine on CPU, and the story on it",
     },
 }
-# The settings in the help of `serve`: keys, and sections with a dot at their end. A test holds it to the settings.
+# The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": (
         "engine_url",
@@ -101,7 +100,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class _Grouped(click.Group):
-    """Shows its commands by what they are for."""
+    """A group that lists its commands by topic."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists."""
@@ -175,11 +174,11 @@ def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's 
 
 
 class _Serve(click.Command):
-    """``serve``, whose options are made when somebody asks for them: the settings take longer than other commands."""
+    """``serve``, which creates its options on first use: loading the settings takes longer than other commands."""
 
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
-        """A flag for each setting, and the file's."""
+        """A flag for each setting, and ``--config``."""
         from highwater.settings import keys  # noqa: PLC0415
         from highwater.settings_sources import CONFIG_VARIABLE  # noqa: PLC0415
 
@@ -188,7 +187,7 @@ class _Serve(click.Command):
         return [file, *(_option(key, field) for key, field in keys())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by what they are about."""
+        """Write the options by topic."""
         rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
         for title, keys in SETTINGS.items():
             names = [name for name in rows if _is_among(_key(name or ""), keys)]
@@ -198,7 +197,7 @@ class _Serve(click.Command):
             formatter.write_dl([row for row in rows.values() if row is not None])
 
     def __init__(self, name: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
-        """Make the command without its options."""
+        """Create the command without its options."""
         super().__init__(name, **attributes)
         del self.params  # click has just set an empty list
 
@@ -207,7 +206,8 @@ main.add_command(
     _Serve(
         "serve",
         callback=_serve,
-        help="Run the sidecar beside a vLLM server. A flag beats the environment, and both beat a file each names.",
+        help="Run the sidecar beside a vLLM server. A flag beats the --config file, that the environment, and that the "
+        "file that HIGHWATER_CONFIG names.",
     )
 )
 
@@ -244,7 +244,7 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
     from highwater.demo.environment import ensure_environment  # noqa: PLC0415
     from highwater.demo.errors import DemoError  # noqa: PLC0415
 
-    # An ordinary kill ends the children in order, as Ctrl-C does.
+    # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = EngineOptions(tensor_parallel=tensor_parallel)
     try:

@@ -1,7 +1,7 @@
 """Run by the engine's preStop hook: returns once no request is under way, so that SIGTERM cuts none.
 
 Arguments: the URL of the sidecar's control plane (with environment variables in it), seconds to wait first (until
-nobody sends new requests here), seconds to wait at most.
+no new requests arrive), seconds to wait at most.
 It asks the sidecar, which ends last. It does not wait for an engine that is dead or hangs, nor without an answer of the
 sidecar. It runs in the engine's image: standard library only.
 """

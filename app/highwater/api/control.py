@@ -1,6 +1,6 @@
-"""Routes that give memory back on request: reclaim, vLLM's own resets as drop-ins, and the way back from a trim.
+"""Routes that give memory back on request: reclaim, vLLM's own resets as drop-ins, and the restore after a trim.
 
-And the engine's ``/server_info``: reading it changes nothing, but its whole configuration is in it, tokens included.
+And the engine's ``/server_info``: reading it changes nothing, but it has the whole configuration, tokens included.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def control_router(services: Services) -> APIRouter:
 
     @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
     async def server_info(request: Request) -> Response:
-        """The engine's own, as vLLM answers it in development mode; its configuration is in it, tokens included."""
+        """Return the engine's own, as in vLLM's development mode; it has the configuration, tokens included."""
         try:
             answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
         except EngineError as exc:
@@ -117,7 +117,7 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
     async def drop_in(
         request: Request, mode: Mode = "now", force: bool = False, caller: Caller = control
     ) -> JSONResponse:
-        """As vLLM's own, query string and all; the answer is vLLM's and what the reset gave back."""
+        """Call vLLM's own reset, query string included; the response is vLLM's and what the reset gave back."""
         if mode == "safe" and "reset_running_requests" in request.query_params:
             # It preempts running requests, and up to 0.21 each may lose a token by it.
             raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")

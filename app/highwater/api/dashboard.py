@@ -1,7 +1,4 @@
-"""The page for browsers and its files, and the way there from ``/``.
-
-They hold no secret: what the page shows it asks for like anyone.
-"""
+"""The page for browsers and its files, and the signpost at ``/``. They hold no secret: the page calls open paths."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# For whoever asks without a browser and without documentation.
+# For a reader without a browser and without documentation.
 SIGNPOST: Final = """\
 Highwater, the memory control plane beside a vLLM server.
 
@@ -60,12 +57,12 @@ def dashboard_router() -> APIRouter:
             response.headers["content-type"] = f"{media_type}; charset=utf-8"
         return response
 
-    # Not in the schema: it is no interface for programs. HEAD is for those who look whether it is there.
+    # Not in the schema: it is no interface for programs.
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def root(request: Request) -> Response:
-        """Send browsers to the page, and tell everybody else what is where."""
+        """Redirect browsers to the page, and list the paths for everybody else."""
         headers = {**_HEADERS, "Vary": "Accept"}
         if "text/html" in request.headers.get("accept", ""):
             # Relative, as below.
@@ -74,12 +71,12 @@ def dashboard_router() -> APIRouter:
 
     @router.api_route("/dashboard", methods=["GET", "HEAD"])
     async def page(request: Request) -> Response:
-        """Shows where the memory is, whether it grows, and what gave it back: live, for people."""
+        """Return the page: where the memory is, whether it grows, and what gave it back, live."""
         return await served("index.html", request)
 
     @router.api_route("/dashboard/{name:path}", methods=["GET", "HEAD"])
     async def asset(request: Request, name: str) -> Response:
-        """One of the page's files."""
+        """Return one of the page's files."""
         if name in {"", "index.html"}:
             # The page's addresses are relative, so that it also works beneath a reverse proxy's prefix.
             return RedirectResponse("../dashboard", 308, headers=_HEADERS)

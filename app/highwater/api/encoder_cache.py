@@ -19,10 +19,10 @@ from highwater.readings import Report
 from highwater.text.table import missing_text, rank_title
 
 NOT_READ = (
-    "nobody has read the entries of this engine yet, and without the admin token no worker is asked; send it, "
+    "the entries of this engine have not been read yet, and without the admin token no worker is called; send it, "
     "Authorization: Bearer TOKEN (`highwater token --port PORT` prints it)"
 )
-NOT_ASKED = "as last read; with the admin token the workers are asked, and mm_hash is whole"
+NOT_ASKED = "as last read; with the admin token the workers are called, and mm_hash is whole"
 SHORTENED = "with the admin token mm_hash is whole"
 
 
@@ -43,7 +43,7 @@ def encoder_cache_router(services: Services) -> APIRouter:
     async def encoder_cache(request: Request, query: Annotated[EntriesQuery, Query()]) -> Response:
         """Return what the encoder cache of each rank holds.
 
-        Where every worker has a recorder, its entries are returned. Elsewhere the workers are asked, with the admin
+        If every worker has a recorder, its entries are returned. Else the workers are called, with the admin
         token and once a second at most; without the token no worker is called, and the response has what the recorders
         show, what was last read of the other workers, its age, and which ranks nothing is known of. Without the token
         `mm_hash` is a short name that does not identify the image.

@@ -1,8 +1,8 @@
-"""vLLM's own metrics, fetched for a scrape of ours, so that whatever scraped vLLM goes on working.
+"""vLLM's own metrics, fetched for each scrape of the sidecar, so that whatever scraped vLLM goes on working.
 
-Nothing of them is kept: where the engine does not give them in time they are left out, because a figure that stays as
-it was looks like an engine that is there. And nothing is passed on unread: one line that is no exposition, or a family
-that is on the page twice, costs a scraper the whole page.
+They are not cached: if the engine does not return them in time they are left out, because old figures look like a
+running engine. And they are checked: one invalid line, or a family that is on the page twice, costs a scraper the whole
+page.
 """
 
 from __future__ import annotations
@@ -35,61 +35,49 @@ _OURS = re.compile(rb"^highwater_[^\n]*\n", re.MULTILINE)
 
 
 class EnginePage:
-    """The engine's page, asked for by as many scrapes as come at once.
-
-    Args:
-        engine: The engine.
-        seconds: How long a scrape waits for it.
-    """
+    """The engine's page; scrapes at the same time share one request, and wait for it at most ``seconds``."""
 
     def __init__(self, engine: Engine, *, seconds: float = SECONDS) -> None:
         self._engine = engine
         self._seconds = seconds
-        self._asking: asyncio.Task[bytes] | None = None
+        self._request: asyncio.Task[bytes] | None = None
         self._problem: str | None = None
 
     async def read(self) -> bytes:
-        """Return the engine's families in the classic text format; nothing where it does not give them in time."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-        # One scraper that leaves must not take the page from the others.
-        return await asyncio.shield(self._asking)
-
-    async def _ask(self) -> bytes:
-        try:
-            page = await self._fetch()
-        except EngineError as exc:
-            self._note(f"vLLM's own families are left out of /metrics: {exc}")
-            return b""
-        self._note(None)
-        return page
+        """Return the engine's families in the classic text format; nothing if it does not return them in time."""
+        if self._request is None or self._request.done():
+            self._request = asyncio.create_task(self._fetch())
+        # A scraper that disconnects must not cancel the request for the others.
+        return await asyncio.shield(self._request)
 
     async def _fetch(self) -> bytes:
-        response = await self._engine.get_within("/metrics", seconds=self._seconds, max_bytes=MAX_BYTES)
-        if response.status != HTTPStatus.OK or not response.content_type.startswith("text/plain"):
-            raise EngineGarbled(f"GET /metrics: status {response.status}, content type {response.content_type!r}")
-        return await _families(response.body)
-
-    def _note(self, problem: str | None) -> None:
-        """Log each change once: it may be scraped twenty times a second."""
-        if problem != self._problem:
+        page, problem = b"", None
+        try:
+            response = await self._engine.get_within("/metrics", seconds=self._seconds, max_bytes=MAX_BYTES)
+            if response.status != HTTPStatus.OK or not response.content_type.startswith("text/plain"):
+                raise EngineGarbled(f"GET /metrics: status {response.status}, content type {response.content_type!r}")
+            page = await _families(response.body)
+        except EngineError as exc:
+            problem = f"vLLM's own families are left out of /metrics: {exc}"
+        if problem != self._problem:  # logged once: there may be twenty scrapes a second
             log.info("%s", problem or "vLLM's own families are in /metrics again")
             self._problem = problem
+        return page
 
 
 async def _families(page: bytes) -> bytes:
     """Return a page without families that are declared twice or have our names.
 
     Raises:
-        EngineGarbled: It is no exposition.
+        EngineGarbled: It is not an exposition.
     """
-    families, kept, begin = _Families(), list[bytes](), 0
+    families, pieces, begin = _Families(), list[bytes](), 0
     while begin < len(page):
         end = page.find(b"\n", begin + _PIECE_BYTES) + 1 or len(page)
-        kept.append(families.take(page[begin:end]))
+        pieces.append(families.take(page[begin:end]))
         begin = end
         await asyncio.sleep(0)
-    return b"".join(kept)
+    return b"".join(pieces)
 
 
 class _Families:
@@ -101,20 +89,20 @@ class _Families:
         self._is_kept = True
 
     def take(self, piece: bytes) -> bytes:
-        """Return what stays of some whole lines.
+        """Return the part of some whole lines that is passed on.
 
         Raises:
-            EngineGarbled: They are no exposition.
+            EngineGarbled: They are not an exposition.
         """
         if not _LINES.fullmatch(piece) or not _is_utf8(piece):
             raise EngineGarbled("GET /metrics is no Prometheus exposition")
-        lines, kept, at = b"\n" + piece, list[bytes](), 1
-        for found in _DECLARATION.finditer(lines):
-            kept.append(self._samples(lines[at : found.start() + 1]))
-            self._declare(found[1], found[2])
-            at = found.start() + 1
-        kept.append(self._samples(lines[at:]))
-        return b"".join(kept)
+        lines, parts, at = b"\n" + piece, list[bytes](), 1
+        for declaration in _DECLARATION.finditer(lines):
+            parts.append(self._samples(lines[at : declaration.start() + 1]))
+            self._declare(declaration[1], declaration[2])
+            at = declaration.start() + 1
+        parts.append(self._samples(lines[at:]))
+        return b"".join(parts)
 
     def _declare(self, kind: bytes, name: bytes) -> None:
         if name == self._name:  # its HELP and then its TYPE, unless it begins again

@@ -38,7 +38,9 @@ def health_router(services: Services) -> APIRouter:
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else reason}
         return JSONResponse(answer, 200 if ready else 503)
 
-    @router.get("/health/deep", responses={503: {"description": "the engine is gone, or will not go on by itself"}})
+    @router.get(
+        "/health/deep", responses={503: {"description": "the engine does not run, or will not go on by itself"}}
+    )
     async def deep() -> JSONResponse:
         """Report whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
 

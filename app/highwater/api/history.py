@@ -31,7 +31,7 @@ _EVENTS = TypeAdapter(list[Event])
 class HistoryQuery(StrictModel):
     """The query of ``GET /memory/history``."""
 
-    since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all that is kept")
+    since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all")
     step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
     recorded: bool = Field(False, description="adds what the workers' recorders hold, at their own rate")
 
@@ -75,8 +75,8 @@ def history_router(services: Services) -> APIRouter:
             peer = None if services.control.caller(request) is not None else peer_of(request)
             if not history.can_watch(peer):
                 raise NotAvailable(
-                    "as many readers follow the events as may, in all or from your address; close one, poll, or send "
-                    "the admin token, for whose holders places are kept"
+                    "too many readers follow the events, in all or from your address; close one, poll, or send the "
+                    "admin token, for which places are reserved"
                 )
             return _Live(services, peer)
         listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")

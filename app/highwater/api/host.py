@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from highwater.api.memory import wants_text
+from highwater.api.requests import wants_text
 from highwater.api.services import Services
 from highwater.host.report import HostReport
 from highwater.host.text import host_text

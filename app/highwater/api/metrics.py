@@ -53,7 +53,7 @@ def _of_encoder_cache(name: str) -> Callable[[RankReading], float | None]:
 # Per rank: metric name, help, and where the value stands.
 _RANK_GAUGES: tuple[tuple[str, str, Callable[[RankReading], float | None]], ...] = (
     ("device_memory_total_bytes", "Memory of the device.", lambda r: r.total_bytes),
-    ("device_memory_free_bytes", "Memory of the device that nobody uses.", lambda r: r.free_bytes),
+    ("device_memory_free_bytes", "Memory of the device that no process uses.", lambda r: r.free_bytes),
     ("device_memory_used_bytes", "Memory of the device in use; on CPU the worker's RSS.", lambda r: r.used_bytes),
     ("device_memory_used_ratio", "Used over total memory of the device.", lambda r: r.used_ratio),
     ("torch_allocated_bytes", "Live tensors in PyTorch's allocator.", lambda r: r.torch.allocated_bytes),

@@ -1,4 +1,4 @@
-"""The policy as it stands, and changing it."""
+"""``/policy``: the policy as it stands, and changing it."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def policy_router(services: Services) -> APIRouter:
         """
         services.governor.check(change.rules or ())
         policy = await services.policy.change(change)
-        what = _told(policy, services.policy.kept_in)
-        services.governor.replace_policy(policy.rules, policy.mode, what, caller=caller)
+        summary = _summary(policy, services.policy.kept_in)
+        services.governor.replace_policy(policy.rules, policy.mode, summary, caller=caller)
         services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
 
     return router
 
 
-def _told(policy: PolicySettings, kept_in: str | None) -> str:
+def _summary(policy: PolicySettings, kept_in: str | None) -> str:
     named = ", ".join(rule.name for rule in policy.rules) or "none"
     until = f"kept in {kept_in}" if kept_in else "until the next restart"
     return f"policy changed: mode {policy.mode}, rules {named}; {until}"

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one shape for all, ``{"error": {"code", "message"}}``, and never a traceback."""
+"""Errors as HTTP responses of one shape, ``{"error": {"code", "message"}}``, and never a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from highwater.errors import NotAvailable, RequestError, TooManyWaiting, sentences
 from highwater.process.limited_log import LimitedLog
 
-# For an engine that starts, sleeps or is busy; as the data plane says it of one that is away.
+# For an engine that starts, sleeps or is busy; the same as in the data plane.
 RETRY_AFTER_SECONDS = "5"
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
@@ -27,7 +27,7 @@ limited = LimitedLog(log)
 
 
 class Problem(BaseModel):
-    """A word for programs, and a sentence for people."""
+    """A code for programs, and a sentence for people."""
 
     code: str
     message: str
@@ -39,20 +39,15 @@ class ProblemAnswer(BaseModel):
     error: Problem
 
 
-# For the OpenAPI page, which would show FastAPI's own shape otherwise.
+# For the OpenAPI page, in place of FastAPI's own shape.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ProblemAnswer, "description": "What is wrong with the request, and what would be right"},
-    503: {"model": ProblemAnswer, "description": "The engine is not there to be asked, or too many wait"},
+    503: {"model": ProblemAnswer, "description": "The engine cannot be called, or too many calls wait"},
 }
 
 
 def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: None) -> None:
-    """Let ``app`` answer every error in our shape.
-
-    Args:
-        app: The application.
-        internal_error: Counts a fault of our own.
-    """
+    """Let ``app`` respond to every error in this shape; ``internal_error`` counts a fault of our own."""
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, exc: RequestError) -> JSONResponse:

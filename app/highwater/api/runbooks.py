@@ -1,4 +1,4 @@
-"""The alerts' runbooks, read-only: what an alert links to where nobody publishes the documentation."""
+"""The alerts' runbooks, read-only, for alerts to link to without a published documentation."""
 
 from __future__ import annotations
 

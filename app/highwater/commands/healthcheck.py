@@ -40,7 +40,7 @@ _SHOWN_LENGTH: Final = 400
 )
 @click.option("--timeout", "seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 600))
 def healthcheck(what: str, url: str | None, seconds: float) -> None:
-    """Ask the sidecar's own health: exits with 0 if all is well, with 1 if not, or if nobody answers."""
+    """Check the sidecar's health: exits with 0 if all is well, with 1 if not, or if no sidecar answers."""
     problem = ask(url or own_url(os.environ), PATHS[what], seconds)
     if problem is not None:
         click.echo(f"highwater: {plain(problem)}", err=True)

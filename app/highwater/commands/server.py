@@ -26,25 +26,24 @@ from highwater.errors import os_reason
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
-# Of its own: 1 to 3 mean other things, and a supervisor that tries again helps none of them.
+# 1 to 3 mean other things.
 CANNOT_LISTEN = 4
-# What is left for requests to the control port where those of the data port have used up the time to stop.
+# For requests to the control port if those of the data port have used up the time to stop.
 CONTROL_STOP_SECONDS = 1.0
-# Of uvicorn's main loop: it renews the Date of responses at each tenth.
+# uvicorn's main loop renews the Date of responses at each tenth tick.
 _TICKS_PER_SECOND = 10
-# To find out who has the port.
-_LOOK_SECONDS = 1.0
+_PROBE_SECONDS = 1.0
 
 log = logging.getLogger("highwater")
 
 
 def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
-    """Return why a port cannot be listened on, with the setting to change, and what is there where that can be known.
+    """Return the reason why ``host`` and ``port`` cannot be listened on, with the change, and what listens there.
 
     Args:
-        exc: What the system said.
-        setting: That of the port.
-        host: The setting of that name.
+        exc: The system's error.
+        setting: The name of the port's setting.
+        host: The value of the setting of that name.
         port: The number.
     """
     if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
@@ -52,21 +51,21 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
             f"host: {host!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 for this "
             "machine alone, or to 0.0.0.0 for all of its addresses"
         )
-    said = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc)}"
+    problem = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc)}"
     if exc.errno == errno.EADDRINUSE:
-        return f"{said}{_who_is_there(host, port)}; stop it, or set {setting} to a port that is free"
+        return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
     if exc.errno == errno.EACCES:
-        return f"{said}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
-    return f"{said}; set {setting} to a port that is free, and host to an address of this machine"
+        return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
+    return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
 
 
-def _who_is_there(host: str, port: int) -> str:
-    """Return what serves on a port, as far as its health paths tell."""
+def _listener(host: str, port: int) -> str:
+    """Return what serves on a port, as far as its health paths show."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
     base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
-    if ask(base, PATHS["live"], _LOOK_SECONDS) is None:
+    if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
         return " (what has it answers /livez, as a sidecar does)"
-    if ask(base, "/health", _LOOK_SECONDS) is None:
+    if ask(base, "/health", _PROBE_SECONDS) is None:
         return " (what has it answers /health, as vLLM does)"
     return ""
 
@@ -100,7 +99,7 @@ class Server(uvicorn.Server):
         )
         self._sidecar = sidecar
         self._shutdown_seconds = shutdown_seconds
-        # Of a port that serves the control plane alone: they outlive the data port's.
+        # For a control port of its own, which outlives the data port.
         self._control_state = ServerState()
         self._control_servers: list[Any] = []
         self._asked_to_end = asyncio.Event()
@@ -110,8 +109,7 @@ class Server(uvicorn.Server):
         """Start the sidecar, and listen.
 
         Args:
-            sockets: Further sockets for the first port's clients, listened on by uvicorn itself, without a bound on TLS
-                handshakes.
+            sockets: Further sockets, listened on by uvicorn itself, without a bound on TLS handshakes.
         """
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets or [])
@@ -146,7 +144,7 @@ class Server(uvicorn.Server):
             )
         except OSError as exc:
             problem = await asyncio.to_thread(listening_problem, exc, port.setting, config.host, port.number)
-            log.error("%s", problem)  # noqa: TRY400 - it says all
+            log.error("%s", problem)  # noqa: TRY400 - complete without a traceback
             raise
         scheme = "http" if config.ssl is None else "https"
         for listening in first.sockets:
@@ -156,7 +154,7 @@ class Server(uvicorn.Server):
         return [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
 
     async def main_loop(self) -> None:
-        """Do uvicorn's chores once a second, and end when asked to: it wakes ten times a second to look."""
+        """Do uvicorn's chores once a second in place of ten times, and end at once when asked to."""
         second = 0
         while not await self.on_tick(second * _TICKS_PER_SECOND):
             second += 1

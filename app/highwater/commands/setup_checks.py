@@ -163,7 +163,7 @@ def _dev_mode(facts: SetupFacts) -> _Judged:
     if not facts.knows_engine:
         return _UNKNOWN
     if facts.can.get("dev_mode"):
-        return "ok", "on: workers can be asked, caches reset"
+        return "ok", "on: workers can be called, caches reset"
     change = "start vLLM with VLLM_SERVER_DEV_MODE=1"
     if facts.only_watches:
         return "ok", "off, and watching needs none; memory cannot be given back", f"to act, {change}"
@@ -319,8 +319,8 @@ def _exposure(facts: SetupFacts) -> _Judged:
         return _UNKNOWN
     host = urlsplit(url).hostname or ""
     if url.startswith("unix:") or is_loopback(host):
-        return "ok", f"the engine is asked at {url}"
-    text = f"the engine is asked at {url}: whoever reaches that may call any method of its workers"
+        return "ok", f"the sidecar calls the engine at {url}"
+    text = f"the sidecar calls the engine at {url}: any client that reaches it may call any method of its workers"
     return "warn", text, "start vLLM with --host 127.0.0.1 beside the sidecar, or fence the port"
 
 

@@ -1,6 +1,6 @@
-"""The commands of this folder: what they take, what they say of themselves, how they end. What they do lies beside.
+"""The command lines of top, status, reclaim, mark, check, token and completion: options, help, exit statuses.
 
-Nothing but click is loaded here: ``highwater --help`` answers at once.
+Their work is done by the modules beside this one. Nothing but click is loaded here: ``highwater --help`` is immediate.
 """
 
 # ruff: noqa: PLC0415 - see above: each command loads what it needs
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from highwater.client.options import (
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import find_token
 
-# A safe moment may have to be waited for, for each remedy.
+# Each remedy may have to wait for a safe moment.
 RECLAIM_SECONDS = 600.0
 MARK_SECONDS = 60.0
 _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
@@ -175,20 +176,14 @@ def reclaim(
 @url_option
 @json_option
 def mark(name: str, url: str, *, as_json: bool) -> None:
-    """Name this moment, so that what changed since can be asked for."""
+    """Name this moment, to compare with later: `highwater status --since NAME`."""
     check_there(url)
     with sidecar_at(url, timeout_seconds=MARK_SECONDS, with_token=True) as sidecar:
-        made = sidecar.post("/memory/marks", {"name": name})
-    if as_json:
-        click.echo(json.dumps(made, indent=1))
-        return
-    import shlex
-
-    at = time.strftime("%H:%M:%S", time.localtime(made["at"]))
-    if made["ranks"]:
-        click.echo(f"marked {name!r} at {at}; what changed since: highwater status --since {shlex.quote(name)}")
-    else:
-        click.echo(f"marked {name!r} at {at}; no rank could be read, so there is nothing to compare with later")
+        answer = sidecar.post("/memory/marks", {"name": name})
+    at = time.strftime("%H:%M:%S", time.localtime(answer["at"]))
+    hint = f"what changed since: highwater status --since {shlex.quote(name)}"
+    text = hint if answer["ranks"] else "no rank could be read, so there is nothing to compare with later"
+    click.echo(json.dumps(answer, indent=1) if as_json else f"marked {name!r} at {at}; {text}")
 
 
 @click.command(
@@ -203,7 +198,7 @@ def mark(name: str, url: str, *, as_json: bool) -> None:
 def check(url: str, *, as_json: bool) -> None:
     """Check that engine and sidecar are set up correctly; say what to change.
 
-    Asks only, and changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
+    Changes nothing. Exits with 0 if all is as it should be, 1 if there is something to look at, 2 if
     something is wrong, 3 if no sidecar answers.
     """
     from highwater.client.sidecar import SidecarClient
@@ -215,7 +210,7 @@ def check(url: str, *, as_json: bool) -> None:
             lambda held: SidecarClient(url, token=held, timeout_seconds=ASK_SECONDS), find_token(url, os.environ)
         )
     findings = checked(facts)
-    # Colours for whoever looks, unless they would rather not (https://no-color.org).
+    # https://no-color.org
     colour = False if os.environ.get("NO_COLOR") else None
     click.echo(json.dumps(check_json(findings), indent=1) if as_json else check_text(findings), color=colour)
     sys.exit(exit_code(findings))
@@ -266,11 +261,11 @@ def completion(context: click.Context, shell: str) -> None:
     """Print the script that completes highwater's commands in SHELL (bash 4.4 or newer, zsh, fish)."""
     from click.shell_completion import get_completion_class
 
-    made = get_completion_class(shell)
-    if made is None:
+    script_class = get_completion_class(shell)
+    if script_class is None:
         raise click.ClickException(f"click completes nothing in {shell}")
     try:
-        script = made(context.find_root().command, {}, _PROGRAM, _COMPLETION_VARIABLE).source()
+        script = script_class(context.find_root().command, {}, _PROGRAM, _COMPLETION_VARIABLE).source()
     except RuntimeError as exc:  # a bash that is too old
         raise click.ClickException(str(exc)) from exc
     click.echo(script)

@@ -1,17 +1,15 @@
 /**
- * Every word said to the sidecar. The admin token lives in this module's memory and nowhere else; it travels in a
+ * All requests to the sidecar. The admin token lives in this module's memory and nowhere else; it travels in a
  * header that no other site can make a browser send, so there is no cookie to ride on.
  */
 
 // "./" and not "/": the page also works beneath a reverse proxy's prefix.
 const BASE = new URL("./", document.baseURI);
 
-/** @type {string | null} */
 let token = null;
 
-/** An answer that is not a success, with the server's own reason. */
+/** A response that is not a success, with the server's own reason. */
 export class Refusal extends Error {
-  /** @param {number} status @param {string} message @param {any} [body] */
   constructor(status, message, body = null) {
     super(message);
     this.status = status;
@@ -19,7 +17,6 @@ export class Refusal extends Error {
   }
 }
 
-/** @param {string | null} value */
 export function useToken(value) {
   token = value;
 }
@@ -28,35 +25,25 @@ export function hasToken() {
   return token !== null;
 }
 
-/** @param {string} path relative to the page */
 export function address(path) {
   return new URL(path, BASE).href;
 }
 
-/** @param {string} path @returns {Promise<any>} */
 export function get(path) {
   return call("GET", path);
 }
 
-/**
- * A question that is answered in more detail to whoever has the token.
- * @param {string} path @returns {Promise<any>}
- */
+/** A read that returns more with the token. */
 export function getAsOperator(path) {
   return call("GET", path, undefined, true);
 }
 
-/**
- * A control call: with the token, where there is one.
- * @param {string} path @param {unknown} [body] @returns {Promise<any>}
- */
+/** A control call: with the token, if there is one. */
 export function post(path, body) {
   return call("POST", path, body, true);
 }
 
-/** @param {string} method @param {string} path @param {unknown} [body] @param {boolean} [asOperator] */
 async function call(method, path, body, asOperator = false) {
-  /** @type {Record<string, string>} */
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (asOperator) Object.assign(headers, authorization());
@@ -76,17 +63,16 @@ async function call(method, path, body, asOperator = false) {
   return answered(response);
 }
 
-/** The token's header, where there is a token. @returns {Record<string, string>} */
+/** The token's header, where there is a token. */
 function authorization() {
   return token === null ? {} : { Authorization: `Bearer ${header(token)}` };
 }
 
-/** A header holds bytes: a token of other characters travels as UTF-8. @param {string} value */
+/** A header holds bytes: a token of other characters travels as UTF-8. */
 function header(value) {
   return String.fromCharCode(...new TextEncoder().encode(value));
 }
 
-/** @param {Response} response */
 async function answered(response) {
   const body = await response.json().catch(() => null);
   if (response.ok) return body;
@@ -94,11 +80,8 @@ async function answered(response) {
 }
 
 /**
- * Server-sent events, one by one, until they end. Not EventSource: that one hides keep-alives, statuses and reasons.
- * @param {string} path
- * @param {AbortSignal} signal
- * @param {() => void} alive called whenever anything comes, keep-alives too
- * @returns {AsyncGenerator<{event: string, data: string}>}
+ * Server-sent events as `{event, data}`, until they end; `alive` is called whenever anything comes, keep-alives too. Not
+ * EventSource: that one hides keep-alives, statuses and reasons.
  */
 export async function* serverEvents(path, signal, alive) {
   const response = await fetch(address(path), {
@@ -110,7 +93,7 @@ export async function* serverEvents(path, signal, alive) {
     signal,
   });
   if (!response.ok || response.body === null) await answered(response);
-  const reader = /** @type {ReadableStream} */ (response.body).pipeThrough(new TextDecoderStream()).getReader();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { done, value } = await reader.read();
@@ -125,7 +108,6 @@ export async function* serverEvents(path, signal, alive) {
   }
 }
 
-/** @param {string} line @returns {[string, string]} */
 function field(line) {
   const colon = line.indexOf(":");
   return [line.slice(0, colon), line.slice(colon + 1).trimStart()];

@@ -6,8 +6,7 @@ import { colour } from "./palette.js";
 import { el, setText, swatch } from "./dom.js";
 import { clock } from "./format.js";
 
-/** @type {any} */
-const uPlot = /** @type {any} */ (globalThis).uPlot;
+const uPlot = globalThis.uPlot;
 const SYNC = "time";
 const LETTER_PIXELS = 6.6;
 const FLAG_PIXELS = 18;
@@ -35,7 +34,6 @@ const UNSEEN_EVERY_MS = 5000; // so that whoever scrolls, prints or takes a pict
  * @property {Water[]} waters
  */
 
-/** One chart. It draws itself when something changed. */
 export class Chart {
   /**
    * @param {HTMLElement} parent @param {Series[]} series
@@ -44,7 +42,6 @@ export class Chart {
   constructor(parent, series, options) {
     this.series = series;
     this.options = options;
-    /** @type {View | null} */
     this.view = null;
     this.dirty = false;
     this.seen = true;
@@ -52,7 +49,6 @@ export class Chart {
     this.readout = el("div", { class: "readout", hidden: true, "aria-hidden": "true" });
     this.box = el("div", { class: "chart", role: "img", "aria-label": options.label });
     parent.append(this.box);
-    /** @type {HTMLElement[]} */
     this.notes = [];
     this.plot = null;
     this.width = 0;
@@ -61,14 +57,13 @@ export class Chart {
     sights.observe(this.box);
   }
 
-  /** @param {View} view */
   show(view) {
     this.view = view;
     this.dirty = true;
     schedule();
   }
 
-  /** What a screen reader says of it. @param {string} text */
+  /** What a screen reader says of it. */
   describe(text) {
     this.box.setAttribute("aria-label", text);
   }
@@ -119,7 +114,6 @@ export class Chart {
     }
   }
 
-  /** @param {View} view */
   #make(view) {
     const axis = {
       stroke: colour("--muted"),
@@ -289,7 +283,6 @@ export class Chart {
 
 // --- drawing: as many charts a frame as there is time for, those that are seen at once ---
 
-/** @type {Set<Chart>} */
 const all = new Set();
 let scheduled = false;
 
@@ -307,7 +300,6 @@ const sights = new IntersectionObserver(
   { rootMargin: "200px" },
 );
 
-/** @param {Element} box */
 function of(box) {
   return [...all].find((chart) => chart.box === box);
 }

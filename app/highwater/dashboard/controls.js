@@ -4,7 +4,7 @@
 
 import { hasToken, post, Refusal, useToken } from "./api.js";
 import { byId, el, fill, setText } from "./dom.js";
-import { duration, gib, words } from "./format.js";
+import { duration, gib, joined, words } from "./format.js";
 import { freedParts, freedRanks } from "./events.js";
 
 const RESETS = [
@@ -21,21 +21,17 @@ const FORBIDDEN = 403;
 
 /** The panel, and the token. */
 export class Controls {
-  /** @param {HTMLElement} box @param {(text: string) => void} announce */
   constructor(box, announce) {
     this.announce = announce;
     this.busy = false;
     this.result = el("div", { class: "result", role: "status", "aria-label": "What it did" });
-    this.name = /** @type {HTMLInputElement} */ (
-      el("input", { id: "mark-name", type: "text", maxlength: "128", placeholder: "before bench", autocomplete: "off" })
-    );
-    this.mode = /** @type {HTMLSelectElement} */ (
-      el(
-        "select",
-        { id: "mode" },
-        el("option", { value: "safe" }, "safe: harms no request"),
-        el("option", { value: "now" }, "now: as vLLM does it"),
-      )
+    const field = { id: "mark-name", type: "text", maxlength: "128", placeholder: "before bench", autocomplete: "off" };
+    this.name = el("input", field);
+    this.mode = el(
+      "select",
+      { id: "mode" },
+      el("option", { value: "safe" }, "safe: harms no request"),
+      el("option", { value: "now" }, "now: as vLLM does it"),
     );
     box.append(this.#marking(), this.#reclaiming(), this.#resetting(), this.result);
     this.#tokenDialog();
@@ -118,13 +114,13 @@ export class Controls {
     return el("ul", { class: "resets" }, ...buttons);
   }
 
-  /** In mode now, ask first. @param {string} what @param {() => void} then @param {boolean} [harmless] */
+  /** In mode now, ask first. */
   #confirmed(what, then, harmless = false) {
     if (this.mode.value === "safe" || harmless) {
       then();
       return;
     }
-    const dialog = /** @type {HTMLDialogElement} */ (byId("confirm-dialog"));
+    const dialog = byId("confirm-dialog");
     const form = byId("confirm-form");
     setText(
       byId("confirm-text"),
@@ -139,10 +135,7 @@ export class Controls {
     dialog.showModal();
   }
 
-  /**
-   * One control call, with the token asked for where it is needed, and every refusal shown with its reason.
-   * @param {string} doing @param {() => Promise<any>} call @param {(body: any) => void} done
-   */
+  /** One control call, with the token asked for where it is needed, and every refusal shown with its reason. */
   async #do(doing, call, done) {
     if (this.busy) return;
     this.#busy(true);
@@ -161,11 +154,10 @@ export class Controls {
   #busy(busy) {
     this.busy = busy;
     this.result.setAttribute("aria-busy", String(busy));
-    for (const button of /** @type {HTMLElement} */ (this.result.parentElement).querySelectorAll("button"))
+    for (const button of this.result.parentElement.querySelectorAll("button"))
       button.disabled = busy;
   }
 
-  /** @param {Refusal} refusal */
   #refused({ status, message, body }) {
     if (status === FORBIDDEN) {
       this.#say("The sidecar has no admin token", "bad", [message]);
@@ -188,7 +180,6 @@ export class Controls {
     );
   }
 
-  /** @param {string} title @param {string} level @param {(string | Node)[]} [lines] */
   #say(title, level, lines = []) {
     this.result.dataset.level = level;
     fill(
@@ -201,8 +192,8 @@ export class Controls {
   // --- the token ---
 
   #tokenDialog() {
-    this.dialog = /** @type {HTMLDialogElement} */ (byId("token-dialog"));
-    this.input = /** @type {HTMLInputElement} */ (byId("token-input"));
+    this.dialog = byId("token-dialog");
+    this.input = byId("token-input");
     this.again = () => {};
     byId("token-button").addEventListener("click", () => this.#askToken("", () => this.#tokenKept()));
     byId("token-cancel").addEventListener("click", () => this.dialog.close());
@@ -223,7 +214,6 @@ export class Controls {
     });
   }
 
-  /** @param {string} problem @param {() => void} again */
   #askToken(problem, again) {
     const wrong = problem && hasToken();
     if (wrong) useToken(null);
@@ -245,7 +235,7 @@ export class Controls {
   }
 }
 
-/** One remedy's fate. @param {any} result @param {boolean} dry */
+/** One remedy's fate. */
 function outcome(result, dry) {
   const { remedy, outcome: became, reason, freed_bytes: freed, quiesced_by: by, held_seconds: held, seconds } = result;
   const words_ =
@@ -262,7 +252,7 @@ function outcome(result, dry) {
       "p",
       {},
       el("b", {}, words(remedy)),
-      `: ${[words_, how, held ? `requests waited ${duration(held)}` : ""].filter(Boolean).join(", ")}`,
+      `: ${joined(", ", words_, how, held && `requests waited ${duration(held)}`)}`,
     ),
     freed && became === "done" && freedParts(freed.components)
       ? el("p", {}, `of which ${freedParts(freed.components)}`)

@@ -2,61 +2,50 @@
  * Elements and text. Whatever comes from a server is text here: nothing in this page ever parses HTML.
  */
 
-/**
- * @param {string} tag
- * @param {Record<string, unknown>} [attributes] null and false leave one out; `class`, `data-*`, `aria-*` as in HTML
- * @param {...(Node | string | number | null | undefined)} children
- * @returns {HTMLElement}
- */
+/** An element; attributes (as in HTML; `on...` are listeners) and children that are null or undefined are left out. */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), /** @type {EventListener} */ (value));
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   element.append(...children.filter((child) => child !== null && child !== undefined).map(asNode));
   return element;
 }
 
-/** @param {Node | string | number} child */
 function asNode(child) {
   return child instanceof Node ? child : document.createTextNode(String(child));
 }
 
-/** @param {string} id @returns {HTMLElement} */
 export function byId(id) {
   const element = document.getElementById(id);
   if (element === null) throw new Error(`no element #${id}`);
   return element;
 }
 
-/** Write text only where it changed: layout and screen readers are left in peace. @param {Element} element @param {string} text */
+/** Write text only where it changed: layout and screen readers are left in peace. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** @param {Element} element @param {string} name @param {string | number | null | undefined} value */
 export function setAttribute(element, name, value) {
   if (value === null || value === undefined) element.removeAttribute(name);
   else if (element.getAttribute(name) !== String(value)) element.setAttribute(name, String(value));
 }
 
-/** Show elements in place of what is there. @param {Element} parent @param {...(Node | string)} children */
+/** Show elements in place of what is there. */
 export function fill(parent, ...children) {
   parent.replaceChildren(...children);
 }
 
-/** A panel with nothing in it leaves its room to the others. @param {Element} box in the panel @param {boolean} shown */
+/** Show or hide the panel around an element: an empty panel leaves its room to the others. */
 export function showPanel(box, shown) {
-  const panel = /** @type {HTMLElement} */ (box.closest(".panel"));
+  const panel = box.closest(".panel");
   if (panel.hidden === shown) panel.hidden = !shown;
 }
 
-/**
- * A table of text.
- * @param {{caption: string, head: string[], rows: (Node | string)[][], numeric?: number[], wide?: number[]}} parts
- */
+/** A table of rows of nodes or text, with the indexes of its numeric and wide columns. */
 export function table({ caption, head, rows, numeric = [], wide = [] }) {
   const kind = (index) => (numeric.includes(index) ? "number" : wide.includes(index) ? "wide" : null);
   return el(
@@ -82,14 +71,13 @@ export function table({ caption, head, rows, numeric = [], wide = [] }) {
 
 /** A table of text that is kept while its shape stays, so that a selection, a scroll and the focus outlive a reading. */
 export class KeptTable {
-  /** @param {HTMLElement} box @param {{caption: string, head: string[], numeric?: number[], wide?: number[]}} parts */
   constructor(box, parts) {
     this.box = box;
     this.parts = parts;
     this.shape = "";
   }
 
-  /** @param {string[][]} rows the first cell of each is its header */
+  /** The first cell of each row is its header. */
   show(rows) {
     const shape = JSON.stringify(rows.map(([first]) => first));
     if (shape !== this.shape) {
@@ -102,14 +90,14 @@ export class KeptTable {
   }
 }
 
-/** A spot of a colour of the palette. @param {string} variable */
+/** A spot of a colour of the palette. */
 export function swatch(variable) {
   const spot = el("i", { class: "swatch", "aria-hidden": "true" });
   spot.style.setProperty("background", `var(${variable})`);
   return spot;
 }
 
-/** A wide thing that scrolls by itself, also by keyboard. @param {string} label @param {Node} inner */
+/** A wide thing that scrolls by itself, also by keyboard. */
 export function scroll(label, inner) {
   return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, inner);
 }

@@ -5,7 +5,7 @@
 import { getAsOperator } from "./api.js";
 import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
 import { STATES } from "./facts.js";
-import { clock, count, duration, exact, gib, gibNumber, known, UNKNOWN } from "./format.js";
+import { clock, count, duration, exact, gib, gibNumber, joined, known, UNKNOWN } from "./format.js";
 import { total } from "./plots.js";
 
 const SHOWN = 8;
@@ -13,9 +13,7 @@ const ASK_EVERY_MS = 15_000;
 const HASH_SHOWN = 6; // at either end
 const QUIET_VERDICTS = new Set(["progressing", "idle", "unknown"]);
 
-/** The panel. */
 export class EncoderPanel {
-  /** @param {HTMLElement} box */
   constructor(box) {
     this.facts = el("dl", { class: "facts" });
     this.bar = el(
@@ -31,7 +29,6 @@ export class EncoderPanel {
     this.asking = false;
     this.seen = false;
     this.sum = "";
-    /** @type {Map<string, HTMLElement>} */
     this.values = new Map();
     box.append(
       this.facts,
@@ -45,7 +42,6 @@ export class EncoderPanel {
     }).observe(box);
   }
 
-  /** @param {any} report */
   update(report) {
     this.report = report;
     const cache = report.encoder_cache;
@@ -77,7 +73,7 @@ export class EncoderPanel {
       this.facts.append(el("div", {}, el("dt", {}, name), value));
       this.values.set(key, value);
     }
-    setText(/** @type {Element} */ (value.previousElementSibling), name);
+    setText(value.previousElementSibling, name);
     setText(value, text);
     if (bytes !== undefined) value.title = exact(bytes);
   }
@@ -128,7 +124,7 @@ export class EncoderPanel {
 
   #show({ ranks, age_seconds: age, note }) {
     const asOf = known(age) ? `as of ${clock(Date.now() / 1000 - age)}` : "";
-    setText(this.status, [asOf, note].filter(Boolean).join("; "));
+    setText(this.status, joined("; ", asOf, note));
     const first = ranks.find((rank) => rank.entries?.length) ?? ranks[0];
     if (!first) {
       fill(this.list, el("p", { class: "empty" }, "The entries are not known: enter the admin token and ask again."));
@@ -154,7 +150,6 @@ export class EncoderPanel {
   }
 }
 
-/** @param {string} hash */
 function short(hash) {
   return hash.length > 2 * HASH_SHOWN + 1 ? `${hash.slice(0, HASH_SHOWN)}…${hash.slice(-HASH_SHOWN)}` : hash;
 }

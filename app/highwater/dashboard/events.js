@@ -3,7 +3,7 @@
  */
 
 import { el, fill, scroll, showPanel, table } from "./dom.js";
-import { clock, count, duration, exact, gib, gibNumber, known, words } from "./format.js";
+import { clock, count, duration, exact, gib, gibNumber, joined, known, words } from "./format.js";
 import { COMPONENTS } from "./facts.js";
 
 const RESETS_SHOWN = 12;
@@ -19,13 +19,13 @@ const KIND_LEVEL = {
   recovery: "warn",
 };
 
-/** What a remedy freed, by component, in words. @param {any} components */
+/** What a remedy freed, by component, in words. */
 export function freedParts(components) {
   const parts = COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0");
   return parts.map(({ field, name }) => `${name} ${gib(components[field])}`).join(", ");
 }
 
-/** The same by rank. @param {any[]} ranks */
+/** The same by rank. */
 export function freedRanks(ranks) {
   if (!ranks || ranks.length < 2) return "";
   return ranks
@@ -33,13 +33,13 @@ export function freedRanks(ranks) {
     .join(", ");
 }
 
-/** Who asked for it by a control call; empty where nobody did. @param {any} caller */
+/** Who asked for it by a control call; empty where nobody did. */
 function by(caller) {
   if (!caller) return "";
   return `${caller.address || "unknown address"}, ${caller.by === "token" ? "with the token" : "from this machine"}`;
 }
 
-/** @param {HTMLElement} box @param {any[]} events newest first */
+/** Takes events, newest first. */
 export function writeResets(box, events) {
   const resets = events.filter((event) => event.result !== null && event.result !== undefined).slice(0, RESETS_SHOWN);
   showPanel(box, resets.length > 0);
@@ -52,16 +52,15 @@ export function writeResets(box, events) {
       { class: "freed", "data-bytes": result.credited_bytes ?? "unknown", title: exact(result.credited_bytes) },
       gibNumber(result.credited_bytes),
     ),
-    [freedParts(result.freed_components), freedRanks(result.ranks)].filter(Boolean).join(" · ") ||
+    joined(" · ", freedParts(result.freed_components), freedRanks(result.ranks)) ||
       (result.outcome === "done" ? "nothing" : ""),
-    rule ? `policy, ${rule}` : [words(trigger ?? ""), by(caller)].filter(Boolean).join(", "),
-    [
-      result.seconds ? duration(result.seconds) : "",
-      result.held_seconds ? `held requests for ${duration(result.held_seconds)}` : "",
-      result.reason ?? "",
-    ]
-      .filter(Boolean)
-      .join("; "),
+    rule ? `policy, ${rule}` : joined(", ", words(trigger ?? ""), by(caller)),
+    joined(
+      "; ",
+      result.seconds && duration(result.seconds),
+      result.held_seconds && `held requests for ${duration(result.held_seconds)}`,
+      result.reason,
+    ),
   ]);
   const head = ["at", "remedy", "outcome", "freed GiB", "what moved", "by", "took, and why"];
   fill(
@@ -79,7 +78,7 @@ export function writeResets(box, events) {
   );
 }
 
-/** @param {HTMLElement} box @param {any[]} events newest first */
+/** Takes events, newest first. */
 export function writeEvents(box, events) {
   showPanel(box, events.length > 0);
   const items = events
@@ -99,7 +98,7 @@ export function writeEvents(box, events) {
   fill(box, scroll("Events, newest first", el("ol", { class: "timeline tall" }, ...items)));
 }
 
-/** @param {HTMLElement} box @param {any} listed as GET /memory/incidents answers; null before it did */
+/** Takes the response of GET /memory/incidents; null before the first. */
 export function writeIncidents(box, listed) {
   if (!listed) return;
   const problem = listed.problem ? [el("p", { class: "problem" }, listed.problem)] : [];

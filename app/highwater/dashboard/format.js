@@ -15,12 +15,11 @@ const CLOCK = new Intl.DateTimeFormat(undefined, {
 });
 const DAY = new Intl.DateTimeFormat(undefined, { day: "2-digit", month: "short" });
 
-/** @param {unknown} value @returns {value is number} */
 export function known(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-/** A number with enough digits to see what matters, and no more. @param {number} value */
+/** A number with enough digits to see what matters, and no more. */
 function digits(value) {
   const size = Math.abs(value);
   const places = size === 0 || size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : 3;
@@ -29,19 +28,19 @@ function digits(value) {
     .replace("-", MINUS);
 }
 
-/** Bytes as a number of GiB, without the unit. @param {number | null | undefined} bytes */
+/** Bytes as a number of GiB, without the unit. */
 export function gibNumber(bytes) {
   if (!known(bytes)) return UNKNOWN;
   // What rounds to nothing is nothing: "−0.000" would be a riddle.
   return digits(Math.abs(bytes) < GIB / 2000 ? 0 : bytes / GIB);
 }
 
-/** Bytes as GiB. @param {number | null | undefined} bytes */
+/** Bytes as GiB. */
 export function gib(bytes) {
   return known(bytes) ? `${gibNumber(bytes)} GiB` : UNKNOWN;
 }
 
-/** Bytes in the unit that fits: `44.30 GiB`, `268 MiB`, `128 KiB`. @param {number | null | undefined} bytes */
+/** Bytes in the unit that fits: `44.30 GiB`, `268 MiB`, `128 KiB`. */
 export function size(bytes) {
   if (!known(bytes)) return UNKNOWN;
   const small = Math.abs(bytes);
@@ -51,34 +50,31 @@ export function size(bytes) {
   return `${value.replace("-", MINUS)} ${name}`;
 }
 
-/** Bytes as GiB with their sign. @param {number | null | undefined} bytes */
+/** Bytes as GiB with their sign. */
 export function signedGib(bytes) {
   return known(bytes) && gibNumber(bytes) !== "0" && bytes > 0 ? `+${gib(bytes)}` : gib(bytes);
 }
 
-/** The same, exactly, for a tooltip. @param {number | null | undefined} bytes */
+/** The same, exactly, for a tooltip. */
 export function exact(bytes) {
   if (!known(bytes)) return "not known";
   const mib = (bytes / MIB).toLocaleString("en-US", { maximumFractionDigits: 1 });
   return `${mib} MiB, ${bytes.toLocaleString("en-US")} bytes`;
 }
 
-/** @param {number | null | undefined} bytes */
 export function mib(bytes) {
   return known(bytes) ? (bytes / MIB).toLocaleString("en-US", { maximumFractionDigits: 0 }) : UNKNOWN;
 }
 
-/** @param {number | null | undefined} ratio 0 to 1 */
 export function percent(ratio) {
   return known(ratio) ? `${(ratio * 100).toFixed(1)} %` : UNKNOWN;
 }
 
-/** @param {number | null | undefined} value */
 export function count(value) {
   return known(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : UNKNOWN;
 }
 
-/** Bytes a second as MiB/s. @param {number | null | undefined} rate */
+/** Bytes a second as MiB/s. */
 export function perSecond(rate) {
   if (!known(rate)) return UNKNOWN;
   const value = rate / MIB;
@@ -87,7 +83,6 @@ export function perSecond(rate) {
   return `${value >= 0.05 ? "+" : ""}${text} MiB/s`;
 }
 
-/** @param {number | null | undefined} seconds */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
@@ -97,7 +92,7 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-/** The time of day; with the day where that is not today. @param {number | null | undefined} unix seconds */
+/** The time of day; with the day where that is not today.  unix seconds */
 export function clock(unix) {
   if (!known(unix)) return UNKNOWN;
   const date = new Date(unix * 1000);
@@ -105,13 +100,18 @@ export function clock(unix) {
   return today ? CLOCK.format(date) : `${DAY.format(date)} ${CLOCK.format(date)}`;
 }
 
-/** A rule's signal value in its own unit. @param {string} signal @param {number | null | undefined} value */
+/** A rule's signal value in its own unit. */
 export function signalValue(signal, value) {
   if (!known(value)) return UNKNOWN;
   return signal.endsWith("_ratio") ? percent(value) : gib(value);
 }
 
-/** A remedy's, component's or state's name without underscores. @param {string} name */
+/** A remedy's, component's or state's name without underscores. */
 export function words(name) {
   return String(name).replaceAll("_", " ");
+}
+
+/** The texts that are not empty, null or undefined, joined. */
+export function joined(separator, ...texts) {
+  return texts.filter(Boolean).join(separator);
 }

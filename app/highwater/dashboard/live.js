@@ -17,7 +17,7 @@ const LAST_RETRY_MS = 5_000;
  * @property {(reason: string, retryAt: number) => void} lost retryAt as of Date.now()
  */
 
-/** Follow for as long as the page is there. @param {Listener} listener */
+/** Follow for as long as the page is there. */
 export async function follow(listener) {
   let wait = FIRST_RETRY_MS;
   for (;;) {
@@ -30,7 +30,7 @@ export async function follow(listener) {
   }
 }
 
-/** One connection; returns why it ended. @param {Listener} listener @param {() => void} reached */
+/** One connection; returns why it ended. */
 async function once(listener, reached) {
   const abort = new AbortController();
   let watchdog = 0;

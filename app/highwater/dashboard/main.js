@@ -27,23 +27,18 @@ const MAX_HISTORY_WAIT_MS = 3000;
 const readings = new Readings();
 let missedSince = -Infinity;
 const state = {
-  /** @type {any} */ report: null,
+  report: null,
   receivedAt: 0,
-  /** @type {any[]} newest first */ events: [],
-  /** @type {any[]} */ marks: [],
+  events: [], // newest first
+  marks: [],
   hasHistory: false, // the charts begin with all that there is, or with what comes where it does not
-  /** @type {any} */ incidents: null,
-  /** @type {import("./notices.js").Connection} */ connection: {
-    state: "connecting",
-    reason: "",
-    retryAt: 0,
-    since: 0,
-  },
+  incidents: null,
+  connection: { state: "connecting", reason: "", retryAt: 0, since: 0 },
 };
 
 const tiles = new Tiles(byId("now"));
 const plots = new Plots(readings, byId("rank-charts"), byId("line-charts"));
-const rankTable = new RankTable(/** @type {HTMLElement} */ (byId("rank-table")));
+const rankTable = new RankTable(byId("rank-table"));
 const notices = new Notices(byId("notices"));
 const budget = new BudgetPanel(byId("budget"));
 const encoder = new EncoderPanel(byId("encoder"));
@@ -52,7 +47,7 @@ const policy = new PolicyPanel(byId("policy"));
 new Controls(byId("controls"), announce);
 const legend = byId("legend");
 
-/** For screen readers: what changed by itself. @param {string} text */
+/** For screen readers: what changed by itself. */
 function announce(text) {
   setText(byId("announcer"), text);
 }
@@ -115,7 +110,6 @@ function beginCharts() {
   request();
 }
 
-/** @param {number} since @param {number} step */
 async function history(since, step) {
   try {
     const answer = await get(`memory/history?since=${since.toFixed(3)}&step=${step.toFixed(3)}`);
@@ -197,50 +191,43 @@ function showFreshness() {
 
 // --- switches ---
 
-for (const button of document.querySelectorAll("[data-span]")) {
-  button.addEventListener("click", () => {
-    plots.spanSeconds = Number(/** @type {HTMLElement} */ (button).dataset.span);
-    pressed("[data-span]", button);
-  });
+/** A group of buttons of which one is pressed. */
+function switches(name, choose) {
+  const buttons = document.querySelectorAll(`[data-${name}]`);
+  for (const button of buttons) {
+    button.addEventListener("click", () => {
+      choose(button.dataset[name]);
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+      request();
+    });
+  }
 }
-for (const button of document.querySelectorAll("[data-scale]")) {
-  button.addEventListener("click", () => {
-    plots.scale = /** @type {string} */ (/** @type {HTMLElement} */ (button).dataset.scale);
-    pressed("[data-scale]", button);
-  });
-}
+switches("span", (seconds) => (plots.spanSeconds = Number(seconds)));
+switches("scale", (scale) => (plots.scale = scale));
 
-/** @param {string} selector @param {Element} chosen */
-function pressed(selector, chosen) {
-  for (const button of document.querySelectorAll(selector))
-    button.setAttribute("aria-pressed", String(button === chosen));
-  request();
-}
-
-const THEMES = ["", "light", "dark"];
-const THEME_WORDS = { "": "as the system", light: "light", dark: "dark" };
+const THEMES = { "": "as the system", light: "light", dark: "dark" };
+const { theme } = globalThis;
 const themeButton = byId("theme-button");
 
 function showTheme() {
-  themeButton.setAttribute("aria-label", `Colours: ${THEME_WORDS[document.documentElement.dataset.theme ?? ""]}`);
-  themeButton.title = themeButton.getAttribute("aria-label") ?? "";
+  theme.apply();
+  themeButton.title = `Colours: ${THEMES[theme.chosen] ?? ""}`;
+  themeButton.setAttribute("aria-label", themeButton.title);
   repaintAll();
 }
 
 themeButton.addEventListener("click", () => {
-  const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "") + 1) % THEMES.length];
-  if (next) document.documentElement.dataset.theme = next;
-  else delete document.documentElement.dataset.theme;
+  const names = Object.keys(THEMES);
+  theme.chosen = names[(names.indexOf(theme.chosen) + 1) % names.length];
   try {
-    if (next) localStorage.setItem("highwater-theme", next);
-    else localStorage.removeItem("highwater-theme");
+    localStorage.setItem("highwater-theme", theme.chosen);
   } catch {
     // No storage: it holds until the page is loaded again.
   }
   showTheme();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
-themeButton.title = themeButton.getAttribute("aria-label") ?? "";
+theme.system.addEventListener("change", showTheme);
+showTheme();
 
 // --- on it goes ---
 

@@ -45,7 +45,7 @@ const RANKS_TOLD = 4;
 
 /** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
 
-/** The pills of the header. @param {HTMLElement} model @param {HTMLElement} detail @param {HTMLElement} state @param {HTMLElement} progress */
+/** The pills of the header. */
 export function writeEngine({ engine, progress: moves }, model, detail, state, progress) {
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
@@ -58,10 +58,7 @@ export function writeEngine({ engine, progress: moves }, model, detail, state, p
   setAttribute(progress, "title", moves.summary);
 }
 
-/**
- * The pill that says how fresh all this is. @param {HTMLElement} pill @param {Connection} connection
- * @param {any} report @param {number} age seconds since the reading, as of now
- */
+/** The pill that shows how fresh the page is; age is in seconds since the reading, as of now. */
 export function writeConnection(pill, connection, report, age) {
   const stale = report !== null && isStale(report, age);
   const state = connection.state === "live" && stale ? "stale" : connection.state;
@@ -80,21 +77,18 @@ export function writeConnection(pill, connection, report, age) {
   );
 }
 
-/** @param {any} report @param {number} age */
 function isStale(report, age) {
   return report.stale || (report.taken_at !== null && age > Math.max(30, (report.age_seconds ?? 0) + 20));
 }
 
 /** The sentences above all else; unchanged ones are left alone, and figures change in place. */
 export class Notices {
-  /** @param {HTMLElement} box */
   constructor(box) {
     this.box = box;
     this.shape = "";
     this.frame = "";
   }
 
-  /** @param {any} report @param {Connection} connection @param {number} age @param {any[]} incidents */
   update(report, connection, age, incidents) {
     const notices = [
       ...lost(connection, report),
@@ -209,7 +203,7 @@ function shortage({ level, summary, rules }) {
   };
 }
 
-/** What could be given back on a rank, in words. @param {any} one */
+/** What could be given back on a rank, in words. */
 function couldGive({ can_release_bytes: release, can_trim_bytes: trim }) {
   const gains = [
     release > 0 ? `release could give ${gib(release)}` : null,

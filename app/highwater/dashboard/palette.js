@@ -4,12 +4,12 @@
 
 const LINES = 8;
 
-/** The colour of the nth line. @param {number} index */
+/** The colour of the nth line. */
 export function lineVariable(index) {
   return `--line-${index % LINES}`;
 }
 
-/** A colour as it is in the theme in force. @param {string} variable */
+/** A colour as it is in the theme in force. */
 export function colour(variable) {
   return getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 }

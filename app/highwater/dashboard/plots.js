@@ -11,6 +11,7 @@ import {
   gib,
   gibNumber,
   GIB,
+  joined,
   known,
   percent,
   signalValue,
@@ -32,7 +33,6 @@ const STACK = [...COMPONENTS].reverse(); // painted from the top layer down, eac
 
 /** A chart with its title, and the same as a table for whoever does not see it. */
 class Plot {
-  /** @param {HTMLElement} parent @param {string} title @param {string} kind names it for tests and styles */
   constructor(parent, title, kind) {
     this.title = el("h3", {}, title);
     this.sub = el("span", { class: "plot-sub" });
@@ -55,16 +55,11 @@ class Plot {
     );
     this.alternative.querySelector("summary").setAttribute("aria-label", `${title} as a table`);
     this.writtenAt = 0;
-    /** @type {Chart | null} */
     this.chart = null;
     this.shape = "";
     parent.append(this.figure);
   }
 
-  /**
-   * @param {import("./charts.js").Series[]} series @param {import("./charts.js").View} view
-   * @param {{height: number, lanes: number, unit: (value: number) => string, described: string}} options
-   */
   show(series, view, options) {
     const nothing = view.data.slice(1).every((row) => row.every((value) => value === null));
     this.empty.hidden = !nothing;
@@ -87,13 +82,11 @@ class Plot {
     this.figure.remove();
   }
 
-  /** @param {import("./charts.js").Series[]} series */
   #writeLegend(series) {
     this.legend.hidden = series.length < 2 || Boolean(series[0].filled); // the components' is above all stacks
     fill(this.legend, ...series.map(({ name, variable }) => el("li", {}, swatch(variable), name)));
   }
 
-  /** @param {boolean} atOnce */
   #writeTable(atOnce) {
     if (!this.alternative.open || !this.chart?.view) return;
     if (!atOnce && Date.now() - this.writtenAt < TABLE_EVERY_MS) return;
@@ -118,9 +111,7 @@ class Plot {
   }
 }
 
-/** All of them. */
 export class Plots {
-  /** @param {import("./readings.js").Readings} readings @param {HTMLElement} ranks @param {HTMLElement} lines */
   constructor(readings, ranks, lines) {
     this.readings = readings;
     this.spanSeconds = 3600;
@@ -129,12 +120,10 @@ export class Plots {
     this.lineBox = lines;
     this.none = el("p", { class: "empty" });
     ranks.append(this.none);
-    /** @type {Map<string, Plot>} */
     this.stacks = new Map();
     this.lines = Object.fromEntries(LINES.map((line) => [line.kind, new Plot(lines, line.title, line.kind)]));
   }
 
-  /** @param {{report: any, events: any[], marks: any[]}} state */
   update(state) {
     const { report } = state;
     if (!report) return;
@@ -143,7 +132,7 @@ export class Plots {
     const told = Math.max(state.events[0]?.at ?? 0, state.marks[state.marks.length - 1]?.at ?? 0);
     const now = told > read && told < read + AHEAD_SECONDS ? told : read;
     const from = Math.max(now - this.spanSeconds, Math.min(this.readings.firstAt, now - 60));
-    const time = /** @type {[number, number]} */ ([from, now]);
+    const time = ([from, now]);
     this.#stacks(state, time);
     const annotations = annotated(state, null);
     for (const line of LINES) this.#line(line, report, time, annotations);
@@ -182,7 +171,6 @@ export class Plots {
     }
   }
 
-  /** @returns {import("./charts.js").View} */
   #stackView(rank, key, time, annotations, rules) {
     const { readings } = this;
     const table = readings.ranks.get(key);
@@ -255,17 +243,16 @@ export class Plots {
 
 const STACK_SERIES = STACK.map(({ name, variable }) => ({ name, variable, filled: true, format: gib }));
 
-/** @param {import("./readings.js").Readings} readings @param {number[]} indexes */
 function times({ at }, indexes) {
   return indexes.map((index, place) => (index < 0 ? (at[indexes[place - 1]] + at[indexes[place + 1]]) / 2 : at[index]));
 }
 
 // --- the charts beside the stacks ---
 
-const zeroTo = (least, most) => /** @type {[number, number]} */ ([0, Math.max(most * 1.18, 0.001)]);
+const zeroTo = (least, most) => ([0, Math.max(most * 1.18, 0.001)]);
 const gibTick = (value) => String(value);
 
-/** One line for each rank. @param {string} variable of the only rank @param {(table: any) => (index: number) => number} value */
+/** One line for each rank.  variable of the only rank */
 function byRank(variable, value) {
   return (report) =>
     report.ranks.map((rank, index) => ({
@@ -281,15 +268,12 @@ function byRank(variable, value) {
     }));
 }
 
-/** @param {string} field @param {string} name @param {string} variable */
 function ofEngine(field, name, variable, format) {
   return { name, variable, stepped: true, format, value: (readings) => (index) => readings.engine[field][index] };
 }
 
-/** @param {number} number in GiB */
 const hostGib = (number) => `${gibNumber(number * GIB)} GiB`;
-/** @param {import("./readings.js").Readings} readings */
-const hostKept = (readings) => (/** @type {number} */ index) => readings.engine.host_kept_bytes[index] / GIB;
+const hostKept = (readings) => (index) => readings.engine.host_kept_bytes[index] / GIB;
 
 const LINES = [
   {
@@ -405,10 +389,7 @@ function encoderWaters(rules) {
 
 const SHOWN_KINDS = new Set(["reset", "refusal", "state", "incident", "snapshot", "recovery"]);
 
-/**
- * Resets, refusals, marks and what the engine went through. On a rank's own chart a reset tells what that rank got.
- * @returns {import("./charts.js").Annotation[]}
- */
+/** Resets, refusals, marks and the engine's states. On a rank's own chart a reset shows what that rank got. */
 export function annotated({ events, marks }, rank) {
   const notes = events
     .filter((event) => SHOWN_KINDS.has(event.kind) && event.result?.outcome !== "observed")
@@ -440,12 +421,10 @@ function label(event, rank) {
   return event.kind;
 }
 
-/** @param {string} text */
 function cut(text) {
   return text.length > MAX_LABEL ? `${text.slice(0, MAX_LABEL - 1)}…` : text;
 }
 
-/** @param {import("./charts.js").Annotation[]} notes @param {[number, number]} time */
 function told(notes, [from, to]) {
   const shown = notes.filter(({ at }) => at >= from && at <= to);
   const span = `The last ${duration(to - from)}.`;
@@ -459,33 +438,30 @@ function told(notes, [from, to]) {
 
 // --- words and sums that others use too ---
 
-/** @param {any} rank @param {any[]} ranks */
 export function rankName(rank, ranks) {
   const engines = new Set(ranks.map((other) => other.dp_rank ?? 0)).size;
   return engines > 1 ? `dp ${rank.dp_rank ?? 0} rank ${rank.rank ?? "–"}` : `rank ${rank.rank ?? "–"}`;
 }
 
-/** @param {any} rank */
 export function deviceName({ device, host }) {
   const place =
     device.type === null ? "device –" : device.index === null ? device.type : `${device.type}:${device.index}`;
-  return [place, device.name, host].filter(Boolean).join(" · ");
+  return joined(" · ", place, device.name, host);
 }
 
-/** @param {any} rank */
 export function reservedNotAllocated({ torch }) {
   return known(torch.reserved_bytes) && known(torch.allocated_bytes)
     ? torch.reserved_bytes - torch.allocated_bytes
     : null;
 }
 
-/** Between the most and the least; null where fewer than two are known. @param {(number | null)[]} values */
+/** Between the most and the least; null where fewer than two are known. */
 export function skew(values) {
   const there = values.filter(known);
   return there.length > 1 ? Math.max(...there) - Math.min(...there) : null;
 }
 
-/** The sum of those that are known; null where none is. @param {(number | null)[]} values */
+/** The sum of those that are known; null where none is. */
 export function total(values) {
   const there = values.filter(known);
   return there.length ? there.reduce((sum, value) => sum + value, 0) : null;

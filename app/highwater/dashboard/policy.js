@@ -4,7 +4,7 @@
 
 import { get } from "./api.js";
 import { el, fill, KeptTable } from "./dom.js";
-import { clock, count, gib, gibNumber, known, signalValue, words } from "./format.js";
+import { clock, count, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
 import { rankName, total } from "./plots.js";
 import { LEVELS } from "./pressure.js";
 
@@ -23,9 +23,7 @@ const RANKS = {
   wide: [8],
 };
 
-/** The panel. */
 export class PolicyPanel {
-  /** @param {HTMLElement} box */
   constructor(box) {
     this.head = el("div", {});
     this.none = el("p", { class: "empty", hidden: true }, "No rules: nothing is done by itself.");
@@ -50,7 +48,7 @@ export class PolicyPanel {
     }
   }
 
-  /** @param {any} policy as in the report @param {any[]} events newest first */
+  /** Takes the policy of a report, and events, newest first. */
   update(policy, events) {
     const decisions = events
       .filter((event) => event.kind === "policy" || event.trigger === "policy")
@@ -125,13 +123,12 @@ function remedyLine(remedy, ranks) {
     remedy.last_run_at === null
       ? "not run yet"
       : `${remedy.last_outcome ?? "run"} ${clock(remedy.last_run_at)}${freed}${why}`;
-  return [
+  return joined(
+    "; ",
     `${words(remedy.name)}: ${last}`,
-    known(could) ? `could give ${gib(could)}` : null,
-    remedy.unavailable ? `not by itself here: ${remedy.unavailable}` : null,
-  ]
-    .filter(Boolean)
-    .join("; ");
+    known(could) && `could give ${gib(could)}`,
+    remedy.unavailable && `not by itself here: ${remedy.unavailable}`,
+  );
 }
 
 function rankRow(rule, one) {

@@ -8,10 +8,7 @@ import { rankKey } from "./readings.js";
 /** How bad a level of the policy is, as the page's colours tell it. */
 export const LEVELS = { calm: "good", short: "warn", urgent: "bad", held: "quiet", unknown: "quiet" };
 
-/**
- * The rank as the rule sees it that acts first on its device; null where no rule has waters for it.
- * @param {any} report @param {any} rank
- */
+/** The rank as seen by the rule that acts first on its device; null if no rule has waters for it. */
 export function pressureOf(report, rank) {
   return (report.policy?.rules ?? [])
     .flatMap((rule) => rule.ranks)
@@ -19,7 +16,7 @@ export function pressureOf(report, rank) {
     .reduce((first, one) => (first === null || one.high_free_bytes > first.high_free_bytes ? one : first), null);
 }
 
-/** The ranks of a rule that miss something, the worst off first. @param {any} rule */
+/** The ranks of a rule that miss something, the worst off first. */
 export function shortRanks(rule) {
   return rule.ranks.filter((one) => one.short_bytes > 0).sort((one, other) => other.short_bytes - one.short_bytes);
 }

@@ -21,7 +21,7 @@ const COLUMNS = [
   { name: "host RSS", field: "rss_bytes", read: (rank) => rank.host_memory.rss_bytes },
 ];
 
-/** The components, and the lines across the stacks. @param {HTMLElement} list @param {any[]} rules of the policy */
+/** The components, and the lines across the stacks.   rules of the policy */
 export function writeLegend(list, rules) {
   const waters = rules
     .map(({ ranks }) => ranks.filter((one) => known(one.high_free_bytes)))
@@ -43,7 +43,7 @@ export function writeLegend(list, rules) {
   );
 }
 
-/** Of water lines that are the same on all ranks, the bytes; else each rank's chart has its own. @param {number[]} sizes */
+/** Of water lines that are the same on all ranks, the bytes; else each rank's chart has its own. */
 function free(sizes) {
   const shown = new Set(sizes.map(gib));
   return shown.size === 1 ? `: ${[...shown][0]} free` : ", each rank its own";
@@ -51,15 +51,12 @@ function free(sizes) {
 
 /** The table of ranks; cells are kept, so that a selection in it outlives a reading. */
 export class RankTable {
-  /** @param {HTMLElement} table */
   constructor(table) {
     this.table = table;
     this.shape = "";
-    /** @type {Map<string, HTMLElement>} */
     this.cells = new Map();
   }
 
-  /** @param {any} report */
   update(report) {
     const shape = JSON.stringify(report.ranks.map((rank) => [rankKey(rank), deviceName(rank)]));
     if (shape !== this.shape) this.#build(report, shape);

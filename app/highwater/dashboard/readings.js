@@ -17,12 +17,12 @@ const RANK_FIELDS = [
 ];
 const ENGINE_FIELDS = ["requests_running", "requests_waiting", "kv_cache_usage_ratio", "host_kept_bytes"];
 
-/** Data-parallel engines number their ranks from 0 each. @param {{dp_rank: number | null, rank: number | null}} rank */
+/** Data-parallel engines number their ranks from 0 each. */
 export function rankKey(rank) {
   return `${rank.dp_rank ?? 0}:${rank.rank ?? 0}`;
 }
 
-/** A report in the shape of a reading of the history. @param {any} report */
+/** A report in the shape of a reading of the history. */
 export function readingOf(report) {
   return {
     at: report.taken_at,
@@ -40,7 +40,6 @@ export function readingOf(report) {
   };
 }
 
-/** The ring. */
 export class Readings {
   constructor() {
     this.length = 0;
@@ -48,7 +47,6 @@ export class Readings {
     /** Nothing for longer than this is a gap in a line. */
     this.gapSeconds = 20;
     this.at = new Float64Array(this.capacity);
-    /** @type {Map<string, Record<string, Float64Array>>} */
     this.ranks = new Map();
     this.engine = columns(ENGINE_FIELDS, this.capacity);
   }
@@ -63,7 +61,7 @@ export class Readings {
     return this.length ? this.at[0] : Infinity;
   }
 
-  /** Keep one reading, if it is newer than all. @param {any} reading */
+  /** Keep one reading, if it is newer than all. */
   add(reading) {
     if (reading.at === null || reading.at <= this.lastAt) return;
     this.#know(reading.ranks);
@@ -80,10 +78,7 @@ export class Readings {
     }
   }
 
-  /**
-   * Put the server's readings in place of ours, from a moment on; those that came meanwhile stay.
-   * @param {number} since @param {any[]} readings oldest first
-   */
+  /** Put the server's readings, oldest first, in place of ours from a moment on; those that came meanwhile stay. */
   replaceFrom(since, readings) {
     const until = readings.length ? readings[readings.length - 1].at : since;
     const later = this.#taken(firstAtOrAfter(this.at, this.length, until + 1e-6));
@@ -92,12 +87,11 @@ export class Readings {
     for (const reading of later) this.add(reading);
   }
 
-  /** The indexes of a span: from, and one past the end. @param {number} from @param {number} to @returns {[number, number]} */
+  /** The indexes of a span: from, and one past the end. */
   span(from, to) {
     return [firstAtOrAfter(this.at, this.length, from), firstAtOrAfter(this.at, this.length, to + 1e-6)];
   }
 
-  /** @param {{dp_rank: number | null, rank: number | null}[]} ranks */
   #know(ranks) {
     const fresh = ranks.map(rankKey).filter((key) => !this.ranks.has(key));
     if (!fresh.length) return;
@@ -106,7 +100,7 @@ export class Readings {
     if (fits < this.capacity) this.#shrink(Math.max(fits, 300));
   }
 
-  /** Fewer samples for more ranks. @param {number} capacity */
+  /** Fewer samples for more ranks. */
   #shrink(capacity) {
     if (this.length > capacity) this.#forget(this.length - capacity);
     const cut = (table) => {
@@ -118,7 +112,7 @@ export class Readings {
     for (const table of this.ranks.values()) cut(table);
   }
 
-  /** Drop the oldest. @param {number} number */
+  /** Drop the oldest. */
   #forget(number) {
     const move = (values) => values.copyWithin(0, number, this.length);
     move(this.at);
@@ -127,7 +121,7 @@ export class Readings {
     this.length -= number;
   }
 
-  /** Samples from an index on, as readings. @param {number} from */
+  /** Samples from an index on, as readings. */
   #taken(from) {
     const value = (number) => (Number.isNaN(number) ? null : number);
     const readings = [];
@@ -145,12 +139,10 @@ export class Readings {
   }
 }
 
-/** @param {string[]} names @param {number} capacity @returns {Record<string, Float64Array>} */
 function columns(names, capacity) {
   return Object.fromEntries(names.map((name) => [name, new Float64Array(capacity).fill(NaN)]));
 }
 
-/** @param {Float64Array} at @param {number} length @param {number} moment */
 function firstAtOrAfter(at, length, moment) {
   let [low, high] = [0, length];
   while (low < high) {
@@ -164,9 +156,6 @@ function firstAtOrAfter(at, length, moment) {
 /**
  * The indexes to draw: of each of so many equal parts of the span the one with the largest value, so that no peak is
  * lost; -1 stands for a gap.
- * @param {Readings} readings @param {number} from @param {number} to @param {number} most
- * @param {(index: number) => number} weight
- * @returns {number[]}
  */
 export function chosen(readings, from, to, most, weight) {
   const { at, gapSeconds } = readings;

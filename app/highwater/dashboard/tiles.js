@@ -10,6 +10,7 @@ import {
   exact,
   gib,
   gibNumber,
+  joined,
   known,
   mib,
   percent,
@@ -23,14 +24,14 @@ import { COMPONENTS } from "./facts.js";
 import { rankName, reservedNotAllocated, total } from "./plots.js";
 import { LEVELS, pressureOf } from "./pressure.js";
 
-/** The rank with the largest value; null where none is known. @param {any[]} ranks @param {(rank: any) => number | null} read */
+/** The rank with the largest value; null where none is known. */
 function most(ranks, read) {
   return ranks
     .filter((rank) => known(read(rank)))
     .reduce((best, rank) => (best === null || read(rank) > read(best) ? rank : best), null);
 }
 
-/** When the first rank is at high water, if all goes on as in the last minute; null where one is there. @param {any} report */
+/** When the first rank is at high water, if all goes on as in the last minute; null where one is there. */
 function secondsToHighWater(report) {
   const pressures = report.ranks.map((rank) => pressureOf(report, rank)).filter((one) => one !== null);
   if (report.stale || pressures.some((one) => one.short_bytes > 0)) return null;
@@ -40,7 +41,6 @@ function secondsToHighWater(report) {
 
 /** One number, its name, and what it means here. */
 class Tile {
-  /** @param {HTMLElement} parent @param {string} name @param {string} title */
   constructor(parent, name, title) {
     this.number = el("span", { class: "tile-number" }, UNKNOWN);
     this.unit = el("span", { class: "tile-unit" });
@@ -57,7 +57,6 @@ class Tile {
     parent.append(this.tile);
   }
 
-  /** @param {{number: string, unit?: string, sub?: string, extra?: string, bytes?: number | null, level?: string | null}} shown */
   show({ number, unit = "", sub = "", extra = "", bytes, level = null }) {
     setText(this.number, number);
     setText(this.unit, number === UNKNOWN ? "not known" : unit);
@@ -70,16 +69,13 @@ class Tile {
     }
   }
 
-  /** @param {number | null | undefined} bytes @param {{sub?: string, extra?: string, level?: string | null, signed?: boolean}} more */
   showBytes(bytes, { signed = false, ...more }) {
     const number = signed ? signedGib(bytes).replace(" GiB", "") : gibNumber(bytes);
     this.show({ number, unit: "GiB", bytes, ...more });
   }
 }
 
-/** All of them. */
 export class Tiles {
-  /** @param {HTMLElement} parent */
   constructor(parent) {
     const tile = (name, title) => new Tile(parent, name, title);
     this.used = tile("used", "Device memory used");
@@ -100,7 +96,7 @@ export class Tiles {
     this.last = tile("last", "Last given back");
   }
 
-  /** @param {any} report @param {any[]} events newest first */
+  /** Takes a report, and events, newest first. */
   update(report, events) {
     const { ranks } = report;
     const several = ranks.length > 1;
@@ -162,14 +158,12 @@ export class Tiles {
     const missing = pressure?.short_bytes;
     const share = tightest?.budget;
     this.headroom.showBytes(tightest?.free_bytes, {
-      sub: [
+      sub: joined(
+        " · ",
         ranks.length > 1 && tightest ? `free, ${rankName(tightest, ranks)} has the least` : "free on the device",
-        known(share?.requested_bytes)
-          ? `vLLM's share: ${gib(share.requested_bytes)} (${share.gpu_memory_utilization ?? UNKNOWN})`
-          : null,
-      ]
-        .filter(Boolean)
-        .join(" · "),
+        known(share?.requested_bytes) &&
+          `vLLM's share: ${gib(share.requested_bytes)} (${share.gpu_memory_utilization ?? UNKNOWN})`,
+      ),
       extra: pressure
         ? `high water ${gib(pressure.high_free_bytes)}, low water ${gib(pressure.low_free_bytes)}${missing ? `: ${gib(missing)} missing` : ""}`
         : "",
@@ -181,18 +175,19 @@ export class Tiles {
     const { growth, ranks } = report;
     const [highWater, full] = [secondsToHighWater(report), growth.seconds_to_full];
     const rate = growth.bytes_per_second;
-    const ends = [
-      known(highWater) ? `high water in ${duration(highWater)}` : null,
-      known(full) ? `full in ${duration(full)}` : null,
-    ].filter(Boolean);
+    const ends = joined(
+      ", ",
+      known(highWater) && `high water in ${duration(highWater)}`,
+      known(full) && `full in ${duration(full)}`,
+    );
     const leak = (growth.series ?? []).find((one) => one.verdict === "leak" && !one.is_over);
     this.growth.showBytes(growth.since_ready_bytes, {
       signed: true,
       sub: `${perSecond(rate)} over the last minute${several ? `, ${ranks.length} ranks together` : ""}`,
       extra: leak
         ? `${leak.owner}, ${leak.measure.replace(/_bytes$/, "").replaceAll("_", " ")}: ${leak.text}`
-        : ends.length
-          ? `${ends.join(", ")} at this rate`
+        : ends
+          ? `${ends} at this rate`
           : growth.baseline_taken_at
             ? `ready at ${clock(growth.baseline_taken_at)}`
             : "",
@@ -205,14 +200,11 @@ export class Tiles {
       sub: cache
         ? `${count(cache.entries)} entries${several ? ` on each of ${ranks.length} ranks` : ""}`
         : "no reading of it",
-      extra: cache
-        ? [
-            cache.host_bytes ? `${gib(cache.host_bytes)} on the host` : null,
-            known(cache.oldest_age_seconds) ? `oldest at least ${duration(cache.oldest_age_seconds)}` : null,
-          ]
-            .filter(Boolean)
-            .join(" · ")
-        : "",
+      extra: joined(
+        " · ",
+        cache?.host_bytes && `${gib(cache.host_bytes)} on the host`,
+        known(cache?.oldest_age_seconds) && `oldest at least ${duration(cache.oldest_age_seconds)}`,
+      ),
     });
   }
 
@@ -226,14 +218,12 @@ export class Tiles {
           ? `most: ${rankName(holder, ranks)} · all: ${gib(total(values))}`
           : "kept by PyTorch's allocator and not in use"
         : "PyTorch tells nothing here",
-      extra: [
-        known(releasable) ? `release can give back ${gib(releasable)}` : null,
-        holder && (holder.torch.alloc_retries || holder.torch.ooms)
-          ? `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`
-          : null,
-      ]
-        .filter(Boolean)
-        .join(" · "),
+      extra: joined(
+        " · ",
+        known(releasable) && `release can give back ${gib(releasable)}`,
+        (holder?.torch.alloc_retries || holder?.torch.ooms) &&
+          `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`,
+      ),
       level: holder?.torch.ooms ? "warn" : null,
     });
   }
@@ -295,7 +285,6 @@ class Bar {
     this.box = el("div", { class: "bar", role: "img", "aria-label": "no reading yet" }, ...this.parts, this.mark);
   }
 
-  /** @param {any} rank @param {number | null} water */
   show(rank, water) {
     const whole = rank?.total_bytes ?? null;
     const described = [];

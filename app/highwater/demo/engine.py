@@ -1,6 +1,6 @@
 """A real vLLM server as a child process: started, waited for, and ended with everything that it started.
 
-It listens on 127.0.0.1 only: in dev mode whoever reaches the port may run anything in the workers.
+It listens on 127.0.0.1 only: in dev mode any client of the port may run anything in the workers.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Engine(KeptServer):
         environ = os.environ | {
             "PYTHONPATH": os.pathsep.join(python_path),
             "VLLM_SERVER_DEV_MODE": str(int(options.dev_mode)),
-            # Beside the engine: vLLM keeps there what it found out about the model classes, 10 s of every start.
+            # vLLM keeps its findings on the model classes there, 10 s of every start.
             "VLLM_CACHE_ROOT": str(self.environment.root / "vllm-cache"),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",

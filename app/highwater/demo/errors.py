@@ -1,7 +1,4 @@
-"""The failures of the demonstration's engine, as one exception with the reason and the end of its log.
-
-It refuses to guess at causes: it shows what the failed program itself said, and where the rest of it is.
-"""
+"""The failures of the demonstration's engine: one exception with the reason and the end of the failed program's log."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ TAIL_LINES = 20
 
 
 class DemoError(HighwaterError):
-    """The demonstration's engine could not be installed, started or asked.
+    """The demonstration's engine could not be installed, started or called.
 
-    `str()` gives the reason, then the log's path and its last lines where there is a log.
+    `str()` gives the reason, and the log's path and last lines if there is a log.
     """
 
     @classmethod
@@ -29,7 +26,7 @@ class DemoError(HighwaterError):
 
 
 def last_lines(path: Path, count: int) -> str:
-    """Return the last `count` lines of a text file, or an empty string when there is none."""
+    """Return the last `count` lines of a text file, or an empty string if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,10 +1,9 @@
-"""The engine's keeper: a small process that starts the engine and outlives it, so that nothing of it is ever left.
+"""The engine's keeper: a small process that starts the engine and outlives it, so that none of its processes is left.
 
 Run as `python keeper.py GRACE_SECONDS COMMAND...` in a session of its own, with a pipe as standard input. It ends the
-engine when the pipe closes, which the kernel does for a starter that was killed too, or when the engine's first
-process ends: SIGTERM to that one, a grace, a grace for the rest, and SIGKILL to whatever is left in the session,
-whatever its title or parent is by then. (PR_SET_PDEATHSIG would reach direct children only, and it fires when the
-starting *thread* ends.)
+engine when the pipe closes, also because the starter was killed, or when the engine's first process ends: SIGTERM to
+that process, a grace period, another for the rest, and SIGKILL to all that is left in the session. (PR_SET_PDEATHSIG
+would reach direct children only, and it fires when the starting *thread* ends.)
 
 Standard library only, and nothing of Highwater: it starts in milliseconds.
 """
@@ -69,7 +68,7 @@ def _kill(pids: list[int]) -> None:
 
 def main(grace_seconds: float, command: list[str]) -> int:
     """Run `command` until it ends or standard input closes; return its status (128 + n for signal n)."""
-    # An ordinary kill of the keeper is one more way to say "end".
+    # An ordinary kill of the keeper ends the engine too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:

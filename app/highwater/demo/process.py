@@ -160,5 +160,5 @@ def answers(port: int, path: str) -> bool:
 
 def environ_with(extra: Mapping[str, str], *, without_prefix: str | None = None) -> dict[str, str]:
     """Return this process's environment with `extra`, and without the variables that begin with `without_prefix`."""
-    kept = {k: v for k, v in os.environ.items() if without_prefix is None or not k.startswith(without_prefix)}
-    return kept | dict(extra)
+    own = {k: v for k, v in os.environ.items() if without_prefix is None or not k.startswith(without_prefix)}
+    return own | dict(extra)

@@ -1,8 +1,7 @@
 """Chat requests for an engine, mostly of images: the clients of the demonstration, the tests and the benchmark.
 
-Images are made from a seed with the standard library alone: the same seed gives the same bytes, and another seed
-other bytes, which is all that vLLM's caches look at (an image's `mm_hash` is a hash of its content). It refuses to
-judge the answers: it counts them.
+Images are made from a seed with the standard library alone: the same seed gives the same bytes, and so the same
+`mm_hash`, by which vLLM's caches know an image.
 """
 
 from __future__ import annotations
@@ -70,16 +69,16 @@ async def send_images(
     max_tokens: int = 1,
     on_done: Callable[[], None] | None = None,
 ) -> TrafficResult:
-    """Ask one chat completion per image.
+    """Request one chat completion per image.
 
     Args:
         url: Base URL of the engine, or of the sidecar before it.
         model: The served model's name.
-        images: One seed per request; a seed that comes again is the same image again.
-        concurrency: Requests in flight at most.
+        images: One seed per request; the same seed is the same image.
+        concurrency: Maximum of requests in flight.
         width: Of each image, pixels.
         height: Of each image, pixels.
-        max_tokens: Length of each answer.
+        max_tokens: Length of each completion.
         on_done: Called after each request, failed or not.
     """
     contents = (
@@ -101,8 +100,11 @@ async def send(
     max_tokens: int = 1,
     on_done: Callable[[], None] | None = None,
 ) -> TrafficResult:
-    """Ask one chat completion per content; arguments as for `send_images`."""
-    bodies = ({"model": model, "max_tokens": max_tokens, "messages": [_user(content)]} for content in contents)
+    """Request one chat completion per content; arguments as for `send_images`."""
+    bodies = (
+        {"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": content}]}
+        for content in contents
+    )
     errors: list[str] = []
     sent = 0
 
@@ -125,10 +127,6 @@ async def send(
         for _ in range(concurrency):
             group.create_task(work(client))
     return TrafficResult(sent, len(errors), tuple(errors[:KEPT_ERRORS]), time.monotonic() - began)
-
-
-def _user(content: object) -> dict[str, object]:
-    return {"role": "user", "content": content}
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str | None:

@@ -1,15 +1,14 @@
 # ruff: noqa: INP001 - Python imports this file by its folder; a package around it would never be found
 """Lets `import torchvision` succeed in the engine's processes, where torchvision and torch come from different builds.
 
-pip brings torchvision as a CUDA build beside a CPU torch. Its C library then does not load, which torchvision
-tolerates, but its Python part goes on to register fake implementations for the operators `nms` and `qnms`, which the
-library would have declared, and dies with `operator torchvision::nms does not exist`. The image processors of Qwen-VL
-need torchvision's Python part only, so declaring the two schemas is enough. They are declared when somebody first
-imports torchvision, never before: the interpreter also starts for things that need no torch. Where the C library does
-load, nothing is declared (it would be a second declaration, which torch refuses).
+pip installs torchvision as a CUDA build beside a CPU torch. Its C library then does not load, which torchvision
+tolerates, but its Python part registers fake implementations for the operators `nms` and `qnms`, which the library
+would have declared, and fails with `operator torchvision::nms does not exist`. The image processors of Qwen-VL need
+torchvision's Python part only, so declaring the two schemas at the first import of torchvision is enough. If the C
+library loads, nothing is declared: torch refuses a second declaration.
 
-Python imports this module by its name from the engine's PYTHONPATH, and it hands over to the `sitecustomize` that it
-hides, if there is one. It uses nothing of Highwater: the engine's environment does not have it.
+Python imports this module by its name from the engine's PYTHONPATH; it runs the `sitecustomize` that it hides, if there
+is one. It uses nothing of Highwater: the engine's environment does not have it.
 """
 
 from __future__ import annotations
