@@ -168,7 +168,7 @@ def components_table() -> str:
 
 
 def ascend_table() -> str:
-    """Every difference of vllm-ascend, the versions that have it, and where that was read."""
+    """Every difference of vllm-ascend, and the versions that have it."""
 
     def versions(rule: Rule) -> str:
         since = f"{rule.since[0]}.{rule.since[1]}"
@@ -180,11 +180,10 @@ def ascend_table() -> str:
             rule.topic,
             versions(rule),
             rule.effect,
-            ", ".join(f"{source.version} `{source.path}:{source.line}`" for source in rule.sources),
         ]
         for rule in sorted(RULES, key=lambda rule: (rule.topic, rule.since))
     ]
-    return _table(["about", "versions", "what it does", "read in"], rows)
+    return _table(["about", "versions", "what it does"], rows)
 
 
 def alerts_table() -> str:
