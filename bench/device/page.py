@@ -110,19 +110,29 @@ def _device(results: Sequence[StepResult]) -> str:
         lines += [f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s.", ""]
         if result.error:
             lines += [f"The step ended early: {_cell(result.error)}", ""]
-        rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status != "skipped"]
+        rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status == "failed"]
         lines += [*_table(("check", "result", "seen"), rows), ""] if rows else []
-        lines += _skipped(result.checks)
+        lines += [*_passed(result.checks), *_skipped(result.checks)]
         if result.figures:
-            figures = [(figure.name, _value(figure.value, figure.unit)) for figure in result.figures]
-            lines += [*_table(("figure", "measured"), figures), ""]
+            figures = (f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures)
+            lines += [f"Measured: {', '.join(figures)}.", ""]
     return "\n".join(lines)
 
 
+def _passed(checks: Sequence[Check]) -> list[str]:
+    """Return one line for each check that passed, with what was seen."""
+    lines = []
+    for check in checks:
+        if check.status == "passed":
+            seen = _seen(check)
+            lines.append(f"- {_cell(check.says)}" + (f" ({_cell(seen)})" if seen else ""))
+    return ["Passed:", "", *lines, ""] if lines else []
+
+
 def _skipped(checks: Sequence[Check]) -> list[str]:
-    """Return one line for each reason for which checks were skipped; docs/devices.json names the checks."""
+    """Return how many checks were skipped for which reason; docs/devices.json names the checks."""
     reasons = Counter(check.why or "no reason given" for check in checks if check.status == "skipped")
-    return [*(f"- {count} skipped: {_cell(why)}." for why, count in reasons.items()), ""] if reasons else []
+    return [f"Skipped: {'; '.join(f'{count}, {_cell(why)}' for why, count in reasons.items())}.", ""] if reasons else []
 
 
 def _seen(check: Check) -> str:
