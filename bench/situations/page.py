@@ -11,7 +11,7 @@ from bench.situations.device import GIB
 from bench.situations.judge import Outcome
 from bench.situations.run import Result
 
-COLUMNS = ("situation", "died", "remedies", "in vain", "seconds short", "GiB freed", "first, next remedy, s")
+COLUMNS = ("situation", "died", "remedies", "seconds short", "GiB freed", "first, next remedy, s")
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
 
 
@@ -23,13 +23,23 @@ def table(results: Sequence[Result], layout: str) -> str:
 def with_results(text: str, results: Sequence[Result], *, command: str) -> str:
     """docs/policy-situations.md with the results between its marks, Markdown."""
     met = sum(not result.missed for result in results)
+    vain = sum(len(result.outcome.in_vain) for result in results)
+    quiet = [result for result in results if _is_quiet(result.outcome)]
+    calm = "; ".join(f"`{result.situation.name}` ({result.situation.title})" for result in quiet)
     block = f"""
-Written by `{command}`; the exit status is 1 where a goal is missed. {met} of {len(results)} situations meet all goals.
+Written by `{command}`; the exit status is 1 if a goal is missed. {met} of {len(results)} situations meet all goals.
+Remedies in vain: {vain}.
 
-{table(results, "github")}
+{table([result for result in results if result not in quiet], "github")}
+
+Nothing was done, and memory was never short, in: {calm or "none"}.
 {_missed(results)}
 """
     return replaced(text, "results", "end of results", block)
+
+
+def _is_quiet(outcome: Outcome) -> bool:
+    return not (outcome.deaths or outcome.remedies or outcome.seconds_short)
 
 
 def _missed(results: Sequence[Result]) -> str:
@@ -44,7 +54,6 @@ def _row(result: Result) -> tuple[str, ...]:
         f"`{result.situation.name}`: {result.situation.title}",
         f"{len(outcome.deaths)}{covered}",
         _remedies(outcome),
-        str(len(outcome.in_vain)),
         f"{outcome.seconds_short:.0f}",
         f"{outcome.given_back / GIB:.1f}",
         f"{_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}" if outcome.first_delays else "",
