@@ -65,7 +65,7 @@ pictures: $(READY) tools ## The dashboards drawn from a real Prometheus, build/p
 site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-bench: $(READY) peers ## The figures in docs/figures.md and docs/performance.md, measured again on this machine
+bench: $(READY) peers ## The figures in docs/figures.md, measured again on this machine
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
 
@@ -79,11 +79,11 @@ device: ## What Highwater says of a device, checked on this machine's, and docs/
 device-wheels: $(READY) ## What `make device` needs beside PyTorch, for a machine without network: build/device-wheels
 	$(BIN)/python -m bench.device wheels --python $(WHEELS_PYTHON) --machine $(WHEELS_MACHINE)
 
-soak: $(READY) ## A real engine with mixed images, text and videos through the sidecar for MINUTES: docs/soak.md
+soak: $(READY) ## A real engine with mixed images, text and videos through the sidecar for MINUTES: docs/figures.md
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench.engine_soak --minutes $(MINUTES)
 
-soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/soak.md, measured again
+soak-proxy: $(READY) ## Half an hour of hostile clients beside ordinary ones: docs/figures.md, measured again
 	$(BIN)/python -m tests.security.soak --minutes 30
 
 requirements: $(READY) ## Pin anew what the sidecar's image is made of, with hashes, and what the tests run with

@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print, and write the figures of docs/: figures, performance and relief."""
+"""`python -m bench`: measure, print, and write the figures of docs/figures.md and docs/relief.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BENCHES: Mapping[str, Measure] = {
     RELIEF: relief.measure,
 }
 # The others are on docs/figures.md.
-PAGES: Mapping[str, str] = {DATA_PLANE: "performance.md", RELIEF: "relief.md"}
+PAGES: Mapping[str, str] = {RELIEF: "relief.md"}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,11 +49,11 @@ PAGES: Mapping[str, str] = {DATA_PLANE: "performance.md", RELIEF: "relief.md"}
     "--only",
     type=click.Choice(list(BENCHES)),
     multiple=True,
-    help="Only these: their blocks of docs/figures.md, docs/performance.md and docs/relief.md are written anew.",
+    help="Only these: their blocks of docs/figures.md and docs/relief.md are written anew.",
 )
 @click.option("--no-docs", is_flag=True, help="Print only.")
 def main(*, short: bool, only: tuple[str, ...], no_docs: bool) -> None:
-    """Measure the figures of docs/figures.md, docs/performance.md and docs/relief.md on this machine."""
+    """Measure the figures of docs/figures.md and docs/relief.md on this machine."""
     try:
         _run(short=short, only=only, no_docs=no_docs)
     except DemoError as exc:

@@ -24,7 +24,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
         time.sleep(SETTLE_SECONDS)
         share, *polled = cpu_shares([pid, *engine], seconds)
         memory = process_memory(pid)
-    where = "beside the real engine, one rank, one poll a second, no request"
+    where = "beside the real engine, one rank, one poll a second, no request, without recorders"
     return [
         Figure(
             what="Sidecar's resident memory (RSS), idle",
@@ -32,8 +32,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             unit="MiB",
             goal=Goal("under", 90.0),
             spread=f"PSS {number(memory.pss_bytes / MIB)} MiB",
-            method=f"{where}; `smaps_rollup` after {SETTLE_SECONDS + seconds:.0f} s. The history of an hour adds up to "
-            "5 MiB with eight ranks.",
+            method=f"{where}; memory after {SETTLE_SECONDS + seconds:.0f} s; CPU over {seconds:.0f} s",
         ),
         Figure(
             what="Sidecar's CPU, idle",
@@ -41,7 +40,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             unit="% of a core",
             goal=Goal("under", 2.0),
             spread=f"{number(share * 10)} ms a poll, all included",
-            method=f"{where}; user and system time of all its threads over {seconds:.0f} s",
+            method=f"{where}; memory after {SETTLE_SECONDS + seconds:.0f} s; CPU over {seconds:.0f} s",
         ),
         Figure(
             what="Engine's CPU for one poll a second",
@@ -49,9 +48,8 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             unit="% of a core",
             goal=None,
             spread=f"all its processes, idle: {number(sum(polled))} with, {number(sum(alone))} without",
-            method=f"{where}; the engine's processes' user and system time over {seconds:.0f} s, less that of as long "
-            "a time without a sidecar. A worker process of vLLM spins for a second after each message "
-            "(vllm/distributed/device_communicators/shm_broadcast.py, `SpinCondition`), also when idle.",
+            method="the engine's CPU is that of its processes less that without a sidecar: a worker of vLLM spins for "
+            "a second after each message (`SpinCondition` in vLLM's shm_broadcast.py)",
         ),
     ]
 

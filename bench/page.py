@@ -1,4 +1,4 @@
-"""The blocks of docs/figures.md, docs/performance.md and docs/relief.md that a measurement writes, rendered."""
+"""The blocks of docs/figures.md and docs/relief.md that a measurement writes, rendered."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def with_figures(
         table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
     methods = "\n".join(f"- {method}" for method in dict.fromkeys(figure.method for figure in figures))
     noted = "".join(f"- {note}\n" for note in notes)
-    block = (
-        f"\nWritten by `{command}` on {day}; the same command measures them again. Machine: {machine}.\n\n"
-        f"{table}\n\n{methods}\n{noted}\n"
-    )
+    block = f"\nWritten by `{command}` on {day}. Machine: {machine}.\n\n{table}\n\n{methods}\n{noted}\n"
     return replaced(page, name, f"end of {name}", block)
 
 
@@ -57,9 +54,9 @@ def with_section(
     facts = "".join(f"\n{fact}\n" for fact in report.facts)
     section = (
         f"## {report.title}\n\n"
-        f"Written by `{command}` on {day}; the same command measures it again. Machine: {machine}.\n\n"
+        f"Written by `{command}` on {day}. Machine: {machine}.\n\n"
         f"{report_table(report, 'github')}\n{facts}\n"
-        f"How it is measured:\n\n{bullets}" + (f"\nOf this run:\n\n{noted}" if notes else "")
+        f"{bullets}" + (f"\nOf this run:\n\n{noted}" if notes else "")
     )
     return replaced(page, name, f"end of {name}", section)
 

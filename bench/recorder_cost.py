@@ -20,13 +20,14 @@ from highwater_worker.recorder.steps import Steps
 
 SECONDS = 120
 RATE = 10
-STEPS_MS = (2, 10, 40)
+STEP_MS = 2
+"""A short step, in which counting it weighs most."""
 GOAL = Goal("at most", 1.0)
 CALLS = 20_000
 
 
 def measure(stage: Stage, *, short: bool) -> list[Figure]:
-    """A share for each length of a step, and a ratio; no sidecar runs, so that nothing but the recorder is in them."""
+    """Two shares of a short step, and a ratio; no sidecar runs, so that nothing but the recorder is in them."""
     folder = stage.folder / "rings"
     rates = rates_of(stage, {str(RATE): partial(_recording, stage, folder)}, short=short)
     costs, size = _samples(folder)
@@ -38,28 +39,21 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
     )
     counting = _counting_ms()
     by = {"median": statistics.median(costs), "p99": percentile(costs, 99)}
-    shares = [
-        _share(which, cost_ms, costs, size=size, counting_ms=counting, step_ms=step_ms)
-        for which, cost_ms in by.items()
-        for step_ms in STEPS_MS
-    ]
+    shares = [_share(which, cost_ms, costs, size=size, counting_ms=counting) for which, cost_ms in by.items()]
     return [*shares, ratio]
 
 
-def _share(
-    which: str, cost_ms: float, costs: Sequence[float], *, size: int, counting_ms: float, step_ms: int
-) -> Figure:
-    """Return the share at one length of a step: what samples take of a second, and what counting takes of a step."""
+def _share(which: str, cost_ms: float, costs: Sequence[float], *, size: int, counting_ms: float) -> Figure:
+    """Return the share: what samples take of a second, and what counting takes of a step."""
     return Figure(
-        what=f"The recorder's share of the engine's thread, steps of {step_ms} ms, by the {which} of a sample",
-        value=100 * (cost_ms * min(RATE, 1000 / step_ms) / 1000 + counting_ms / step_ms),
+        what=f"The recorder's share of the engine's thread, steps of {STEP_MS} ms, by the {which} of a sample",
+        value=100 * (cost_ms * RATE / 1000 + counting_ms / STEP_MS),
         unit="%",
         goal=GOAL,
         spread=f"a sample takes {number(cost_ms)} ms at the {which}, {number(max(costs))} at the most; a file of "
         f"{number(size / 1e6)} MB",
-        method=f"wall time of {len(costs)} samples on the worker's main thread (its own `cost_ms`, under load), "
-        f"times {RATE} a second, and of counting the step, {number(counting_ms * 1000)} us, over its length; "
-        "the length itself is arithmetic, no such steps were made",
+        method=f"`cost_ms` of {len(costs)} samples under load, times {RATE} a second, and counting the step, "
+        f"{number(counting_ms * 1000)} us, over its length (arithmetic)",
     )
 
 

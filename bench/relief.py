@@ -150,30 +150,29 @@ class _Relief:
 def relief_figures(found: ReliefFindings) -> list[Figure]:
     """All of them."""
     return [
-        *(_added(name, percent, found) for name in (NOTHING, *REMEDIES) for percent in (50, 99)),
+        *(_added(name, found) for name in (NOTHING, *REMEDIES)),
         *(_hold(name, found) for name in HOLDING),
         *_standstills(found),
     ]
 
 
-def _added(name: str, percent: int, found: ReliefFindings) -> Figure:
+def _added(name: str, found: ReliefFindings) -> Figure:
     pairs = found.pairs[name]
-    without = [percentile(pair.without, percent) * 1000 for pair in pairs]
-    beside = [percentile(pair.beside, percent) * 1000 for pair in pairs]
-    added = [with_it - alone for with_it, alone in zip(beside, without, strict=True)]
-    ratios = [with_it / alone for with_it, alone in zip(beside, without, strict=True)]
-    asked = "" if name == NOTHING else f"; {len(found.results[name])} times"
+    added = {
+        percent: [1000 * (percentile(pair.beside, percent) - percentile(pair.without, percent)) for pair in pairs]
+        for percent in (50, 99)
+    }
+    times = "" if name == NOTHING else f"; {len(found.results[name])} times"
     return Figure(
-        what=f"Added time to first token, p{percent}, {_beside(name)}",
-        value=statistics.median(added),
+        what=f"Added time to first token, {_beside(name)}",
+        value=statistics.median(added[50]),
         unit="ms",
         goal=None,
-        spread=f"rounds {_range(added)}; {number(statistics.median(without))} without, ratio "
-        f"{number(statistics.median(ratios))}, rounds {_range(ratios)}{asked}",
-        method=f"real engine, {CLIENTS} clients through the sidecar, streamed answers; every other request repeats one "
-        f"of {POOL} images; {len(pairs)} rounds, in each a slice of {found.slice_seconds:g} s with nothing done and "
-        "one right after it with this done every second, in changing order; medians of the pairs' differences and "
-        f"ratios. About {_requests_a_slice(found)} requests a slice; {found.requests} in all, none failed.",
+        spread=f"at p50, rounds {_range(added[50])}; at p99 {number(statistics.median(added[99]))}, rounds "
+        f"{_range(added[99])}{times}",
+        method=f"real engine, {CLIENTS} clients through the sidecar; every other request repeats one of {POOL} images; "
+        f"{len(pairs)} rounds of paired slices of {found.slice_seconds:g} s without and with the remedy; medians of "
+        f"the differences. {found.requests} requests, none failed.",
     )
 
 
@@ -182,10 +181,6 @@ def _beside(name: str) -> str:
         return "nothing done (the noise)"
     moment = " (safe)" if name in HOLDING else " and `release`" if name in WITH_RELEASE else ""
     return f"`{name}`{moment} every second"
-
-
-def _requests_a_slice(found: ReliefFindings) -> int:
-    return round(statistics.median(len(pair.without) for pairs in found.pairs.values() for pair in pairs))
 
 
 def _hold(name: str, found: ReliefFindings) -> Figure:
@@ -198,8 +193,7 @@ def _hold(name: str, found: ReliefFindings) -> Figure:
         unit="s",
         goal=None,
         spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
-        method=f"`held_seconds` of `POST /memory/reclaim`, {CLIENTS} clients as above, until the remedy ends: that the "
-        "held requests pass one by one after `reset_mm_cache` is not in it.",
+        method="`held_seconds`: until the remedy ends; the slow start after `reset_mm_cache` is not in it",
     )
 
 
@@ -207,7 +201,7 @@ def _standstills(found: ReliefFindings) -> list[Figure]:
     trims = [detail for result in found.results["trim_encoder_cache"] for detail in result["detail"]]
     releases = [detail for result in found.results["release"] for detail in result["detail"]]
     moved = [detail["spilled_bytes"] / MIB for detail in trims]
-    method = f"`elapsed_ms` of the workers' answers; {CLIENTS} clients as above"
+    method = "standstill: `elapsed_ms` of the workers"
     return [
         _standstill(
             "trim",

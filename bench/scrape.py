@@ -33,14 +33,12 @@ class _Path:
         goal: Of the p99, in milliseconds.
         requests: In a round.
         is_recorded: Asked of a sidecar that has the workers' recorders.
-        note: What its method adds.
     """
 
     path: str
     goal: Goal | None
     requests: int = 1000
     is_recorded: bool = False
-    note: str = ""
 
     @property
     def what(self) -> str:
@@ -55,9 +53,9 @@ PATHS: Sequence[_Path] = (
     FLOOR,
     _Path("/memory", Goal("under", 5.0)),
     OURS,
-    _Path("/metrics", None, note=" The engine's page is fetched for each; the simulated engine has it ready."),
+    _Path("/metrics", None),
     _Path(CACHE, Goal("under", 20.0), 200, is_recorded=True),
-    _Path(CACHE, None, 50, note=" The workers are asked once a second at most; the other answers come from the last."),
+    _Path(CACHE, None, 50),
 )
 CPU_GOAL = Goal("at most", 1.0)
 
@@ -134,28 +132,26 @@ def _latency(path: _Path, rounds: Sequence[_Round], floor: float) -> Figure:
     median = statistics.median(one.median for one in rounds)
     above = "" if path is FLOOR else f", {number(median - floor)} more than `{FLOOR.path}`"
     return Figure(
-        what=f"{path.what}, p99, {_WHERE}",
+        what=f"{path.what}, p99",
         value=statistics.median(p99s),
         unit="ms",
         goal=path.goal,
         spread=f"rounds {number(min(p99s))} to {number(max(p99s))}; median {number(median)}{above}; "
         f"sidecar CPU {number(statistics.median(one.cpu for one in rounds))} ms a request; "
         f"{rounds[0].size / 1024:.0f} KiB",
-        method="simulated engine, default settings, with the admin token, one connection over loopback; "
-        f"{len(rounds)} interleaved rounds of {path.requests} requests with random gaps of 0 to "
-        f"{GAP_SECONDS * 1e3:.0f} ms; the median of the rounds' p99 counts.{path.note}",
+        method=f"simulated engine, {_WHERE}; one connection with the admin token; {len(rounds)} rounds with random "
+        f"gaps of 0 to {GAP_SECONDS * 1e3:.0f} ms; the median of the rounds' p99 counts",
     )
 
 
 def _cpu(rounds: Sequence[_Round], floor: Sequence[_Round]) -> Figure:
     by_round = [one.cpu for one in rounds]
     return Figure(
-        what=f"Sidecar's CPU for one scrape of its own page, {_WHERE}",
+        what="Sidecar's CPU for one scrape of its own page",
         value=statistics.median(by_round),
         unit="ms",
         goal=CPU_GOAL,
         spread=f"rounds {number(min(by_round))} to {number(max(by_round))}; of `{FLOOR.path}` "
         f"{number(statistics.median(one.cpu for one in floor))}",
-        method=f"user and system time of all its threads over a round of {OURS.requests} scrapes of `{OURS.path}`, "
-        "HTTP and the polls meanwhile included, over their number; the page is rendered once a poll",
+        method=f"CPU: all threads over {OURS.requests} scrapes of `{OURS.path}`, polls included",
     )

@@ -47,9 +47,8 @@ def _engine(stage: Stage, seconds: float) -> Figure:
         unit="% of a core",
         goal=ENGINE_GOAL,
         spread=f"all its processes: {number(with_all)} with, {number(alone)} without; {calls} worker calls",
-        method="two real engines of one rank, idle: one with the worker package's plugin, its recorder and a sidecar "
-        f"that follows it, without development mode, the other without them; user and system time over the same "
-        f"{seconds:.0f} s",
+        method=f"the engine: two idle real engines of one rank over {seconds:.0f} s, with and without recorder and "
+        "sidecar",
     )
 
 
@@ -74,7 +73,6 @@ def _sidecar(stage: Stage, activity: Activity, seconds: float) -> Figure:
         unit="% of a core",
         goal=SIDECAR_GOAL,
         spread=f"{number(share * 10)} ms a second, all included",
-        method=f"simulated engine whose {RANKS} recorders write "
-        f"{'a heartbeat a second' if activity == 'idle' else 'ten samples a second'}, with {RECORDED_ENTRIES} encoder "
-        f"cache entries each; nobody asks the sidecar anything; its user and system time over {seconds:.0f} s",
+        method="the sidecar: recorders of a simulated engine write a heartbeat (idle) or ten samples (at work) a "
+        f"second, with {RECORDED_ENTRIES} encoder cache entries each; over {seconds:.0f} s",
     )

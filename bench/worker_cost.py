@@ -15,7 +15,6 @@ from bench.stage import CALL_SECONDS, Stage
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import send_images
-from highwater.engine.capabilities import EXTENSION
 from tests.engines import image_tokens
 
 WIDTH, HEIGHT = 128, 192
@@ -46,9 +45,7 @@ def measure(stage: Stage, *, short: bool) -> list[Figure]:
             spread=f"longest {number(max(times))}; with an empty cache "
             f"{number(statistics.median(answer['elapsed_ms'] for answer in empty))}, "
             f"longest {number(max(answer['elapsed_ms'] for answer in empty))}",
-            method=f"real engine, idle, its encoder cache filled with images of {WIDTH} x {HEIGHT}; `elapsed_ms` of "
-            f"{len(times)} answers of `{EXTENSION}`, without a sidecar. For so long the engine "
-            "makes no step.",
+            method=f"real engine, idle; `elapsed_ms` of {len(times)} calls. The engine makes no step meanwhile.",
         )
     ]
 

@@ -90,6 +90,7 @@ def waters_table() -> str:
     """Where the default rule acts on some devices, as it derives that from the engine's plan."""
     rows = []
     for name, total in DEVICES:
+        row = [name]
         for share in SHARES:
             asked = int(total * share)
             worker = WorkerMemory(
@@ -101,19 +102,11 @@ def waters_table() -> str:
                 free_bytes=total - asked,
                 budget=WorkerBudget(requested_bytes=asked),
             )
-            slack = slack_bytes(account(worker), None) or 0
-            waters = derive(slack)
+            waters = derive(slack_bytes(account(worker), None) or 0)
             found = (waters.high, waters.low) if waters else None
-            shown = [f"{size / MIB:,.0f} MiB" for size in found] if found else ["no default rule", "-"]
-            rows.append([name, f"{share:.2f}", f"{slack / MIB:,.0f} MiB", *shown])
-    headers = [
-        "device",
-        "utilization",
-        "left over",
-        "acts with less free than",
-        "until so much is free",
-    ]
-    return _table(headers, rows)
+            row.append(f"{found[0] / MIB:,.0f} to {found[1] / MIB:,.0f}" if found else "no rule")
+        rows.append(row)
+    return _table(["high to low water, MiB, at utilization", *(f"{share:.2f}" for share in SHARES)], rows)
 
 
 def figures_table() -> str:
@@ -170,7 +163,7 @@ def components_table() -> str:
 
 
 def ascend_table() -> str:
-    """Every difference of vllm-ascend, the versions that have it, and where that was read."""
+    """Every difference of vllm-ascend, and the versions that have it."""
 
     def span(rule: Mapping[str, Any]) -> Span:
         since, until = (tuple(map(int, rule[end].split("."))) if end in rule else None for end in ("since", "until"))
@@ -182,11 +175,10 @@ def ascend_table() -> str:
             rule["topic"],
             str(span(rule)).replace("and newer", "on"),
             rule["effect"],
-            ", ".join(f"{version} `{path}:{line}`" for version, path, line, _ in rule["sources"]),
         ]
         for rule in sorted(rules, key=lambda rule: (rule["topic"], span(rule).since))
     ]
-    return _table(["about", "versions", "what it does", "read in"], rows)
+    return _table(["about", "versions", "what it does"], rows)
 
 
 def alerts_table() -> str:

@@ -64,7 +64,7 @@ def measure(stage: Stage, *, short: bool) -> Report:
         memory = _memory(ready, peers, length)
         comparisons = [_comparison(work, values[work.name]) for work in WORKS] + _memory_comparisons(memory)
         return Report(
-            title="Data plane",
+            title="As a proxy",
             columns=("work", "goal", *names, f"to {NGINX}", "met"),
             rows=[comparison.row(names) for comparison in comparisons],
             facts=_facts(values),
@@ -174,19 +174,13 @@ def _facts(values: Mapping[str, Values]) -> list[str]:
 
 def _methods(ready: Bed, length: Length) -> list[str]:
     return [
-        "Upstream and load generator are C programs (`bench/dataplane/*.c`); streams step together as an engine's do. "
-        "Every response is checked, and one wrong response ends the run.",
+        "Upstream and load generator are C programs (`bench/dataplane/*.c`) on loopback; every response is checked. "
+        f"{ready.cores.in_words().capitalize()}.",
         f"{SIDECAR} has default settings, its data plane [compiled](architecture.md#the-compiled-build), or not in the "
-        f"column beside it. {NGINX} is Debian's, with one worker, no access log, no buffering, kept connections.",
-        f"{ready.cores.in_words().capitalize()}. All are on loopback.",
+        f"column beside it. {NGINX} is Debian's: one worker, no access log, no buffering, kept connections.",
         f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order. Shown is the median "
         "of the rounds' ratios, with the lowest and highest in brackets. A ratio nearer to its goal than twice the "
         "standard error of that median is not decided.",
-        "CPU is user and system time of all processes of the proxy.",
-        "The delay of a chunk is measured beside ten uploads of 10 MB per second. It varies by a factor of two between "
-        "runs.",
-        "Time to first byte is less that without a proxy.",
-        f"Memory is of fresh processes, {length.memory_rounds} times: RSS {length.settle_seconds:g} s after the start; "
-        f"with {OPEN_STREAMS} streams open against before; the peak (`VmHWM`) during uploads against before. MB and KB "
-        "are powers of ten.",
+        "CPU is that of all processes of the proxy. Time to first byte is less that without a proxy. Memory is of "
+        f"fresh processes, {length.memory_rounds} times, with {OPEN_STREAMS} streams; MB and KB are powers of ten.",
     ]

@@ -1,4 +1,4 @@
-"""One section of docs/performance.md, as its own run measured it."""
+"""One section of docs/figures.md, as its own run measured it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ KINDS = {"cuda": "NVIDIA", "npu": "Ascend", "cpu": "CPU"}
 MIB = 1024**2
 _HEAD = """# What ran on which device
 
-For those who decide whether to trust a figure or a claim about a device: what of Highwater has run on which device, and
-what came of it. [`make device`](#running-it-yourself) writes this page from its own results (docs/devices.json).
+For those who decide whether to trust a claim about a device: what ran on which device, with which results, and how to
+[run the checks yourself](#running-it-yourself). `make device` writes this page from docs/devices.json.
 """
 _RUNNING = """## Running it yourself
 
-On the machine with the device, from a checkout and with the Python that has PyTorch (and torch_npu on an Ascend); no
-vLLM and no network are needed but for the last step, and no engine may use the device meanwhile:
+On the machine with the device, from a checkout, with the Python that has PyTorch (and torch_npu on an Ascend). Only the
+last step needs vLLM and network. No engine may use the device meanwhile:
 
 ```sh
 export PYTHONPATH=app:worker_ext:.
@@ -33,11 +34,10 @@ python -m bench.device reading           # one step, under eight minutes each; o
 python -m bench.device page build/device # docs/devices.md, with what these results say
 ```
 
-Each step writes build/device/STEP-DEVICE.json (`--out` names another folder): device, driver, versions, every check
-with value, bound and reason, and the figures. The exit status is 1 where a check failed. A check that cannot be made is
-skipped, with the reason. Where the sidecar's modules are missing, `make device-wheels WHEELS_PYTHON=3.12` on a machine
-with network fetches them into build/device-wheels (11 MiB; `WHEELS_MACHINE=aarch64` for that architecture), and on the
-other one `pip install --no-index --no-deps build/device-wheels/*.whl` installs them. Please send the JSON files.
+Each step writes build/device/STEP-DEVICE.json (`--out` names another folder). The exit status is 1 if a check failed;
+checks that are impossible here are skipped, with the reason. Without network, `make device-wheels WHEELS_PYTHON=3.12`
+on another machine fetches missing modules into build/device-wheels (`WHEELS_MACHINE=aarch64` for that architecture);
+install them with `pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
 """
 
 
@@ -83,7 +83,7 @@ def _overview(results: Sequence[StepResult]) -> str:
         of_kind = [result for result in results if result.device["type"] == kind]
         absent = [name for name in STEPS if name not in {result.step for result in of_kind}]
         if not of_kind:
-            lines.append(f"- **{vendor}: no step has run.** What is said of it was read in sources, or simulated.")
+            lines.append(f"- **{vendor}: no step has run.** Claims come from sources and simulation.")
         else:
             names = ", ".join(dict.fromkeys(str(result.device["name"]) for result in of_kind))
             not_run = f" Not run: {', '.join(absent)}." if absent else ""
@@ -110,29 +110,54 @@ def _device(results: Sequence[StepResult]) -> str:
         lines += [f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s.", ""]
         if result.error:
             lines += [f"The step ended early: {_cell(result.error)}", ""]
-        rows = [(f"{check.says}", check.status, _seen(check)) for check in result.checks]
-        lines += [*_table(("check", "result", "seen"), rows), ""]
+        rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status == "failed"]
+        lines += [*_table(("check", "result", "seen"), rows), ""] if rows else []
+        lines += [*_passed(result.checks), *_skipped(result.checks)]
         if result.figures:
-            figures = [(figure.name, _value(figure.value, figure.unit)) for figure in result.figures]
-            lines += [*_table(("figure", "measured"), figures), ""]
+            figures = (f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures)
+            lines += [f"Measured: {', '.join(figures)}.", ""]
     return "\n".join(lines)
 
 
+def _passed(checks: Sequence[Check]) -> list[str]:
+    """Return one line for each check that passed, with what was seen."""
+    lines = []
+    for check in checks:
+        if check.status == "passed":
+            seen = _seen(check)
+            lines.append(f"- {_cell(check.says)}" + (f" ({_cell(seen)})" if seen else ""))
+    return ["Passed:", "", *lines, ""] if lines else []
+
+
+def _skipped(checks: Sequence[Check]) -> list[str]:
+    """Return how many checks were skipped for which reason; docs/devices.json names the checks."""
+    reasons = Counter(check.why or "no reason given" for check in checks if check.status == "skipped")
+    return [f"Skipped: {'; '.join(f'{count}, {_cell(why)}' for why, count in reasons.items())}.", ""] if reasons else []
+
+
 def _seen(check: Check) -> str:
-    if check.status == "skipped":
-        return check.why or ""
     value = "" if check.value is None else _value(check.value, "")
     seen = f"{value}; {check.bound}" if check.bound and str(check.value) != check.bound else value
     return f"{check.why}; {check.bound}" if check.status == "failed" and check.bound else check.why or seen
 
 
 def _ascend(table: Mapping[str, Any]) -> str:
-    lines = ["## Ascend: read in the packages", "", str(table["note"]), ""]
+    """Return what differs from version to version as a table, and the names that do not as a sentence."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in table["found"]:
+        by_name.setdefault(entry["name"], []).append(entry)
     rows = [
-        (f"`{entry['name']}`", f"{entry['package']} {entry['version']}", f"`{entry['found']}`")
-        for entry in table["found"]
+        (f"`{name}`", f"{entry['package']} {entry['version']}", f"`{entry['found']}`")
+        for name, entries in by_name.items()
+        if len(entries) > 1
+        for entry in entries
     ]
-    return "\n".join([*lines, *_table(("name", "package", "found"), rows), ""])
+    same = ", ".join(f"`{name}`" for name, entries in by_name.items() if len(entries) == 1)
+    lines = ["## Ascend: read in the packages", "", str(table["note"]), ""]
+    lines += [*_table(("name", "package", "found"), rows), ""] if rows else []
+    if same:
+        lines += [f"The same in every version (tests/compat/ascend_sources.json has the signatures): {same}.", ""]
+    return "\n".join(lines)
 
 
 def _value(value: float | str, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m bench.engine_soak`: run, write JSON as it goes, and docs/soak.md at the end."""
+"""`python -m bench.engine_soak`: run, write JSON as it goes, and docs/figures.md at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "soak.md"
+PAGE = ROOT / "docs" / "figures.md"
 _SAMPLE_SECONDS = 5.0
 _WRITE_EVERY, _GROWTH_EVERY = 6, 12
 
@@ -168,9 +168,9 @@ def _run(minutes: float, clients: int, seed: int, path: Path) -> dict[str, Any]:
     "--from-json",
     "from_json",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="runs nothing: writes docs/soak.md from what a run has written so far",
+    help="runs nothing: writes docs/figures.md from what a run has written so far",
 )
-@click.option("--no-docs", is_flag=True, help="leave docs/soak.md as it is")
+@click.option("--no-docs", is_flag=True, help="leave docs/figures.md as it is")
 def main(*, minutes: float, clients: int, seed: int, json_path: Path, from_json: Path | None, no_docs: bool) -> None:
     """Run a real engine with mixed traffic through the sidecar; the exit status is 1 if a goal is missed."""
     if from_json is not None:

@@ -1,4 +1,4 @@
-"""A soak of an engine as figures and as a block of docs/soak.md, from its JSON; of a run that goes on too."""
+"""A soak of an engine as figures and as a block of docs/figures.md, from its JSON; of a run that goes on too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from bench.figure import Figure, Goal
 from bench.page import figures_table, replaced
 
 MB = 1_000_000
+FLAT = "flat"
+KEYS = ("series", "verdict", "text")
 _AT_THE_ENDS = 5
 """Samples of which the median counts."""
 
@@ -76,12 +78,15 @@ def verdicts(run: Mapping[str, Any]) -> str:
     rows = growth.get("series") if isinstance(growth, dict) else None
     if not rows:
         return f"No verdicts: {run['growth_problem'] or 'the sidecar judged nothing yet'}."
-    listed = [[str(one.get(key, "")) for key in ("series", "verdict", "text")] for one in rows if isinstance(one, dict)]
-    return tabulate(listed, ("series", "verdict", "in words"), tablefmt="github", disable_numparse=True)
+    judged = [one for one in rows if isinstance(one, dict)]
+    listed = [[str(one.get(key, "")) for key in KEYS] for one in judged if one.get("verdict") != FLAT]
+    table = tabulate(listed, KEYS, tablefmt="github", disable_numparse=True) if listed else ""
+    flat = ", ".join(str(one.get("series", "")) for one in judged if one.get("verdict") == FLAT)
+    return "\n\n".join(part for part in (table, f"Flat: {flat}." if flat else "") if part)
 
 
 def with_run(text: str, run: Mapping[str, Any]) -> str:
-    """docs/soak.md with the run between its marks, Markdown."""
+    """docs/figures.md with the run between its marks, Markdown."""
     listed = "\n".join(f"- {line}" for line in facts(run))
     block = f"""
 Written by `make soak MINUTES={run["minutes"]:g}` on {run["day"]}: {run["seconds"] / 60:.0f} minutes,

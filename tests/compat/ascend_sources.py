@@ -17,9 +17,9 @@ TABLE = Path(__file__).parent / "ascend_sources.json"
 TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
 VLLM_ASCEND = ("0.11.0", "0.12.0rc1", "0.13.0", "0.18.0", "0.23.0")
 NOTE = (
-    "Nothing here was run: these are the names and signatures of torch_npu and vllm-ascend that Highwater uses, and "
-    "the locks in their files, as the Python source of the published wheels has them. `absent` means that the version "
-    "has no such name; Highwater does without it then. What is written in C++ is in no wheel."
+    "Nothing here was run. These names and signatures of torch_npu and vllm-ascend, and the locks in their files, were "
+    "read in the Python source of the published wheels. `absent`: that version lacks the name, and Highwater does "
+    "without it."
 )
 # File by file what is used of torch_npu, in its own names.
 NPU_FILES = {

@@ -15,13 +15,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
 
 
 def table(results: list[Result]) -> str:
-    """A row for what was done how, a column for each version; the figures stay in the records."""
+    """A row for what was done how, remedies with the same outcomes together; a column for each version."""
     versions = sorted({result.version for result in results}, key=lambda name: tuple(map(int, name.split("."))))
     came = {(result.remedy, result.way, result.version): result.outcome for result in results}
-    rows = [
-        [f"`{remedy}`", way, *(came.get((remedy, way, version), "not tried") for version in versions)]
-        for remedy, way in sorted({(result.remedy, result.way) for result in results})
-    ]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for remedy, way in sorted({(result.remedy, result.way) for result in results}):
+        outcomes = (way, *(came.get((remedy, way, version), "not tried") for version in versions))
+        alike.setdefault(outcomes, []).append(f"`{remedy}`")
+    rows = [[", ".join(remedies), *outcomes] for outcomes, remedies in alike.items()]
     return tabulate(rows, ["remedy", "how", *versions], tablefmt="github", disable_numparse=True)
 
 

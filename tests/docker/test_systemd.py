@@ -17,7 +17,7 @@ from tests.docker.image import DOCKER, ROOT
 UNITS = DOCKER / "systemd"
 SIDECAR = UNITS / "highwater.service"
 DROP_IN = UNITS / "vllm.service.d" / "highwater.conf"
-PAGE = (ROOT / "docs" / "systemd.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "install" / "bare-metal.md").read_text("utf-8")
 # A machine has neither; systemd looks whether what it is to start can be started.
 PROGRAM = "/opt/highwater/venv/bin/highwater"
 VLLM = "[Service]\nExecStart=/bin/true serve MODEL\n"

@@ -36,10 +36,13 @@ PROMPTS, IMAGES_EACH = 12, 2
 REMEDIES = "reset_mm_cache,release,reset_encoder_cache"
 # Of the documentation's sample.
 SAMPLE_INTRODUCTION = (
-    "For whoever considers [`highwater measure`](experiment.md): a report as it writes one. Left out here: the\n"
-    "encoder cache's entries, the events, and the engine's settings."
+    "For those who consider [`highwater measure`](experiment.md): the first sections of a report as it writes one.\n"
+    "The whole report also has the timeline, remedies, advice, encoder cache entries, events and settings."
 )
-LEFT_OUT = {"Encoder cache", "What happened meanwhile", "Set-up"}
+LEFT_OUT = {
+    *("Timeline", "Remedies", "What to change", "What the numbers mean"),
+    *("Encoder cache", "What happened meanwhile", "Set-up"),
+}
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,8 @@ from tests.situations.device import GIB
 from tests.situations.judge import Outcome
 from tests.situations.run import Result
 
-COLUMNS = (
-    *("situation", "hours", "died", "remedies", "in vain", "seconds short", "seconds held", "GiB given back"),
-    *("first remedy, s", "next remedy, s"),
-)
+COLUMNS = ("situation", "died", "remedies", "seconds short", "GiB freed", "first, next remedy, s")
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
-_HOUR = 3600.0
 
 
 def table(results: Sequence[Result], layout: str) -> str:
@@ -27,16 +23,23 @@ def table(results: Sequence[Result], layout: str) -> str:
 def with_results(text: str, results: Sequence[Result], *, command: str) -> str:
     """docs/policy-situations.md with the results between its marks, Markdown."""
     met = sum(not result.missed for result in results)
-    listed = "\n".join(f"- `{result.situation.name}`: {result.situation.title}." for result in results)
+    vain = sum(len(result.outcome.in_vain) for result in results)
+    quiet = [result for result in results if _is_quiet(result.outcome)]
+    calm = "; ".join(f"`{result.situation.name}` ({result.situation.title})" for result in quiet)
     block = f"""
-Written by `{command}`; the exit status is 1 where a goal is missed. {met} of {len(results)} situations meet all goals.
+Written by `{command}`; the exit status is 1 if a goal is missed. {met} of {len(results)} situations meet all goals.
+Remedies in vain: {vain}.
 
-{table(results, "github")}
+{table([result for result in results if result not in quiet], "github")}
+
+Nothing was done, and memory was never short, in: {calm or "none"}.
 {_missed(results)}
-{listed}
-
 """
     return replaced(text, "results", "end of results", block)
+
+
+def _is_quiet(outcome: Outcome) -> bool:
+    return not (outcome.deaths or outcome.remedies or outcome.seconds_short)
 
 
 def _missed(results: Sequence[Result]) -> str:
@@ -48,16 +51,12 @@ def _row(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
     covered = f" ({len(outcome.covered_deaths)})" if outcome.deaths else ""
     return (
-        result.situation.name,
-        f"{outcome.seconds / _HOUR:.1f}",
+        f"`{result.situation.name}`: {result.situation.title}",
         f"{len(outcome.deaths)}{covered}",
         _remedies(outcome),
-        str(len(outcome.in_vain)),
         f"{outcome.seconds_short:.0f}",
-        f"{outcome.seconds_held:.0f}",
         f"{outcome.given_back / GIB:.1f}",
-        _longest(outcome.first_delays),
-        _longest(outcome.next_delays),
+        f"{_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}" if outcome.first_delays else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Run the soak, print its figures, and write JSON and docs/soak.md; the exit status is 1 if a goal is missed."""
+"""Run the soak, print its figures, and write JSON and docs/figures.md; the exit status is 1 if a goal is missed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.security.soak.page import document, facts, figures, with_run
 from tests.security.soak.sidecar import ROOT
 from tests.security.soak.soak import Options, run
 
-PAGE = ROOT / "docs" / "soak.md"
+PAGE = ROOT / "docs" / "figures.md"
 ALL_CLIENTS = 200
 
 
@@ -30,7 +30,7 @@ ALL_CLIENTS = 200
     "--attack", "attacks", multiple=True, type=click.Choice([attack.name for attack in ATTACKS]), help="only these"
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="write what was found there")
-@click.option("--no-docs", is_flag=True, help="leave docs/soak.md as it is")
+@click.option("--no-docs", is_flag=True, help="leave docs/figures.md as it is")
 def main(
     *, minutes: float, clients: int, seed: int, attacks: tuple[str, ...], json_path: Path | None, no_docs: bool
 ) -> None:

@@ -1,23 +1,21 @@
-"""The result of a run as figures, as JSON and in docs/soak.md."""
+"""The result of a run as figures, as JSON and in docs/figures.md."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tabulate import tabulate
 
-from bench.figure import Figure, Goal, number, percentile
+from bench.figure import Figure, Goal, percentile
 from bench.page import figures_table, replaced
 from tests.security.soak.clients import Reset
 from tests.security.soak.soak import Options, SoakResult
 
 MB = 1_000_000
 MS = 1000
-_RESET_COLUMNS = ("status", "resets", "seconds", "the first one's answer")
-_ATTACK_COLUMNS = ("attack", "connections", "sent", "ended by the sidecar", "answers by status")
+_RESET_COLUMNS = ("status", "resets", "seconds", "the first response")
 
 
 def figures(measured: SoakResult) -> dict[str, Figure]:
@@ -121,9 +119,9 @@ def document(options: Options, measured: SoakResult, *, machine: str, day: str) 
 
 
 def with_run(text: str, options: Options, measured: SoakResult, *, command: str, machine: str, day: str) -> str:
-    """docs/soak.md with the run between its marks, Markdown."""
+    """docs/figures.md with the run between its marks, Markdown."""
     found = list(figures(measured).values())
-    rows = [_attack_row(name, counts) for name, counts in measured.attacks.items()]
+    attacks = ", ".join(f"{name.replace(',', '')} {counts['connections']}" for name, counts in measured.attacks.items())
     run = f"""
 Written by `{command}` on {day}: {options.clients} clients for {options.seconds / 60:g} minutes. Machine: {machine};
 engine, sidecar, clients and attackers share it.
@@ -132,9 +130,7 @@ engine, sidecar, clients and attackers share it.
 
 {_listed(facts(measured))}
 
-By attack:
-
-{tabulate(rows, _ATTACK_COLUMNS, tablefmt="github", disable_numparse=True)}
+Attacks, by connections: {attacks}.
 
 Safe resets:
 
@@ -155,10 +151,3 @@ def _reset_rows(resets: Sequence[Reset]) -> list[tuple[str, ...]]:
 
 def _listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _attack_row(name: str, counts: Counter[str]) -> tuple[str, ...]:
-    statuses = ", ".join(f"{key}: {count}" for key, count in sorted(counts.items()) if key.isdigit())
-    refused = f", {counts['refused']} refused" if counts["refused"] else ""
-    sent = f"{number(counts['bytes_sent'] / MB)} MB"
-    return name, f"{counts['connections']}{refused}", sent, str(counts["ended_by_sidecar"]), statuses

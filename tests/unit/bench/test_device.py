@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from bench.device import __main__ as kit
 from bench.device import needs
 from bench.device.page import devices_page, merge
-from bench.device.results import Findings, StepResult, read_result
+from bench.device.results import Check, Findings, StepResult, read_result
 from bench.device.steps import STEPS, allocator, oom, policy, reading
 
 SAYS = {"first": "the first is so", "second": "the second is at most 2"}
@@ -151,14 +152,24 @@ def test_the_page_shows_every_check_with_its_result():
     """With what was seen, and the bound."""
     page = devices_page([result()])
     assert "| the second is at most 2 | failed | 3 ms; at most 2 ms |" in page
-    assert "| time | 1.25 ms |" in page
+    assert "- the first is so (3.5)" in page
+    assert "Measured: `time` 1.25 ms." in page
 
 
 def test_the_page_shows_what_was_read_in_ascends_packages():
-    """A bar in a signature does not end the cell."""
+    """Names that differ by version are rows, others a sentence; a bar in a signature does not end the cell."""
     row = {"name": "wake_up", "package": "vllm_ascend", "version": "0.18.0", "found": "(tags: list[str] | None)"}
-    page = devices_page([], {"note": "Nothing here was run.", "found": [row]})
+    older = row | {"version": "0.13.0", "found": "absent"}
+    page = devices_page([], {"note": "Nothing here was run.", "found": [older, row, row | {"name": "sleep"}]})
     assert "| `wake_up` | vllm_ascend 0.18.0 | `(tags: list[str] \\| None)` |" in page
+    assert "| `wake_up` | vllm_ascend 0.13.0 | `absent` |" in page
+    assert "The same in every version (tests/compat/ascend_sources.json has the signatures): `sleep`." in page
+
+
+def test_the_page_counts_skipped_checks_by_their_reason():
+    """What was not checked is not silently left out."""
+    checks = [Check(name="a", says="it fits", status="skipped", why="needs an accelerator")]
+    assert "Skipped: 1, needs an accelerator." in devices_page([replace(result(), checks=checks)])
 
 
 def test_each_step_says_what_it_needs():

@@ -60,7 +60,7 @@ def test_missing_verdicts_have_a_reason():
 
 def test_the_block_replaces_the_last_one():
     """And nothing else of the page."""
-    page = (Path(__file__).parents[3] / "docs" / "soak.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "figures.md").read_text("utf-8")
     text = with_run(with_run(page, run([80] * 60)), run([81] * 60))
     assert text.count("make soak MINUTES=120` on") == 1
     assert "Pictures by their longer side in pixels: 7 of 64, 3 of 4096" in text

@@ -1,4 +1,4 @@
-"""docs/figures.md, docs/performance.md and docs/relief.md: each measurement writes its own block."""
+"""docs/figures.md and docs/relief.md: each measurement writes its own block."""
 
 import pytest
 
