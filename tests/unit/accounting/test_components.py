@@ -61,9 +61,12 @@ def test_one_more_component_touches_six_files_at_most():
         if re.search(r"\bweights_bytes\b|\"weights\"|--c-weights\b", path.read_text(encoding="utf-8"))
     }
     of_the_start = re.compile(
-        r"app/highwater/(plan/|commands/explain|\w+/(engine_)?budget)|.*/(engine_budget|start_phases)\.py"
+        r"app/highwater/(plan/|commands/explain|\w+/(engine_)?budget)|worker_ext/.*/(engine_budget|start_phases)\.py"
     )
-    own = {"worker_ext/highwater_worker/memory/weights.py"}
+    own = {
+        "worker_ext/highwater_worker/memory/weights.py",
+        "worker_ext/highwater_worker/encoder_cache/sleep.py",  # vLLM's name for a pool that sleeps
+    }
     assert {name for name in naming - WRITTEN - own if of_the_start.match(name) is None} == {
         "app/highwater/accounting/attribution.py",
         "app/highwater/accounting/components.py",
