@@ -73,13 +73,9 @@ def judge(
     bounds: Sequence[Bound] = (),
     happenings: Sequence[Happening] = (),
     before: Judgement | None = None,
-    warm_up_floors: int = WARM_UP_FLOORS,
 ) -> Judgement:
-    """Return the verdict on the floors of one process's life, oldest first, given the one before.
-
-    The first ``warm_up_floors`` belong to its start and do not count.
-    """
-    scale, counted = SCALES[unit], floors[warm_up_floors:]
+    """Return the verdict on all floors of one process's life, oldest first, given the one before."""
+    scale, counted = SCALES[unit], floors[WARM_UP_FLOORS:]
     fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []
     verdict = _verdict(counted, scale, fixed, happenings, before)
     values = [floor.value for floor in counted]
