@@ -19,7 +19,7 @@ _ROUND_SEGMENT = 2 * _MIB
 
 
 def allocated_at_least(sizes: Iterable[int]) -> int:
-    """Return what the allocator counts in whatever order these tensors were made.
+    """Return the least that the allocator counts for these tensors, allocated in any order.
 
     Tensors of 1 to 10 MiB share blocks, and what remains of those depends on the order.
     """
@@ -29,7 +29,7 @@ def allocated_at_least(sizes: Iterable[int]) -> int:
 
 
 def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) -> int:
-    """Return what the allocator counts after these tensors were made, in this order, and none was freed.
+    """Return the bytes that the allocator counts after these tensors were allocated, in this order, and none freed.
 
     Args:
         sizes: The tensors' sizes in bytes.

@@ -61,11 +61,7 @@ def text_config(config: Config) -> Config:
 
 
 def architecture(config: Config) -> str:
-    """Return the architecture that a config.json names.
-
-    Raises:
-        PlanError: It names none.
-    """
+    """Return the architecture that a config.json names; raises PlanError where it names none."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise PlanError(
@@ -75,10 +71,10 @@ def architecture(config: Config) -> str:
 
 
 def whole(config: Config, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_NUMBER) -> int:
-    """Return the first of several keys that is there, as a whole number.
+    """Return the first of several keys that is present, as a whole number.
 
     Raises:
-        PlanError: None is there and there is no default, or the value is no whole number, too small or too large.
+        PlanError: None is present and there is no default, or the value is no whole number, too small or too large.
     """
     for key in keys:
         value = config.get(key)
@@ -94,11 +90,7 @@ def whole(config: Config, *keys: str, default: int | None = None, least: int = 1
 
 
 def ratio(config: Config, *keys: str, default: float) -> float:
-    """Return the first of several keys that is there, as a number above zero.
-
-    Raises:
-        PlanError: The value is no such number.
-    """
+    """Return the first of several keys that is present, as a number above zero; raises PlanError for another value."""
     for key in keys:
         value = config.get(key)
         if value is None:
@@ -113,11 +105,7 @@ def ratio(config: Config, *keys: str, default: float) -> float:
 
 
 def entries(config: Config, key: str) -> Sequence[Any]:
-    """Return a list; an empty one where the key is not there.
-
-    Raises:
-        PlanError: The value is no list.
-    """
+    """Return a list, empty where the key is absent; raises PlanError where the value is no list."""
     value = config.get(key)
     if value is None:
         return ()
@@ -127,7 +115,7 @@ def entries(config: Config, key: str) -> Sequence[Any]:
 
 
 def implied_tensors(config: Config) -> tuple[Tensor, ...]:
-    """Return the tensors that a checkpoint of this config has, in 16 bits and before any quantization.
+    """Return the tensors of a checkpoint with this config, in 16 bits and before any quantization.
 
     Raises:
         PlanError: The architecture is unknown, or a key is missing or makes no sense.

@@ -1,4 +1,4 @@
-"""The encoder's side of the budget: what it may compute and keep, in embeddings and bytes, before it is filled."""
+"""The encoder's side of the budget: its limits of computing and caching, in embeddings and bytes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ class EncoderView:
     """The multimodal budget of one engine; ranks have the same.
 
     Attributes:
-        compute_budget: Embeddings that the encoder makes in one step at most.
-        cache_size: Embeddings that the encoder cache keeps.
-        cache_bytes: The same in bytes, on each rank.
+        compute_budget: The most embeddings that the encoder makes in one step.
+        cache_size: Embeddings that the encoder cache keeps; `cache_bytes`: the same in bytes, on each rank.
         bytes_grade: ``measured``: by the entries that it holds. ``estimated``: by the width of the model's embeddings,
             a lower bound where a model keeps several layers of them.
-        held_bytes: What it holds now on the fullest rank.
-        modality: Of the largest item.
-        item_tokens: Its embeddings.
+        held_bytes: The bytes that it holds now on the fullest rank.
+        modality: The modality of the largest item; `item_tokens`: its embeddings.
         item_pixels: The side of a square image of that size, where the model's rule is known.
-        items_in_cache: How many of them fill the cache.
-        profiled_items: How many of them the start profiled at once.
-        is_profiled: Whether the start took the encoder into account; ``None`` where that is not known.
+        items_in_cache: The number of them that fills the cache; `profiled_items`: that the start profiled at once.
+        is_profiled: The start took the encoder into account; ``None``: not known.
     """
 
     compute_budget: int | None
@@ -84,7 +81,7 @@ def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
     if budget.kv_cache.given_bytes is not None:
         return False
     if reading.device.type == "npu" and memory.peak_activation_bytes is None:
-        # Where that is not seen, the version may say that the pool is sized as if the encoder needed nothing.
+        # Some versions are known to size the pool as if the encoder needed nothing.
         return False if _is_unprofiled(budget.vllm_version) else None
     return True if memory.peak_activation_bytes is not None else None
 

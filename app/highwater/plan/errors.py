@@ -1,4 +1,4 @@
-"""The one error of planning: what was asked for cannot be planned, and why."""
+"""The one error of planning: a request that cannot be planned, and why."""
 
 from __future__ import annotations
 

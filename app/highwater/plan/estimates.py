@@ -74,7 +74,7 @@ class StartBudget:
     graphs: Figure  # CUDA or ACL graphs
     graphs_are_subtracted: bool
     available: Figure  # what is left for the KV cache
-    refusal: str | None  # why nothing is left for the KV cache, so that vLLM does not start; None: something is
+    refusal: str | None  # why nothing is left for the KV cache, so that vLLM does not start; None: it starts
     formula: str  # how this version computes what is left, in words
 
     def as_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def formula(release: Release, platform: str) -> str:
 
 
 def _available(requested: int, taken: Figure, flags: EngineFlags, release: Release) -> Figure:
-    """Return what is left for the KV cache: 0 where the parts come to more than the budget."""
+    """Return the bytes left for the KV cache: 0 where the parts come to more than the budget."""
     given = flags.kv_cache_memory_bytes
     if given is not None and (flags.platform != "ascend" or release in ascend.TAKES_KV_CACHE_MEMORY_BYTES):
         return exact(given, "--kv-cache-memory-bytes, which vLLM takes as it is")
@@ -294,7 +294,7 @@ def _expert_buffers(text: Config, flags: EngineFlags, tokens: int, element: int)
 
 
 def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, element: int) -> tuple[_Range, _Range]:
-    """Return what the encoder's outputs and inputs hold, and the peak of its own pass."""
+    """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass."""
     tower = config.get("vision_config")
     nothing = _Range(0, 0, 0)
     if not isinstance(tower, Mapping):

@@ -20,15 +20,14 @@ class Explanation:
 
     Attributes:
         vllm_version: As its workers report it; ``ascend_version``: of vllm-ascend.
-        architecture: The model's class.
-        model: The name that it serves.
+        architecture: The model's class; `model`: the name that it serves.
         limits: The lengths and counts that its budget depends on.
         parallel: The sizes of its parallel groups.
         ranks: Each rank's budget.
         pools: Each data-parallel engine's KV cache.
         encoder: The multimodal budget; ``None`` for a model of text.
         problems: Ranks whose start is not reported, and why.
-        paragraph: All of it in words that a person can paste.
+        paragraph: The explanation as text to paste.
     """
 
     vllm_version: str | None = None
@@ -55,28 +54,28 @@ def explain(
     """Explain an engine.
 
     Args:
-        readings: Each rank as it stands now, with the phases of its start.
-        budget_of: What a rank's worker reports of its start; ``None`` where it does not.
+        readings: Each rank now, with the phases of its start.
+        budget_of: Returns the report of a rank's worker on its start; ``None``: it has none.
         model: The name that the engine serves.
         vllm_version: The version that its server reports, where no worker reports one.
-        why_missing: What would be needed for those that do not.
+        why_missing: The setting that a worker without a report needs.
     """
-    found = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
+    reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
     problems = tuple(
         f"rank {UNKNOWN if reading.rank is None else reading.rank}: {why_missing}"
         for reading in readings
-        if all(reading is not known for known, _ in found)
+        if all(reading is not known for known, _ in reported)
     )
-    if not found:
+    if not reported:
         return Explanation(model=model, vllm_version=vllm_version, problems=problems)
-    first = found[0][1]
-    ranks = tuple(rank_budget(budget, reading, reading.start) for reading, budget in found)
+    first = reported[0][1]
+    ranks = tuple(rank_budget(budget, reading, reading.start) for reading, budget in reported)
     pools = []
-    for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in found):
-        members = [number for number, (reading, _) in enumerate(found) if reading.dp_rank == dp_rank]
-        workers = [live_worker(*found[number]) for number in members]
+    for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in reported):
+        members = [number for number, (reading, _) in enumerate(reported) if reading.dp_rank == dp_rank]
+        workers = [live_worker(*reported[number]) for number in members]
         pools.append(pool_view(workers, [ranks[number] for number in members]))
-    fullest = max(found, key=lambda one: 0 if one[0].encoder_cache is None else one[0].encoder_cache.device_bytes)
+    fullest = max(reported, key=lambda rank: 0 if rank[0].encoder_cache is None else rank[0].encoder_cache.device_bytes)
     explanation = Explanation(
         vllm_version=first.vllm_version or vllm_version,
         ascend_version=first.ascend_version,
@@ -93,13 +92,13 @@ def explain(
 
 
 def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:
-    """Return the rank that has the fewest bytes for its KV cache; the first where that is not known."""
+    """Return the rank with the fewest bytes for its KV cache; the first where that is not known."""
     known = [rank for rank in ranks if rank.available_bytes is not None]
     return min(known, key=lambda rank: rank.available_bytes or 0) if known else next(iter(ranks), None)
 
 
 def paragraph(explanation: Explanation) -> str:
-    """Return the explanation in words that a person can paste."""
+    """Return the explanation as text to paste."""
     rank = tightest(explanation.ranks)
     if rank is None:
         return ""

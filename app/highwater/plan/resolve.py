@@ -39,7 +39,7 @@ class Resolved:
     limits: Limits
     elements: Elements
     blocks: Blocks
-    speculative_tokens: int  # the tokens of a draft; 0: there is none
+    speculative_tokens: int  # the tokens of a draft; 0: no drafter
     notes: tuple[str, ...]  # assumptions, in sentences
 
 
@@ -143,14 +143,14 @@ def _check(flags: EngineFlags, model: Model) -> None:
 
 def _length(flags: EngineFlags, model: Model) -> int:
     """Follow _get_and_verify_max_len (config/model.py)."""
-    asked = flags.max_model_len
+    given = flags.max_model_len
     longest = model.length.longest
-    if asked is None:
+    if given is None:
         return model.length.default
-    if longest is None or asked <= longest or asked <= (model.length.override or 0):
-        return asked
+    if longest is None or given <= longest or given <= (model.length.override or 0):
+        return given
     raise PlanError(
-        f"--max-model-len: {asked}; the model allows {int(longest)} ({model.length.key}), and vLLM refuses more unless"
+        f"--max-model-len: {given}; the model allows {int(longest)} ({model.length.key}), and vLLM refuses more unless"
         f" {ALLOW_LONG} is set"
     )
 
@@ -206,18 +206,18 @@ def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) ->
 
 def _cache_mode(flags: EngineFlags, model: Model, generation: Generation, *, prefix: bool) -> str:
     """Follow MambaModelConfig: which states are kept where prefix caching is on."""
-    asked = flags.mamba_cache_mode
+    given = flags.mamba_cache_mode
     known = ("none", "align", "all") if generation.mamba_has_all else ("none", "align")
-    if asked is not None and asked not in known:
-        raise PlanError(f"--mamba-cache-mode: {asked!r}; vLLM {generation.version} takes one of {', '.join(known)}")
+    if given is not None and given not in known:
+        raise PlanError(f"--mamba-cache-mode: {given!r}; vLLM {generation.version} takes one of {', '.join(known)}")
     if not prefix or not (model.is_hybrid or not model.has_attention):
         return "none"
     if generation.release < (0, 15, 0):
         return "all"  # the only mode, before it had a name
     can_all = model.caches_states and generation.mamba_has_all
-    if asked in (None, "none"):
+    if given in (None, "none"):
         return "all" if can_all else "align"
-    return "all" if asked == "all" and can_all else "align"
+    return "all" if given == "all" and can_all else "align"
 
 
 def _async(flags: EngineFlags, generation: Generation) -> bool:
@@ -253,7 +253,7 @@ def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
 
 
 def speculative_method(flags: EngineFlags) -> str | None:
-    """Return the method of the speculative config, as written; None where there is none."""
+    """Return the method of the speculative config, as written; None: no drafter."""
     if flags.speculative_config is None:
         return None
     given = speculative_object(flags.speculative_config)

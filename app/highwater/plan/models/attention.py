@@ -136,10 +136,10 @@ def gemma4(config: Config) -> tuple[Kept, ...]:
     if config.get("attention_k_eq_v"):
         full_heads = config.optional("num_global_key_value_heads") or full_heads
     return tuple(
-        replace(one, kv_heads=full_heads, head_size=full_size)
-        if isinstance(one, Attention) and one.window is None
-        else one
-        for one in gemma3n(config)
+        replace(part, kv_heads=full_heads, head_size=full_size)
+        if isinstance(part, Attention) and part.window is None
+        else part
+        for part in gemma3n(config)
     )
 
 

@@ -42,18 +42,18 @@ def block_sizes(
     """Return the block sizes that vLLM ends up with.
 
     Raises:
-        PlanError: A size that was asked for makes no sense.
+        PlanError: A given size makes no sense.
     """
     start = _starting_size(model, flags, generation, elements)
-    asked_state = flags.mamba_block_size
-    if asked_state is not None and mamba_cache_mode == "none":
-        raise PlanError(f"--mamba-block-size: {asked_state}; vLLM takes it with prefix caching only")
+    given_state = flags.mamba_block_size
+    if given_state is not None and mamba_cache_mode == "none":
+        raise PlanError(f"--mamba-block-size: {given_state}; vLLM takes it with prefix caching only")
     _check_platform(model, flags, generation)
-    states = [one for one in model.kept if isinstance(one, State)]
+    states = [part for part in model.kept if isinstance(part, State)]
     if not states:
         return Blocks(attention=start, state=start)
     if not model.is_hybrid:
-        return Blocks(attention=start, state=asked_state or (max_model_len if mamba_cache_mode == "none" else start))
+        return Blocks(attention=start, state=given_state or (max_model_len if mamba_cache_mode == "none" else start))
     token = _attention_token_bytes(model, flags, elements)
     shapes = states[0].form.shapes(flags.tensor_parallel_size, speculative)
     state_page = sum(
@@ -62,13 +62,13 @@ def block_sizes(
     unit = _alignment(model, flags, generation, start)
     if mamba_cache_mode == "all":
         # Whole chunks of the state kernel, and whole blocks of the attention kernel.
-        chunk = math.lcm(asked_state or model.state_chunk or 2048, unit)
+        chunk = math.lcm(given_state or model.state_chunk or 2048, unit)
         attention = chunk * _ceil(_ceil(state_page, token), chunk)
         state = attention
         attention = max(start, attention)
     else:
         attention = max(start, unit * _ceil(state_page, unit * token))
-        state = asked_state or max_model_len
+        state = given_state or max_model_len
         if mamba_cache_mode == "align":
             state = attention
     page = attention * token
@@ -89,7 +89,7 @@ def _check_platform(model: Model, flags: EngineFlags, generation: Generation) ->
 
 def _starting_size(model: Model, flags: EngineFlags, generation: Generation, elements: Elements) -> int:
     if flags.platform == "cpu" and model.is_latent:
-        return CUDA_BLOCK  # platforms/cpu.py: whatever was asked for, the reference kernel takes 16 only
+        return CUDA_BLOCK  # platforms/cpu.py: whatever is given, the reference kernel takes 16 only
     if flags.platform == "ascend":
         # Chunked prefill is on wherever there is one decoder; a hybrid's blocks are left as they are.
         reuses_blocks = not (model.is_encoder_decoder or model.is_hybrid)

@@ -72,12 +72,12 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
 def speculative_object(text: str) -> Mapping[str, Any]:
     """Return the object that `--speculative-config` holds."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise PlanError(f"{FLAG}: {text!r} is not JSON: {exc}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise PlanError(f"{FLAG}: {text!r}; a JSON object is needed")
-    return found
+    return value
 
 
 def _prediction_layers(target: Mapping[str, Any], model: Model) -> tuple[Kept, ...]:
@@ -86,11 +86,13 @@ def _prediction_layers(target: Mapping[str, Any], model: Model) -> tuple[Kept, .
     layers = next((count for key in PREDICTION_KEYS if (count := config.optional(key, 0))), 0)
     if not layers:
         raise PlanError(f"{FLAG}: mtp; the model's config.json has no {' or '.join(PREDICTION_KEYS)}")
-    whole = [one for one in model.kept if isinstance(one, Latent) or (isinstance(one, Attention) and not one.window)]
+    whole = [
+        part for part in model.kept if isinstance(part, Latent) or (isinstance(part, Attention) and not part.window)
+    ]
     if not whole:
         raise PlanError(f"{FLAG}: mtp; the model has no layer of full attention to take the geometry of")
     first = whole[0]
-    index = next((one for one in model.kept if isinstance(one, Indexer)), None)
+    index = next((part for part in model.kept if isinstance(part, Indexer)), None)
     kept: list[Kept] = []
     for i in range(layers):
         place = model.layers + i

@@ -73,25 +73,25 @@ def resolve_elements(model: Model, generation: Generation, flags: EngineFlags) -
     own = _model_type(model, flags.dtype)
     conv = _state_type("mamba_cache_dtype", flags.mamba_cache_dtype, generation)
     conv = own if conv == "auto" else conv
-    asked = _state_type("mamba_ssm_cache_dtype", flags.mamba_ssm_cache_dtype, generation)
-    if asked == "auto" and model.state_dtype is not None:
-        asked = model.state_dtype  # models/config.py: Nemotron-H and Qwen3.5 name it in their config.json
-    if asked != "auto" and asked not in MODEL_BYTES:
-        raise PlanError(f"mamba_ssm_dtype: {asked!r}; one of {', '.join(MODEL_BYTES)} is needed")
+    given = _state_type("mamba_ssm_cache_dtype", flags.mamba_ssm_cache_dtype, generation)
+    if given == "auto" and model.state_dtype is not None:
+        given = model.state_dtype  # models/config.py: Nemotron-H and Qwen3.5 name it in their config.json
+    if given != "auto" and given not in MODEL_BYTES:
+        raise PlanError(f"mamba_ssm_dtype: {given!r}; one of {', '.join(MODEL_BYTES)} is needed")
     return Elements(
         model=own,
         cache=_cache_type(model, flags.kv_cache_dtype or "auto", generation),
         convolution=conv,
-        state=conv if asked == "auto" else asked,
+        state=conv if given == "auto" else given,
     )
 
 
-def _model_type(model: Model, asked: str | None) -> str:
-    """Return the type that was asked for, else the checkpoint's as vLLM serves it."""
-    if asked is not None and asked != "auto":
-        if asked not in MODEL_BYTES:
-            raise PlanError(f"--dtype: {asked!r}; auto or one of {', '.join(MODEL_BYTES)} is needed")
-        return asked
+def _model_type(model: Model, given: str | None) -> str:
+    """Return the type of the flag, else the checkpoint's as vLLM serves it."""
+    if given is not None and given != "auto":
+        if given not in MODEL_BYTES:
+            raise PlanError(f"--dtype: {given!r}; auto or one of {', '.join(MODEL_BYTES)} is needed")
+        return given
     own = served_type(model.dtype or "")
     if own not in MODEL_BYTES:
         raise PlanError(f"dtype: {own!r}; one of {', '.join(MODEL_BYTES)} is needed")
@@ -103,35 +103,35 @@ def served_type(named: str) -> str:
     return "bfloat16" if named in ("", "float32", "float") else named
 
 
-def _state_type(key: str, asked: str | None, generation: Generation) -> str:
+def _state_type(key: str, given: str | None, generation: Generation) -> str:
     flag = "--" + key.replace("_", "-")
-    since = _STATE_TYPES.get(asked or "auto")
+    since = _STATE_TYPES.get(given or "auto")
     if since is None or since > generation.release:
         known = ", ".join(name for name, first in _STATE_TYPES.items() if first <= generation.release)
-        raise PlanError(f"{flag}: {asked!r}; vLLM {generation.version} takes {known}")
-    return asked or "auto"
+        raise PlanError(f"{flag}: {given!r}; vLLM {generation.version} takes {known}")
+    return given or "auto"
 
 
-def _cache_type(model: Model, asked: str, generation: Generation) -> str:
-    since = CACHE_TYPES.get(asked)
+def _cache_type(model: Model, given: str, generation: Generation) -> str:
+    since = CACHE_TYPES.get(given)
     if since is None or since > generation.release:
         known = ", ".join(name for name, first in CACHE_TYPES.items() if first <= generation.release)
-        raise PlanError(f"--kv-cache-dtype: {asked!r}; for vLLM {generation.version} these can be planned: {known}")
-    if asked == "auto":
-        asked = _checkpoint_type(model, generation)
+        raise PlanError(f"--kv-cache-dtype: {given!r}; for vLLM {generation.version} these can be planned: {known}")
+    if given == "auto":
+        given = _checkpoint_type(model, generation)
     scheme = model.quantization.get("kv_cache_scheme")
     is_compressed = str(model.quantization.get("quant_method", "")).replace("_", "-") == "compressed-tensors"
-    # layers/attention/attention.py: up to 0.22 the checkpoint's scheme wins even over what was asked for.
-    if is_compressed and scheme and not model.is_latent and (asked == "auto" or generation.release < (0, 23, 0)):
-        asked = "fp8"
+    # layers/attention/attention.py: up to 0.22 the checkpoint's scheme wins even over the flag.
+    if is_compressed and scheme and not model.is_latent and (given == "auto" or generation.release < (0, 23, 0)):
+        given = "fp8"
     if model.is_sparse:
-        if asked == "bfloat16":  # models/config.py, DeepseekV32ForCausalLM
+        if given == "bfloat16":  # models/config.py, DeepseekV32ForCausalLM
             return "auto"
-        if asked.startswith("fp8"):  # FlashMLA's sparse kernels pack it; FlashInfer's on Blackwell do not
+        if given.startswith("fp8"):  # FlashMLA's sparse kernels pack it; FlashInfer's on Blackwell do not
             return "fp8_ds_mla"
-    if asked == "fp8_ds_mla" and not model.is_sparse:
-        raise PlanError(f"--kv-cache-dtype: {asked!r}; it is the format of models with sparse MLA, use fp8")
-    return asked
+    if given == "fp8_ds_mla" and not model.is_sparse:
+        raise PlanError(f"--kv-cache-dtype: {given!r}; it is the format of models with sparse MLA, use fp8")
+    return given
 
 
 def _checkpoint_type(model: Model, generation: Generation) -> str:

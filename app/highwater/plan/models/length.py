@@ -27,7 +27,7 @@ COUNTED_ALREADY: Final = frozenset({"su", "longrope", "llama3"})
 # From this release on YaRN's count too; up to then its original length was multiplied (config/model.py in 0.30.0).
 YARN_COUNTED_SINCE: Final[Release] = (0, 30, 0)
 YARN_KINDS: Final = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
-# What vLLM takes where a model names no length and none is asked for.
+# The length that vLLM takes where neither the model nor a flag gives one.
 UNNAMED_LENGTH: Final = 2048
 
 
@@ -89,9 +89,9 @@ def _is_positive(value: object) -> TypeGuard[float]:
 
 def _ropes(config: Config) -> list[Mapping[str, Any]]:
     """The rotary parameters, one for each layer type where they are kept so."""
-    found = config.mapping("rope_parameters") or config.mapping("rope_scaling")
-    nested = [value for value in found.values() if isinstance(value, Mapping)]
-    return nested or ([found] if found else [])
+    parameters = config.mapping("rope_parameters") or config.mapping("rope_scaling")
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return nested or ([parameters] if parameters else [])
 
 
 def _kind(rope: Mapping[str, Any]) -> str:

@@ -56,11 +56,11 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         if value and (value is True or value != 1):
             raise config.refused(key, value, why)
     kept = architecture.build(config)
-    is_latent = any(isinstance(one, Latent) for one in kept)
+    is_latent = any(isinstance(part, Latent) for part in kept)
     return Model(
         architecture=name,
         model_type=config.model_type,
-        layers=max((one.layer for one in kept), default=-1) + 1
+        layers=max((part.layer for part in kept), default=-1) + 1
         if architecture.encoder_decoder
         else config.optional("num_hidden_layers") or max(one.layer for one in kept) + 1,
         attention_heads=_attention_heads(config, architecture),
@@ -71,11 +71,11 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         dtype=_dtype(values, config),
         quantization=_quantization(values, config),
         # A hybrid's class may serve a model without states (granite-4.0-micro).
-        is_hybrid=architecture.hybrid and any(isinstance(one, State) for one in kept),
+        is_hybrid=architecture.hybrid and any(isinstance(part, State) for part in kept),
         has_attention=not architecture.states_only,
         is_encoder_decoder=architecture.encoder_decoder,
         is_latent=is_latent,
-        is_sparse=any(isinstance(one, Indexer) for one in kept),
+        is_sparse=any(isinstance(part, Indexer) for part in kept),
         caches_states=architecture.caches_states,
         state_chunk=_state_chunk(config),
         state_dtype=_state_dtype(config, architecture, release),
@@ -94,8 +94,8 @@ def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Arc
         if known is None:
             continue
         if release not in served()[name]:
-            asked = ".".join(map(str, release))
-            raise PlanError(f"architectures: {name!r}; vLLM {asked} does not have it, {served()[name]} does")
+            version = ".".join(map(str, release))
+            raise PlanError(f"architectures: {name!r}; vLLM {version} does not have it, {served()[name]} does")
         return name, known
     raise PlanError(
         f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"
@@ -114,7 +114,7 @@ def _head_size(config: Config, architecture: Architecture, kept: tuple[Kept, ...
         return 0
     if config.model_type == "zamba2":
         return zamba2_head_size(config)
-    latent = next((one for one in kept if isinstance(one, Latent)), None)
+    latent = next((part for part in kept if isinstance(part, Latent)), None)
     return attention.head_size(config) if latent is None else latent.width
 
 
@@ -124,23 +124,20 @@ def _dtype(values: Mapping[str, Any], config: Config) -> str | None:
     places = (values, {key: config.get(key) for key in ("dtype", "torch_dtype")}, vision)
     for place in places:
         if isinstance(place, Mapping):
-            found = place.get("dtype") or place.get("torch_dtype")
-            if found is not None:
-                return str(found).removeprefix("torch.")
+            dtype = place.get("dtype") or place.get("torch_dtype")
+            if dtype is not None:
+                return str(dtype).removeprefix("torch.")
     return None
 
 
 def _quantization(values: Mapping[str, Any], config: Config) -> Mapping[str, Any]:
-    for found in (
-        values.get("quantization_config"),
-        values.get("compression_config"),
-        config.get("quantization_config"),
-        config.get("compression_config"),
-    ):
-        if isinstance(found, Mapping):
-            return found
-        if found is not None:
-            raise PlanError(f"quantization_config: {found!r}; an object is needed")
+    for place in (values.get, config.get):
+        for key in ("quantization_config", "compression_config"):
+            described = place(key)
+            if isinstance(described, Mapping):
+                return described
+            if described is not None:
+                raise PlanError(f"quantization_config: {described!r}; an object is needed")
     return {}
 
 
@@ -150,10 +147,10 @@ def _state_chunk(config: Config) -> int | None:
 
 
 def _state_dtype(config: Config, architecture: Architecture, release: Release) -> str | None:
-    """The states' element type that a configuration names, which vLLM looks at from 0.13 on."""
+    """The states' element type that a configuration names, which vLLM reads from 0.13 on."""
     if architecture.own_state_dtype is None or release < (0, 13, 0):
         return None
-    found = config.get(architecture.own_state_dtype)
-    if found is not None:
-        return str(found)
+    named = config.get(architecture.own_state_dtype)
+    if named is not None:
+        return str(named)
     return next((name for since, name in reversed(architecture.state_dtypes) if since <= release), None)

@@ -83,7 +83,7 @@ class Config:
         return {**values, **aliased}
 
     def gives(self, key: str) -> bool:
-        """Say whether the file itself gives a key a value."""
+        """Return whether the file itself gives a key a value."""
         return self._values.get(key) is not None
 
     def refused(self, key: str, value: object, right: str) -> PlanError:
