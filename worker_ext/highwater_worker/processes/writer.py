@@ -63,14 +63,11 @@ class ProcessFile:
         self._written = 1
 
     def write(self, body: bytes) -> None:
-        """Write over the old content.
-
-        Args:
-            body: One JSON object in ASCII, at most `MAX_BODY_BYTES` long.
+        """Write one JSON object in ASCII, of at most `MAX_BODY_BYTES`, over the old content.
 
         Raises:
-            OSError: It could not be written.
-            ValueError: It is too long.
+            OSError: The file could not be written.
+            ValueError: The object is too long.
         """
         self._written += 1
         os.pwrite(self._descriptor, _framed(self._written, body), 0)

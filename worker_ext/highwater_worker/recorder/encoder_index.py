@@ -240,11 +240,7 @@ def _weak(value: object) -> Callable[[], object]:
     try:
         return weakref.ref(value)
     except TypeError:  # a list or a tuple: read anew each time
-        return _gone
-
-
-def _gone() -> None:
-    return None
+        return lambda: None
 
 
 def read_index(worker: object, device: Device, host: HostMemory | None = None) -> EncoderIndex:
