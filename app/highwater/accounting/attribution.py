@@ -30,6 +30,7 @@ from highwater.readings import (
 from highwater.units import KIB
 
 COMPONENTS = tuple(field.name for field in fields(Components))
+_SHARED = tuple(field.name for field in fields(RankMemory))
 # Slower growth is noise, further away is no forecast, and fewer seconds show the steps rather than where they lead.
 SLOWEST_BYTES_PER_SECOND = 64 * KIB
 HORIZON_SECONDS = 86_400.0
@@ -55,7 +56,7 @@ class Ranked(Protocol):
 def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
     """Return a worker's memory as a reading whose known components sum to ``used_bytes`` exactly."""
     components, notes = _place(worker)
-    shared = {field.name: getattr(worker, field.name) for field in fields(RankMemory)}
+    shared = {name: getattr(worker, name) for name in _SHARED}
     has_ratio = worker.used_bytes is not None and worker.total_bytes
     return RankReading(
         **shared | {"notes": worker.notes + notes},

@@ -32,8 +32,8 @@ class StartMemory:
     utilization: Annotated[float, Field(ge=0, le=100)] | None = None  # `gpu_memory_utilization`
     requested_bytes: Bytes = None
     weights_bytes: Bytes = None
-    # vLLM's own differences: nothing holds them above zero.
-    # What the profiling pass took at most and gave back; from 0.27 on with the graphs' estimate where that is counted.
+    # The figures without a type of their own are vLLM's differences, and may be negative. This is what the profiling
+    # pass took at most and gave back; from 0.27 on with the graphs' estimate where that is counted.
     peak_activation_bytes: int | None = None
     non_torch_bytes: int | None = None  # the growth of what is not PyTorch's; up to 0.25
     total_consumed_bytes: int | None = None  # the growth of the device's use; from 0.27 on

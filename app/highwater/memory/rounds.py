@@ -89,8 +89,7 @@ class Rounds:
     """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
 
     ``requests_under_way`` counts those through this sidecar. ``engine_has_extension``: the operator says that our
-    extension
-    is loaded under another name.
+    extension is loaded under another name.
 
     Attributes:
         capabilities: What the engine can do; ``public_capabilities``: the same as ``GET /memory`` shows it.

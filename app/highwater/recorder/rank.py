@@ -102,12 +102,7 @@ class _Record(NamedTuple):
 
 
 class RankFile:
-    """A ring of the life of the engine that is followed, and what was read of it so far.
-
-    Args:
-        ring: The file; closed with this.
-        machine: This machine.
-    """
+    """A rank's ring, and what was read of it so far."""
 
     def __init__(self, ring: Ring, machine: Machine) -> None:
         self.ring = ring
