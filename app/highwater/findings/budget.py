@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from highwater.findings.finding import Finding, finding, weightiest_first
 from highwater.plan.budget import RankBudget
@@ -16,7 +16,25 @@ from highwater.units import MIB, gib_text
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES = 128 * MIB
 
-RankRule: TypeAlias = Callable[[RankBudget, EncoderView | None], Finding | None]
+
+class BudgetCase(NamedTuple):
+    """One rank's budget, and the encoder's part of every rank."""
+
+    rank: RankBudget
+    encoder: EncoderView | None
+
+    @property
+    def name(self) -> str:
+        """The rank's title, such as ``rank 0``."""
+        return f"rank {'-' if self.rank.rank is None else self.rank.rank}"
+
+    @property
+    def kv_cache_advice(self) -> str:
+        """The name of the advice to make room at the KV cache's expense."""
+        return "given_kv_cache" if self.rank.counting == "given" else "kv_cache_memory_bytes"
+
+
+BudgetRule: TypeAlias = Callable[[BudgetCase], Finding | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,57 +48,59 @@ class Explained:
     findings: tuple[Finding, ...] = ()
 
 
-def not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:  # noqa: ARG001 - the seam's
+def not_profiled(case: BudgetCase) -> Finding | None:
     """Report memory that this start needs and its formula does not count."""
+    rank = case.rank
     missed = [part for part in rank.uncounted if part.key != "others"]
     size = sum(part.bytes for part in missed)
     if size < NOTABLE_BYTES:
         return None
     return finding(
         "not_profiled",
-        {"rank": _name(rank), "missed_bytes": size, "outside_bytes": rank.outside_bytes},
+        {"rank": case.name, "missed_bytes": size, "outside_bytes": rank.outside_bytes},
         weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
         parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
         requested=rank.requested_bytes,
     )
 
 
-def activation_above_profile(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:  # noqa: ARG001
+def activation_above_profile(case: BudgetCase) -> Finding | None:
     """Report that a step took more than the profiling pass."""
-    row = next((row for row in rank.observed if row.key == "activation"), None)
+    row = next((row for row in case.rank.observed if row.key == "activation"), None)
     if row is None or row.risk_bytes is None or row.risk_bytes < NOTABLE_BYTES:
         return None
     return finding(
         "activation_above_profile",
-        {"rank": _name(rank), "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
-        advice=("max_num_batched_tokens", "limit_mm_per_prompt", _kv_cache_advice(rank)),
+        {"rank": case.name, "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
         excess=row.risk_bytes,
     )
 
 
-def encoder_not_profiled(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:
+def encoder_not_profiled(case: BudgetCase) -> Finding | None:
     """Report a start that did not take the encoder into account, and the size that its cache may reach."""
+    encoder = case.encoder
     if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
         return None
     return finding(
         "encoder_not_profiled",
-        {"rank": _name(rank), "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
-        advice=("max_num_batched_tokens", "limit_mm_per_prompt", _kv_cache_advice(rank)),
+        {"rank": case.name, "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
         embeddings=encoder.cache_size,
     )
 
 
-def allocator_environment(rank: RankBudget, encoder: EncoderView | None) -> Finding | None:  # noqa: ARG001
+def allocator_environment(case: BudgetCase) -> Finding | None:
     """Report variables of the worker's process that are set twice or contradict one another."""
-    problems = contradictions(rank.environment, rank.device.type)
+    problems = contradictions(case.rank.environment, case.rank.device.type)
     if not problems:
         return None
     return finding(
-        "allocator_environment", {"rank": _name(rank)}, problems=" ".join(f"{problem}." for problem in problems)
+        "allocator_environment", {"rank": case.name}, problems=" ".join(f"{problem}." for problem in problems)
     )
 
 
-BUDGET_RULES: Final[tuple[RankRule, ...]] = (
+BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
     not_profiled,
     activation_above_profile,
     encoder_not_profiled,
@@ -99,7 +119,7 @@ def budget_findings(explanation: Explanation) -> tuple[Finding, ...]:
     found: dict[str, Finding] = {}
     for rank in explanation.ranks:
         for rule in BUDGET_RULES:
-            if (one := rule(rank, explanation.encoder)) is not None:
+            if (one := rule(BudgetCase(rank, explanation.encoder))) is not None:
                 found.setdefault(one.name, one)
     return tuple(weightiest_first(found.values()))
 
@@ -134,11 +154,3 @@ def _options(text: str | None) -> dict[str, list[str]]:
         if key.strip():
             options.setdefault(key.strip(), []).append(value.strip())
     return options
-
-
-def _kv_cache_advice(rank: RankBudget) -> str:
-    return "given_kv_cache" if rank.counting == "given" else "kv_cache_memory_bytes"
-
-
-def _name(rank: RankBudget) -> str:
-    return f"rank {'-' if rank.rank is None else rank.rank}"

@@ -132,6 +132,11 @@ class Case:
         """The size from which on a change of all ranks together is more than noise."""
         return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
 
+    @property
+    def has_grown(self) -> bool:
+        """True if used bytes grew by more than noise."""
+        return self.grown_bytes is not None and self.grown_bytes > self.notable_bytes
+
     def age_seconds(self, rank: RankCase) -> float:
         """Return how old the rank's last reading was then."""
         return max(self.at - rank.now.taken_at, 0.0)

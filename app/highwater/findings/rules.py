@@ -279,7 +279,7 @@ def _against_leak(series: SeriesGrowth) -> tuple[str, ...]:
 def growth(case: Case) -> Finding | None:
     """Report that used memory grew: how fast, which component it is, and what keeps that small."""
     grown = case.grown_bytes
-    if grown is None or grown <= case.notable_bytes:
+    if grown is None or not case.has_grown:
         return None
     parts = sorted(((part, name) for name, part in case.grown.items() if part > 0), reverse=True)
     shares = [

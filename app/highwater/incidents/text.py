@@ -19,12 +19,6 @@ from highwater.text.report import memory_rows, requests_text
 from highwater.units import MIB, mib
 
 WIDTH = 100
-KIND_WORDS: Mapping[str, str] = {
-    "died": "died",
-    "hung": "hung",
-    "out_of_memory": "out of memory",
-    "start_failed": "start failed",
-}
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
 
 
@@ -62,7 +56,7 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     """Return one incident as Markdown; with charts, for a page, of each rank's used bytes over time."""
     engine = incident.engine
-    kind = KIND_WORDS.get(incident.kind or "", incident.kind or "")
+    kind = (incident.kind or "").replace("_", " ")
     who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     facts = {
         "when": state(incident),
@@ -105,10 +99,11 @@ def _message(message: LogMessage) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    weight = WEIGHT_WORDS.get(finding.weight, WEIGHT_WORDS["note"])
     figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
     title = f"**{text(plain(finding.title))}**"
-    return _item(f"{weight}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})")
+    return _item(
+        f"{WEIGHT_WORDS[finding.weight]}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})"
+    )
 
 
 def _advice(advice: Advice) -> str:

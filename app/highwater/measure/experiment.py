@@ -74,6 +74,11 @@ class LoadRun:
     signal_name: str | None = None
     interrupted: bool = False
 
+    @property
+    def exit_text(self) -> str:
+        """``exit code 137 (SIGKILL)``."""
+        return f"exit code {self.exit_code}" + (f" ({self.signal_name})" if self.signal_name else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReading:

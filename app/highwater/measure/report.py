@@ -113,8 +113,7 @@ def _figures(experiment: Experiment) -> str:
         tried = len(experiment.remedies) + len(experiment.not_tried)
         given = mib(None if back is None else -back)
         columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
-    by = f" ({experiment.load.signal_name})" if experiment.load.signal_name else ""
-    how = f"{'interrupted, ' if experiment.load.interrupted else ''}exit code {experiment.load.exit_code}{by}"
+    how = f"{'interrupted, ' if experiment.load.interrupted else ''}{experiment.load.exit_text}"
     columns.append(("load", duration(round(experiment.load.seconds)), how))
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]

@@ -43,8 +43,7 @@ def load_failed(experiment: Experiment) -> Finding | None:
         weight="clue" if experiment.load.interrupted else "likely",
         interrupted=experiment.load.interrupted,
         seconds=experiment.load.seconds,
-        how=f"with exit code {experiment.load.exit_code}"
-        + (f" ({experiment.load.signal_name})" if experiment.load.signal_name else ""),
+        how=f"with {experiment.load.exit_text}",
         incident=experiment.happened("incident"),
     )
 
@@ -111,7 +110,7 @@ def other_traffic(experiment: Experiment) -> Finding | None:
 def no_growth(experiment: Experiment) -> Finding | None:
     """Report that the load left nothing behind."""
     grown = experiment.case.grown_bytes
-    return None if grown is None or grown > experiment.case.notable_bytes else finding("no_growth", grown=grown)
+    return None if grown is None or experiment.case.has_grown else finding("no_growth", grown=grown)
 
 
 def non_torch_growth(experiment: Experiment) -> Finding | None:
@@ -290,7 +289,7 @@ def refused_remedies(experiment: Experiment) -> Finding | None:
 def gave_back(experiment: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
     grown, last = experiment.case.grown_bytes, experiment.last
-    if grown is None or grown <= experiment.case.notable_bytes or last is None or not last.name.startswith("after "):
+    if grown is None or not experiment.case.has_grown or last is None or not last.name.startswith("after "):
         return None
     left = experiment.change(BEFORE, last.name, "used_bytes")
     if left is None:
@@ -299,12 +298,9 @@ def gave_back(experiment: Experiment) -> Finding | None:
     freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
     came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
     if back > grown:
-        more = (
-            f" and {mib_text(back - grown)} that was held before"
-            if back - grown > experiment.case.notable_bytes
-            else ""
-        )
-        came_back = f"all of the growth of {mib_text(grown)}{more}"
+        came_back = f"all of the growth of {mib_text(grown)}"
+        if back - grown > experiment.case.notable_bytes:
+            came_back += f" and {mib_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
     rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, last.name, name)) or (0, "")
     return finding(
@@ -324,10 +320,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
 
 def no_remedy(experiment: Experiment) -> Finding | None:
     """Report that no remedy was tried."""
-    grown = experiment.case.grown_bytes
-    return (
-        None if experiment.remedies or grown is None or grown <= experiment.case.notable_bytes else finding("no_remedy")
-    )
+    return finding("no_remedy") if experiment.case.has_grown and not experiment.remedies else None
 
 
 def _names(steps: Sequence[RemedyResult]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
+from string import Formatter
 
 from highwater.findings import advice, finding
 from highwater.findings.advice import ADVICE
@@ -16,11 +18,32 @@ WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_t
 MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
 
 
-def test_every_finding_has_its_sentences_and_every_sentence_its_rule():
-    """Under the name that the rule gives."""
-    named = {name for path in SOURCES for name in re.findall(r"\bfinding\(\s*\"(\w+)\"", path.read_text())}
-    assert named == set(WORDING)
-    assert all(row["title"] and row["text"] for row in WORDING.values())
+def given_figures() -> dict[str, set[str]]:
+    """The names that each rule gives its finding's sentences, by the finding."""
+    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given: dict[str, set[str]] = {}
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "finding":
+            figures = [node for part in call.args[1:] for node in ast.walk(part) if isinstance(node, ast.Dict)]
+            keys = {key.value for figure in figures for key in figure.keys if isinstance(key, ast.Constant)}
+            given[call.args[0].value] = keys | {keyword.arg for keyword in call.keywords}
+    return given
+
+
+def named_figures(templates: str | list[str]) -> set[str]:
+    """The names in curly braces."""
+    listed = [templates] if isinstance(templates, str) else templates
+    return {name for template in listed for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
+    """Under the name that the rule gives; also of sentences that are seldom said."""
+    given = given_figures()
+    assert set(given) == set(WORDING)
+    for name, row in WORDING.items():
+        assert row["title"], name
+        assert row["text"], name
+        assert named_figures(row["title"]) | named_figures(row["text"]) <= given[name], name
 
 
 def test_every_piece_of_advice_says_what_it_costs():
