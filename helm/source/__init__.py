@@ -3,7 +3,7 @@
 ::
 
     __main__ ──► board ──► server.yaml, fleet.yaml (their rows and panels)
-           │       └─────► panels ──► grafana.yaml (Grafana's constant JSON), metrics (names, labels, HELP texts)
+           │       └─────► panels ──► grafana.yaml (Grafana's constant JSON), metrics (names and HELP texts)
            └──► rules ──► alerts.yaml
 
 They are written to `dashboards/`, beside this package; the chart and people without one load the same files. The

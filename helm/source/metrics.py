@@ -1,4 +1,4 @@
-"""The metrics that exist: names, labels and HELP texts as the exporter writes them.
+"""The metrics that exist: names and HELP texts as the exporter writes them.
 
 They come from the golden exposition, which a unit test compares with `app/highwater/api/metrics.py`: a metric that is
 renamed there is unknown here, and no dashboard is generated.
@@ -36,13 +36,7 @@ PROMETHEUS_FAMILIES = {
     "ALERTS": "1 while an alert of the rules that are loaded is pending or firing.",
 }
 
-# Labels that the scrape, Prometheus or vLLM adds, and that of a histogram's buckets.
-OTHER_LABELS = {"cluster", "job", "instance", "namespace", "pod", "alertname", "alertstate", "severity", "le"}
-
 _NAME = re.compile(r"\b(?:highwater_\w+|vllm:\w+)|\b(?:up|ALERTS)\b")
-_SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
-_GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
-_SERIES = re.compile(r"^(\w+)(?:\{(.+)\})? ", re.MULTILINE)
 
 
 class UnknownMetricError(LookupError):
@@ -55,16 +49,7 @@ def _own() -> dict[str, tuple[str, str]]:
     return {name: (types[name], meaning) for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)}
 
 
-def _labels() -> dict[str, set[str]]:
-    labels: dict[str, set[str]] = {}
-    for name, pairs in _SERIES.findall(GOLDEN.read_text(encoding="utf-8")):
-        labels.setdefault(name, set()).update(re.findall(r'(\w+)="', pairs))
-    return labels
-
-
 OWN = _own()
-LABELS = _labels()
-ALL_LABELS = OTHER_LABELS.union(*LABELS.values())
 
 
 def names_in(expression: str) -> list[str]:
@@ -84,21 +69,6 @@ def _family(name: str) -> str:
     if OWN.get(family, ("", ""))[0] == "histogram" or (family != name and family in ENGINE_HISTOGRAMS):
         return family
     raise UnknownMetricError(f"{name} is neither in {GOLDEN.name} nor one of the engine's families")
-
-
-def unknown_labels(expression: str) -> set[str]:
-    """Return the labels that a PromQL expression names and that no family it reads can have.
-
-    A matcher's label must be one of its own family; that of a grouping, or of a matcher whose family has no series in
-    the golden exposition, one of any family.
-    """
-    unknown: set[str] = set()
-    for family, matchers in _SELECTOR.findall(expression):
-        named = re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', matchers)
-        unknown |= set(named) - OTHER_LABELS - LABELS.get(family, ALL_LABELS)
-    for group in _GROUPING.findall(expression):
-        unknown |= set(re.findall(r"\w+", group)) - ALL_LABELS
-    return unknown
 
 
 def help_of(family: str) -> str:

@@ -12,8 +12,9 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from helm.source import metrics
 from helm.source.__main__ import DASHBOARDS as FOLDER
 from helm.source.__main__ import files
-from helm.source.metrics import UnknownMetricError, names_in, unknown_labels
+from helm.source.metrics import UnknownMetricError, names_in
 from helm.source.panels import Query, described
+from tests.observability.labels import unknown_labels
 
 DASHBOARDS = ("highwater-server", "highwater-fleet")
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from helm.source.metrics import ALL_LABELS, LABELS, names_in, unknown_labels
+from helm.source.metrics import names_in
 from helm.source.rules import NAMES as WORDS
 from helm.source.rules import alerts as generated
 from highwater.cli import main
+from tests.observability.labels import ALL_LABELS, LABELS, unknown_labels
 
 from .conftest import tool
 from .rule_files import ALERTS, ALERTS_FILE, RECORDINGS, ROOT

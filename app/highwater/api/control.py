@@ -14,12 +14,11 @@ from pydantic import Field, TypeAdapter, model_validator
 from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, Refused
-from highwater.readings import Caller, Components, Mode, RankDelta, RankReading, Target
+from highwater.readings import Caller, Mode, RankReading, RemedyResult, Target
 from highwater.relief import RemedyOutcome, RemedyRequest
 
 _RANKS = TypeAdapter(tuple[RankReading, ...])
-_DELTAS = TypeAdapter(tuple[RankDelta, ...])
-_COMPONENTS = TypeAdapter(Components)
+_RESULT = TypeAdapter(RemedyResult)
 # Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
 _OWN_PARAMETERS = ("mode", "force")
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -131,26 +130,12 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
 
 
 def _shown(measured: RemedyOutcome) -> dict[str, Any]:
-    result = measured.result
-    return {
-        "remedy": result.remedy,
-        "outcome": result.outcome,
-        "reason": result.reason,
-        "seconds": round(result.seconds, 3),
-        "quiesced_by": result.quiesced_by,
-        "held_seconds": None if result.held_seconds is None else round(result.held_seconds, 3),
-        "freed_bytes": {
-            "total": result.freed_bytes,
-            "components": _COMPONENTS.dump_python(result.freed_components),
-            "ranks": _DELTAS.dump_python(result.ranks, mode="json"),
-        },
-        "credited_bytes": {
-            "total": result.credited_bytes,
-            "components": _COMPONENTS.dump_python(result.credited_components),
-        },
-        "before": _RANKS.dump_python(measured.before, mode="json"),
-        "after": _RANKS.dump_python(measured.after, mode="json"),
-        "frees": result.frees,
-        "does_not_free": result.does_not_free,
-        "detail": list(result.detail),
-    }
+    shown: dict[str, Any] = _RESULT.dump_python(measured.result, mode="json")
+    freed, credited = ({"total": shown.pop(f"{name}_bytes")} for name in ("freed", "credited"))
+    freed |= {"components": shown.pop("freed_components"), "ranks": shown.pop("ranks")}
+    credited |= {"components": shown.pop("credited_components")}
+    for name in ("seconds", "held_seconds"):
+        shown[name] = None if shown[name] is None else round(shown[name], 3)
+    ranks = {"before": measured.before, "after": measured.after}
+    shown |= {name: _RANKS.dump_python(of_then, mode="json") for name, of_then in ranks.items()}
+    return shown | {"freed_bytes": freed, "credited_bytes": credited}

@@ -3,7 +3,7 @@
  * nowhere, the KV cache in requests, and a paragraph to paste.
  */
 
-import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
+import { el, fill, scrollTable, setText, showPanel } from "./dom.js";
 import { count, gib, known, size, UNKNOWN } from "./format.js";
 import { PartsPanel, sized } from "./parts.js";
 
@@ -76,11 +76,11 @@ function parts(rank) {
     .filter(([, bytes]) => known(bytes))
     .map(([title, bytes, ...rest]) => [title, sized(bytes), ...rest]);
   const caption = `Rank ${rank.rank ?? UNKNOWN}: the budget of its start`;
-  return scroll(caption, table({ caption, head: ["part", "size", "grade", "what it is"], rows, numeric: [1], wide: [3] }));
+  return scrollTable({ caption, head: ["part", "size", "grade", "what it is"], rows, numeric: [1], wide: [3] });
 }
 
 function conversations(pool) {
   const rows = pool.conversations.map((one) => [count(one.tokens), size(one.bytes), one.requests.toLocaleString("en-US")]);
   const caption = `The KV cache: ${count(pool.blocks)} blocks, ${count(pool.tokens)} tokens as vLLM prints it`;
-  return scroll(caption, table({ caption, head: ["tokens", "size each", "requests at once"], rows, numeric: [1, 2] }));
+  return scrollTable({ caption, head: ["tokens", "size each", "requests at once"], rows, numeric: [1, 2] });
 }

@@ -87,31 +87,19 @@ export class Controls {
   }
 
   #resetting() {
-    const buttons = RESETS.map(({ path, frees }) =>
-      el(
-        "li",
-        {},
-        el(
-          "button",
-          {
-            type: "button",
-            id: path,
-            "aria-describedby": `${path}-frees`,
-            onclick: () =>
-              this.#confirmed(words(path), () =>
-                this.#do(
-                  words(path),
-                  () => post(`${path}?mode=${this.mode.value}`),
-                  (body) => this.#told({ results: [body] }, false),
-                ),
-              ),
-          },
+    const reset = (path) => () =>
+      this.#confirmed(words(path), () =>
+        this.#do(
           words(path),
+          () => post(`${path}?mode=${this.mode.value}`),
+          (body) => this.#told({ results: [body] }, false),
         ),
-        el("span", { id: `${path}-frees` }, `frees ${frees}`),
-      ),
-    );
-    return el("ul", { class: "resets" }, ...buttons);
+      );
+    const rows = RESETS.map(({ path, frees }) => {
+      const button = { type: "button", id: path, "aria-describedby": `${path}-frees`, onclick: reset(path) };
+      return el("li", {}, el("button", button, words(path)), el("span", { id: `${path}-frees` }, `frees ${frees}`));
+    });
+    return el("ul", { class: "resets" }, ...rows);
   }
 
   /** In mode now, ask first. */

@@ -46,7 +46,7 @@ export function showPanel(box, shown) {
 }
 
 /** A table of rows of nodes or text, with the indexes of its numeric and wide columns. */
-export function table({ caption, head, rows, numeric = [], wide = [] }) {
+function table({ caption, head, rows, numeric = [], wide = [] }) {
   const kind = (index) => (numeric.includes(index) ? "number" : wide.includes(index) ? "wide" : null);
   return el(
     "table",
@@ -82,7 +82,7 @@ export class KeptTable {
     const shape = JSON.stringify(rows.map(([first]) => first));
     if (shape !== this.shape) {
       this.shape = shape;
-      fill(this.box, scroll(this.parts.caption, table({ ...this.parts, rows })));
+      fill(this.box, scrollTable({ ...this.parts, rows }));
       return;
     }
     const cells = this.box.querySelectorAll("tbody th, tbody td");
@@ -100,4 +100,9 @@ export function swatch(variable) {
 /** A wide thing that scrolls by itself, also by keyboard. */
 export function scroll(label, inner) {
   return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, inner);
+}
+
+/** A table in such a region. */
+export function scrollTable(parts, label = parts.caption) {
+  return scroll(label, table(parts));
 }

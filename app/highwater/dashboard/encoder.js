@@ -3,7 +3,7 @@
  */
 
 import { getAsOperator } from "./api.js";
-import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
+import { el, fill, scrollTable, setText, showPanel } from "./dom.js";
 import { STATES } from "./facts.js";
 import { clock, count, duration, exact, gib, gibNumber, joined, known, UNKNOWN } from "./format.js";
 import { total } from "./plots.js";
@@ -126,12 +126,9 @@ export class EncoderPanel {
     const asOf = known(age) ? `as of ${clock(Date.now() / 1000 - age)}` : "";
     setText(this.status, joined("; ", asOf, note));
     const first = ranks.find((rank) => rank.entries?.length) ?? ranks[0];
-    if (!first) {
-      fill(this.list, el("p", { class: "empty" }, "The entries are not known: enter the admin token and ask again."));
-      return;
-    }
-    if (!first.entries?.length) {
-      fill(this.list, el("p", { class: "empty" }, "The cache is empty."));
+    if (!first?.entries?.length) {
+      const text = first ? "The cache is empty." : "The entries are not known: enter the admin token and ask again.";
+      fill(this.list, el("p", { class: "empty" }, text));
       return;
     }
     const rows = first.entries.map((entry) => [
@@ -146,7 +143,7 @@ export class EncoderPanel {
     ]);
     const caption = `Rank ${first.rank ?? UNKNOWN}: ${count(rows.length)} of ${count(first.entries_total)} entries`;
     const head = ["hash", "GiB", "shape", "type", "age, at least", "idle", "where", "in use"];
-    fill(this.list, scroll("Largest entries of the encoder cache", table({ caption, head, rows, numeric: [1, 4, 5] })));
+    fill(this.list, scrollTable({ caption, head, rows, numeric: [1, 4, 5] }, "Largest entries of the encoder cache"));
   }
 }
 

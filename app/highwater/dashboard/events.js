@@ -2,7 +2,7 @@
  * What happened: the last resets with what each freed, everything else, and the incidents.
  */
 
-import { el, fill, scroll, showPanel, table } from "./dom.js";
+import { el, fill, scroll, scrollTable, showPanel } from "./dom.js";
 import { clock, count, duration, exact, gib, gibNumber, joined, known, words } from "./format.js";
 import { COMPONENTS } from "./facts.js";
 
@@ -63,19 +63,8 @@ export function writeResets(box, events) {
     ),
   ]);
   const head = ["at", "remedy", "outcome", "freed GiB", "what moved", "by", "took, and why"];
-  fill(
-    box,
-    scroll(
-      "Last resets as a table",
-      table({
-        caption: "What each freed of what it can free; what moved meanwhile is less in use than before",
-        head,
-        rows,
-        numeric: [3],
-        wide: [4, 6],
-      }),
-    ),
-  );
+  const caption = "What each freed of what it can free; what moved meanwhile is less in use than before";
+  fill(box, scrollTable({ caption, head, rows, numeric: [3], wide: [4, 6] }, "Last resets as a table"));
 }
 
 /** Takes events, newest first. */
@@ -106,19 +95,10 @@ export function writeIncidents(box, listed) {
   const items = listed.incidents.slice(0, INCIDENTS_SHOWN).map((incident) => {
     const often = incident.count > 1 ? `, ${count(incident.count)} times` : "";
     const ended = incident.ended_at ? `, over at ${clock(incident.ended_at)}` : "";
-    const link = el(
-      "a",
-      { href: `memory/incidents/${encodeURIComponent(incident.id)}` },
-      words(incident.kind ?? "incident"),
-    );
-    return el(
-      "li",
-      {},
-      el("time", {}, clock(incident.at)),
-      " ",
-      link,
-      `${often}${ended}: ${incident.summary || incident.problem || ""}`,
-    );
+    const href = `memory/incidents/${encodeURIComponent(incident.id)}`;
+    const link = el("a", { href }, words(incident.kind ?? "incident"));
+    const text = `${often}${ended}: ${incident.summary || incident.problem || ""}`;
+    return el("li", {}, el("time", {}, clock(incident.at)), " ", link, text);
   });
   fill(box, el("ol", { class: "timeline" }, ...items), ...problem);
 }

@@ -3,7 +3,7 @@
  * limit as a line; two tables.
  */
 
-import { el, fill, scroll, setText, showPanel, table } from "./dom.js";
+import { el, fill, scrollTable, setText, showPanel } from "./dom.js";
 import { count, duration, known, size, UNKNOWN } from "./format.js";
 import { PartsPanel, sized } from "./parts.js";
 
@@ -68,7 +68,7 @@ function partsTable(parts) {
   rows.push(["not attributed", sized(parts.not_attributed_bytes), ""]);
   if (parts.counted_twice_bytes) rows.push(["counted twice above", sized(-parts.counted_twice_bytes), ""]);
   const caption = `The engine's container: ${size(parts.used_bytes)} as the kernel counts it`;
-  return scroll(caption, table({ caption, head: ["part", "size", ""], rows, numeric: [1] }));
+  return scrollTable({ caption, head: ["part", "size", ""], rows, numeric: [1] });
 }
 
 function processTable(processes) {
@@ -83,5 +83,5 @@ function processTable(processes) {
     ]);
   const caption = `${count(processes.length)} processes of the engine; file and shared memory counts in each that maps it`;
   const head = ["process", "pid", "anonymous", "file", "shared", "peak", "threads", "open files"];
-  return scroll(caption, table({ caption, head, rows, numeric: [1, 2, 3, 4, 5, 6, 7] }));
+  return scrollTable({ caption, head, rows, numeric: [1, 2, 3, 4, 5, 6, 7] });
 }

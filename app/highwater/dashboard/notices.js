@@ -4,40 +4,41 @@
 
 import { el, fill, setAttribute, setText } from "./dom.js";
 import { STATES } from "./facts.js";
-import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
+import { clock, count, duration, gib, joined, known, UNKNOWN, words } from "./format.js";
 import { rankName } from "./plots.js";
 import { shortRanks } from "./pressure.js";
 
-const STATE_WORDS = {
-  ready: "ready",
-  starting: "starting",
-  paused: "paused",
-  sleeping: "sleeping",
-  busy: "busy",
-  slow: "slow",
-  stuck: "is stuck",
-  not_answering: "does not answer",
-  gone: "is gone",
-};
-const STATE_TITLES = {
-  starting: "The engine has not answered yet",
-  paused: "The engine is paused: it takes requests and runs none",
-  sleeping: "The engine sleeps: its weights are off the device",
-  busy: "The engine is busy: requests wait for a long step or call",
-  slow: "The engine's API server is slow to answer",
-  stuck: "The engine is stuck: it will not go on by itself",
-  not_answering: "The engine does not answer",
-  gone: "The engine is gone",
-};
-const STATE_ADVICE = {
-  starting: "It may be loading its model. What you see here is all that is known until it answers.",
-  paused: "If nobody resumes it, POST /resume to vLLM does.",
-  sleeping: "POST /wake_up to vLLM brings it back.",
-  busy: "It goes on by itself.",
-  slow: "It goes on with what it has.",
-  stuck: "Its /health may say 200 all the same. See the incidents below, and restart it.",
-  not_answering: "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
-  gone: "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
+/** Of each state of the engine: the word in its pill, and the title and the advice of its notice. */
+const STATE_TEXTS = {
+  ready: ["ready"],
+  starting: [
+    "starting",
+    "The engine has not answered yet",
+    "It may be loading its model. What you see here is all that is known until it answers.",
+  ],
+  paused: [
+    "paused",
+    "The engine is paused: it takes requests and runs none",
+    "If nobody resumes it, POST /resume to vLLM does.",
+  ],
+  sleeping: ["sleeping", "The engine sleeps: its weights are off the device", "POST /wake_up to vLLM brings it back."],
+  busy: ["busy", "The engine is busy: requests wait for a long step or call", "It goes on by itself."],
+  slow: ["slow", "The engine's API server is slow to answer", "It goes on with what it has."],
+  stuck: [
+    "is stuck",
+    "The engine is stuck: it will not go on by itself",
+    "Its /health may say 200 all the same. See the incidents below, and restart it.",
+  ],
+  not_answering: [
+    "does not answer",
+    "The engine does not answer",
+    "Its /health may say 200 all the same. See the incidents below, and restart it if it does not go on.",
+  ],
+  gone: [
+    "is gone",
+    "The engine is gone",
+    "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
+  ],
 };
 const VERDICT_LEVEL = { progressing: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
@@ -49,7 +50,7 @@ const RANKS_TOLD = 4;
 export function writeEngine({ engine, progress: moves }, model, detail, state, progress) {
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
-  setText(state, `engine ${STATE_WORDS[engine.state] ?? engine.state}`);
+  setText(state, `engine ${STATE_TEXTS[engine.state]?.[0] ?? engine.state}`);
   setAttribute(state, "data-level", STATES[engine.state]?.level ?? "quiet");
   progress.hidden = !moves;
   if (!moves) return;
@@ -142,13 +143,13 @@ function* lost({ state, reason, since }, report) {
 function* engine(report) {
   if (!report) return;
   const { state, hint, url } = report.engine;
-  const title = STATE_TITLES[state];
+  const [, title, advice] = STATE_TEXTS[state] ?? [];
   if (title)
     yield {
       level: STATES[state].level,
       name: "engine",
       title,
-      text: hint && hint !== "not asked yet" ? hint : `${STATE_ADVICE[state]} (${url})`,
+      text: hint && hint !== "not asked yet" ? hint : `${advice} (${url})`,
     };
   else if (hint) yield { level: "warn", name: "hint", title: "Something is missing", text: hint };
 }
@@ -205,11 +206,12 @@ function shortage({ level, summary, rules }) {
 
 /** What could be given back on a rank, in words. */
 function couldGive({ can_release_bytes: release, can_trim_bytes: trim }) {
-  const gains = [
-    release > 0 ? `release could give ${gib(release)}` : null,
-    trim > 0 ? `trim encoder cache ${gib(trim)}` : null,
-  ].filter(Boolean);
-  if (gains.length) return gains.join(", ");
+  const gains = joined(
+    ", ",
+    release > 0 && `release could give ${gib(release)}`,
+    trim > 0 && `trim encoder cache ${gib(trim)}`,
+  );
+  if (gains) return gains;
   return known(release) && known(trim) ? "nothing to give back" : "what could be given back is not known";
 }
 

@@ -3,7 +3,7 @@
  */
 
 import { Chart } from "./charts.js";
-import { el, fill, setText, showPanel, swatch, table } from "./dom.js";
+import { el, fill, scrollTable, setText, showPanel, swatch } from "./dom.js";
 import {
   clock,
   count,
@@ -105,9 +105,8 @@ class Plot {
     }
     const head = ["time", ...this.chart.series.map((one) => one.name)];
     const caption = `${this.title.textContent}, newest first`;
-    const made = table({ caption, head, rows, numeric: head.map((_, index) => index).slice(1) });
-    const box = el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, made);
-    fill(this.alternative, this.alternative.firstElementChild, box);
+    const shown = scrollTable({ caption, head, rows, numeric: head.map((_, index) => index).slice(1) });
+    fill(this.alternative, this.alternative.firstElementChild, shown);
   }
 }
 

@@ -87,14 +87,9 @@ export class RankTable {
       {},
       el("th", { scope: "col" }, "rank"),
       el("th", { scope: "col", class: "number" }, "used %"),
-      ...COLUMNS.map((column) => {
-        return el(
-          "th",
-          { scope: "col", class: "number" },
-          column.variable ? swatch(column.variable) : null,
-          column.name,
-        );
-      }),
+      ...COLUMNS.map(({ name, variable }) =>
+        el("th", { scope: "col", class: "number" }, variable ? swatch(variable) : null, name),
+      ),
     );
     const rows = report.ranks.map((rank) => this.#row(rankKey(rank), rankName(rank, report.ranks), deviceName(rank)));
     if (report.ranks.length > 1) rows.push(this.#row("skew", "skew", "most less least"));
@@ -110,12 +105,7 @@ export class RankTable {
     };
     const ratio = cell("used_ratio");
     const header = el("th", { scope: "row" }, name, el("small", {}, detail));
-    return el(
-      "tr",
-      { class: key === "skew" ? "skew" : null },
-      header,
-      ratio,
-      ...COLUMNS.map((column) => cell(column.field)),
-    );
+    const others = COLUMNS.map((column) => cell(column.field));
+    return el("tr", { class: key === "skew" ? "skew" : null }, header, ratio, ...others);
   }
 }
