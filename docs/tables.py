@@ -83,7 +83,7 @@ def signal_table() -> str:
         ]
         for signal, remedies in SIGNAL_REMEDIES.items()
     ]
-    return _table(["signal", "gets worse as it", "remedies of a rule that names none, in this order"], rows)
+    return _table(["signal", "gets worse as it", "default remedies, in this order"], rows)
 
 
 def waters_table() -> str:
@@ -118,17 +118,23 @@ def figures_table() -> str:
     cooldown = PolicyRule.model_fields["cooldown_seconds"].default
     rows = [
         [
-            "bounds of high water",
-            f"{size(MIN_HIGH_BYTES)} (half of what is left over where that is less), {size(MAX_HIGH_BYTES)}",
+            "lower and upper bound of high water",
+            f"{size(MIN_HIGH_BYTES)} (half of what is left over if that is less), {size(MAX_HIGH_BYTES)}",
         ],
-        ["left over, below which there is no default rule", size(MIN_SLACK_BYTES)],
-        ["what a remedy must be able to give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
+        ["no default rule if less is left over than", size(MIN_SLACK_BYTES)],
+        ["a remedy runs if it can give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
         ["rest after a relief that did not reach low water", f"{cooldown:g} s; while urgent {URGENT_REST_SECONDS:g} s"],
-        ["an allocation that was retried counts as pressure for", f"{RETRY_SECONDS:g} s"],
-        ["time between readings when it is tight", f"{QUICK_SECONDS:g} s, with recorders"],
-        ["tight: less free than low water, or full within", f"{FULL_WITHIN_SECONDS:g} s at the present pace"],
-        ["an idle engine is tidied after", f"{IDLE_SECONDS:g} s without a request"],
-        ["and if a release gives", f"{size(MIN_TIDY_BYTES)} or {TIDY_SHARE:.0%} of the device, whichever is more"],
+        ["a retried allocation counts as pressure for", f"{RETRY_SECONDS:g} s"],
+        ["time between readings when memory is tight", f"{QUICK_SECONDS:g} s, with recorders"],
+        [
+            "memory is tight if less is free than low water, or it is full within",
+            f"{FULL_WITHIN_SECONDS:g} s at the present pace",
+        ],
+        ["an idle engine is released after", f"{IDLE_SECONDS:g} s without a request"],
+        [
+            "and only if the release gives",
+            f"{size(MIN_TIDY_BYTES)} or {TIDY_SHARE:.0%} of the device, whichever is more",
+        ],
     ]
     return _table(["figure", "value"], rows)
 
