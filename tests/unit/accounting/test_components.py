@@ -46,7 +46,7 @@ def test_everybody_who_shows_components_shows_them_all():
     assert list(COMPONENT_COLORS) == [row.label for row in components.COMPONENTS]
     assert re.findall(r'field: "(\w+)"', page) == [row.name for row in STACKED]
     for row in components.COMPONENTS:
-        assert style.count(f"{row.variable}:") == 3, "light, dark, and the system's dark"
+        assert style.count(f"{row.variable}:") == 2, "light and dark"
 
 
 def test_one_more_component_touches_six_files_at_most():
