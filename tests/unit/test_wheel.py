@@ -74,7 +74,7 @@ def test_every_module_is_in_the_wheel(names: set[str]) -> None:
     """The demonstration's shim and the type marker too."""
     modules = {path.relative_to(APP).as_posix() for path in APP.rglob("*.py")}
     assert "highwater/demo/shim/sitecustomize.py" in modules
-    assert modules | {"highwater/py.typed"} <= names
+    assert modules | {"highwater/py.typed", "highwater/demo/model.yaml"} <= names
 
 
 def test_the_worker_extension_is_a_wheel_of_its_own(worker_wheel: Path) -> None:
