@@ -296,7 +296,7 @@ def _nothing() -> Iterator[str]:
         (_nothing, "no sidecar answers at"),
         (lambda: _http(Page), "a web page"),
         (lambda: _http(NotFound), "404 Not Found"),
-        (lambda: contextlib.nullcontext("nonsense:x"), "is no URL"),
+        (lambda: contextlib.nullcontext("nonsense:x"), "is not the URL"),
     ],
     ids=["nothing", "nginx", "not found", "no URL"],
 )
