@@ -15,6 +15,13 @@ class NotARegularFileError(OSError):
         super().__init__("it is not a file")
 
 
+class FileTooLargeError(OSError):
+    """The file has more bytes than its reader allows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"it has more than {max_bytes:,} bytes")
+
+
 def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     """Open a regular file for reading, and return its descriptor.
 
@@ -39,6 +46,28 @@ def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
         os.close(descriptor)
         raise NotARegularFileError
     return descriptor
+
+
+def read_regular(
+    path: Path | str, max_bytes: int, *, first_bytes: int | None = None, follows_link: bool = False
+) -> bytes:
+    """Read a regular file of at most ``max_bytes``, or its ``first_bytes``.
+
+    Raises:
+        NotARegularFileError: It is something else, or a link.
+        FileTooLargeError: It has more bytes.
+        OSError: It cannot be read.
+    """
+    with os.fdopen(open_regular(path, follows_link=follows_link), "rb") as file:
+        if first_bytes is None:
+            content = file.read(max_bytes + 1)
+            is_too_large = len(content) > max_bytes
+        else:
+            content = file.read(first_bytes)
+            is_too_large = os.fstat(file.fileno()).st_size > max_bytes
+    if is_too_large:
+        raise FileTooLargeError(max_bytes)
+    return content
 
 
 def signature(path: Path) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from highwater.errors import NotKept, os_reason
 from highwater.files.private_file import replace_private
-from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
 from highwater.units import MIB
 
 SCHEMA = 1
@@ -119,14 +119,11 @@ class StateFile:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = open_regular(path, follows_link=True)
+        return read_regular(path, MAX_FILE_BYTES, follows_link=True)
     except NotARegularFileError as exc:
         raise _Unusable("is not a file") from exc
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes")
-    return content
+    except FileTooLargeError as exc:
+        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes") from exc
 
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:
