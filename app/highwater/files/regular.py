@@ -1,10 +1,11 @@
-"""Files that others wrote: opened without following a link, waiting for a pipe or opening a device."""
+"""Files that others wrote, opened without following a link, waiting for a pipe or opening a device; their folders."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 
 
@@ -77,4 +78,27 @@ def signature(path: Path) -> tuple[int, ...]:
         OSError: It cannot be found.
     """
     status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return *stamp_of(status), status.st_ctime_ns
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what changes when a file is written or replaced; the first two numbers identify the file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def status_of(path: Path | str) -> os.stat_result | None:
+    """Return the status of a file, or of a link itself; ``None`` where none can be read, as it may be removed."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def first_names(folder: Path, max_names: int) -> list[str]:
+    """Return the first names in a folder: others may have written any number of files.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in islice(entries, max_names)]
