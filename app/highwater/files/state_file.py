@@ -23,6 +23,7 @@ from typing import Any
 from highwater.errors import NotKept, os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
+from highwater.text.strict_json import parse_json
 from highwater.units import MIB
 
 SCHEMA = 1
@@ -128,8 +129,8 @@ def _read(path: Path) -> bytes:
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     try:
-        whole = json.loads(content, parse_constant=_no_number)
-    except (ValueError, RecursionError) as exc:
+        whole = parse_json(content.decode("utf-8"))
+    except ValueError as exc:
         raise _Unusable("is not valid JSON") from exc
     if not isinstance(whole, dict):
         raise _Unusable("is not a JSON object")
@@ -139,10 +140,6 @@ def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     if not all(isinstance(section, dict) for section in whole.values()):
         raise _Unusable("has a section that is not a JSON object")
     return whole
-
-
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _set_aside(path: Path) -> Path:

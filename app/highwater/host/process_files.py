@@ -6,7 +6,6 @@ bounded files is read. Reading blocks: call it in a thread.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,6 +24,7 @@ from highwater.files.regular import NotARegularFileError, first_names, open_regu
 from highwater.host.process_record import ProcessRecord
 from highwater.process.machine import Machine
 from highwater.text.printable import plain
+from highwater.text.strict_json import parse_json
 
 MAGIC = b"HWPROC01"
 FILE_BYTES = 4096
@@ -185,10 +185,10 @@ def read_record(path: Path, name: str) -> ProcessRecord:
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
     try:
-        record: ProcessRecord = _RECORD.validate_python(json.loads(body, parse_constant=_refuse))
+        record: ProcessRecord = _RECORD.validate_python(parse_json(body.decode("utf-8")))
     except ValidationError as exc:
         raise BadProcessFile(plain(flaw(exc.errors(include_url=False, include_input=False)), 200)) from exc
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise BadProcessFile("its text is no JSON") from exc
     matched = _NAME.fullmatch(name)
     if matched is None or int(matched[1]) != record.pid or record.started not in {None, int(matched[2])}:
@@ -207,7 +207,3 @@ def _body(descriptor: int) -> bytes:
         if len(body) == length and zlib.crc32(body, zlib.crc32(content[:_CHECKED_BYTES])) == checksum:
             return body
     raise BadProcessFile("its checksum is wrong")
-
-
-def _refuse(word: str) -> Any:  # noqa: ANN401 - what `json` asks for
-    raise ValueError(word)
