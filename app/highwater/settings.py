@@ -20,6 +20,7 @@ from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
 from highwater.proxy.allowlist import AllowList, root_path_flaw
 from highwater.proxy.forwarded import Mode as ForwardedMode
+from highwater.proxy.limits import ProxyLimits
 from highwater.units import KIB, MIB
 
 PREFIX = "HIGHWATER_"
@@ -27,6 +28,7 @@ PREFIX = "HIGHWATER_"
 # (docs/recorder.md).
 MAX_RECORDS = 32_000
 
+_LIMITS = ProxyLimits()
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 # Settings about requests for the engine: with one of them set, requests are passed on.
@@ -84,31 +86,35 @@ class ProxySettings(BaseModel):
         description="further engine paths to proxy, as a JSON list; one that ends in / is a prefix, below which the "
         "same paths pass as without it",
     )
-    max_body_bytes: int = Field(256 * MIB, ge=1024, description="a larger request body is answered with 413")
-    max_header_bytes: int = Field(
-        64 * KIB, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
+    max_body_bytes: int = Field(
+        _LIMITS.max_body_bytes, ge=1024, description="a larger request body is answered with 413"
     )
-    connect_seconds: Finite = Field(5.0, gt=0, description="the longest that connecting to the engine may take")
+    max_header_bytes: int = Field(
+        _LIMITS.max_header_bytes, ge=8 * KIB, le=MIB, description="a larger request head is answered with 431"
+    )
+    connect_seconds: Finite = Field(
+        _LIMITS.connect_seconds, gt=0, description="the longest that connecting to the engine may take"
+    )
     first_byte_seconds: Finite = Field(
-        600.0,
+        _LIMITS.first_byte_seconds,
         ge=0,
         description="the longest wait for a response's head; one that is not streamed begins when it is complete; "
         "0: no limit",
     )
     idle_seconds: Finite = Field(
-        600.0,
+        _LIMITS.idle_seconds,
         ge=0,
         description="the longest time between two pieces of a response or an upload, or in a WebSocket; 0: no limit",
     )
     keepalive_seconds: Finite = Field(
-        4.0,
+        _LIMITS.keepalive_seconds,
         gt=0,
         le=3600,
         description="an engine connection idle for longer is closed; must be less than vLLM's "
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE (5)",
     )
     client_keepalive_seconds: Finite = Field(
-        620.0,
+        _LIMITS.client_keepalive_seconds,
         gt=0,
         le=86_400,
         description="a client connection idle for longer is closed; must exceed the keep-alive time of a load balancer "

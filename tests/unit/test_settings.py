@@ -420,7 +420,6 @@ def test_a_token_is_masked_wherever_settings_are_shown(caplog):
     ("change", "word"),
     [
         ({"signal": "gpu"}, "is not a signal; allowed: device_free_bytes, device_used_ratio"),
-        ({"signal": "kv_cache_usage_ratio"}, "is no longer a signal: cached blocks that no request uses do not count"),
         ({"signal": "host_used_ratio"}, "remedies must be named for host_used_ratio"),
         ({"high_water": None}, "must be given both, or neither"),
         ({"high_water": None, "low_water": None}, "are required for device_used_ratio"),

@@ -22,10 +22,10 @@ from highwater.accounting.components import COMPONENTS
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import growth_families
 from highwater.api.host_families import host_families
+from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.process.own_cgroup import memory_limit
 from highwater.proxy.traffic import Connections, connection_families
 from highwater.readings import (
     EngineState,

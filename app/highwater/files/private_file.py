@@ -13,6 +13,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from highwater.files.regular import NotARegularFileError, open_regular
+
 _ROOT = 0
 
 
@@ -52,32 +54,26 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
         NotPrivate: It is not private, not a file, or larger than ``max_bytes``.
         OSError: It cannot be read; ``FileNotFoundError`` where it does not exist.
     """
-    descriptor = _open(path)
     try:
+        descriptor = _open(path)
+    except NotARegularFileError as exc:
+        raise NotPrivate("is not a file") from exc
+    with os.fdopen(descriptor, "rb") as file:
         _check_private(os.fstat(descriptor))
-        content = os.read(descriptor, max_bytes + 1)
-    finally:
-        os.close(descriptor)
+        content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise NotPrivate(f"has more than {max_bytes} bytes")
     return content
 
 
 def _open(path: Path) -> int:
-    # Without O_NONBLOCK a named pipe would wait for somebody to write into it.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW)
-    except OSError as exc:
-        if exc.errno != errno.ELOOP:
-            raise
-    _check_owner(path.lstat())
-    return os.open(path, flags)
+    status = path.lstat()
+    if is_link := stat.S_ISLNK(status.st_mode):
+        _check_owner(status)
+    return open_regular(path, follows_link=is_link)
 
 
 def _check_private(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise NotPrivate("is not a file")
     _check_owner(found)
     others = 0o037 if found.st_uid == _ROOT else 0o077
     if found.st_mode & others:

@@ -1,10 +1,11 @@
-"""Files that others wrote: opened without following a link, waiting for a pipe or opening a device."""
+"""Files that others wrote, opened without following a link, waiting for a pipe or opening a device; their folders."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 
 
@@ -13,6 +14,13 @@ class NotARegularFileError(OSError):
 
     def __init__(self) -> None:
         super().__init__("it is not a file")
+
+
+class FileTooLargeError(OSError):
+    """The file has more bytes than its reader allows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"it has more than {max_bytes:,} bytes")
 
 
 def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
@@ -41,6 +49,28 @@ def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     return descriptor
 
 
+def read_regular(
+    path: Path | str, max_bytes: int, *, first_bytes: int | None = None, follows_link: bool = False
+) -> bytes:
+    """Read a regular file of at most ``max_bytes``, or its ``first_bytes``.
+
+    Raises:
+        NotARegularFileError: It is something else, or a link.
+        FileTooLargeError: It has more bytes.
+        OSError: It cannot be read.
+    """
+    with os.fdopen(open_regular(path, follows_link=follows_link), "rb") as file:
+        if first_bytes is None:
+            content = file.read(max_bytes + 1)
+            is_too_large = len(content) > max_bytes
+        else:
+            content = file.read(first_bytes)
+            is_too_large = os.fstat(file.fileno()).st_size > max_bytes
+    if is_too_large:
+        raise FileTooLargeError(max_bytes)
+    return content
+
+
 def signature(path: Path) -> tuple[int, ...]:
     """Return what changes with the file, its mode or its owner.
 
@@ -48,4 +78,27 @@ def signature(path: Path) -> tuple[int, ...]:
         OSError: It cannot be found.
     """
     status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return *stamp_of(status), status.st_ctime_ns
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what changes when a file is written or replaced; the first two numbers identify the file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def status_of(path: Path | str) -> os.stat_result | None:
+    """Return the status of a file, or of a link itself; ``None`` where none can be read, as it may be removed."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def first_names(folder: Path, max_names: int) -> list[str]:
+    """Return the first names in a folder: others may have written any number of files.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in islice(entries, max_names)]

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import yaml
 
 from highwater.errors import SettingsError, os_reason
-from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
 from highwater.text.printable import plain
 from highwater.units import MIB
 
@@ -57,13 +57,15 @@ def read_settings_file(name: str) -> dict[str, Any]:
     if suffix not in {".toml", ".yaml", ".yml"}:
         raise _problem(f"{name}: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}")
     try:
-        text = _read(name)
+        text = read_regular(name, MAX_BYTES, follows_link=True).decode("utf-8")  # a ConfigMap's files are links
         content = tomllib.loads(text) if suffix == ".toml" else parse_yaml(text) or {}
     except SettingsError as exc:
         raise SettingsError([f"config: {name}: {problem}" for problem in exc.problems]) from None
     except NotARegularFileError:
         kind = "a folder" if Path(name).is_dir() else "a pipe or a device"
         raise _problem(f"{name}: must be a regular file, and is {kind}") from None
+    except FileTooLargeError:
+        raise _problem(f"{name}: has over {MAX_BYTES:,} bytes, the most that a settings file may have") from None
     except OSError as exc:
         raise _problem(f"{name}: {os_reason(exc)}") from exc
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
@@ -96,15 +98,6 @@ def parse_yaml(text: str) -> object:
         raise SettingsError([" ".join(str(exc).split())]) from exc
     except ValueError as exc:  # a date that does not exist, a number of too many digits
         raise SettingsError([f"a value cannot be read: {' '.join(str(exc).split())}"]) from exc
-
-
-def _read(name: str) -> str:
-    descriptor = open_regular(name, follows_link=True)  # a ConfigMap's files are links
-    with open(descriptor, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise SettingsError([f"has over {MAX_BYTES:,} bytes, the most that a settings file may have"])
-    return content.decode("utf-8")
 
 
 def _problem(text: str) -> SettingsError:

@@ -22,7 +22,8 @@ from typing import Any
 
 from highwater.errors import NotKept, os_reason
 from highwater.files.private_file import replace_private
-from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
+from highwater.text.strict_json import parse_json
 from highwater.units import MIB
 
 SCHEMA = 1
@@ -119,20 +120,17 @@ class StateFile:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = open_regular(path, follows_link=True)
+        return read_regular(path, MAX_FILE_BYTES, follows_link=True)
     except NotARegularFileError as exc:
         raise _Unusable("is not a file") from exc
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes")
-    return content
+    except FileTooLargeError as exc:
+        raise _Unusable(f"has more than {MAX_FILE_BYTES} bytes") from exc
 
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     try:
-        whole = json.loads(content, parse_constant=_no_number)
-    except (ValueError, RecursionError) as exc:
+        whole = parse_json(content.decode("utf-8"))
+    except ValueError as exc:
         raise _Unusable("is not valid JSON") from exc
     if not isinstance(whole, dict):
         raise _Unusable("is not a JSON object")
@@ -142,10 +140,6 @@ def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     if not all(isinstance(section, dict) for section in whole.values()):
         raise _Unusable("has a section that is not a JSON object")
     return whole
-
-
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _set_aside(path: Path) -> Path:

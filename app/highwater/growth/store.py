@@ -25,7 +25,7 @@ from highwater.files.private_file import replace_private
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.growth.book import FloorBook, Moment
 from highwater.growth.series import Place, SeriesKey
-from highwater.host.proc import boot_id
+from highwater.process.machine import boot_id
 from highwater.readings import GrowthUnit, WorkCounts
 from highwater.units import MIB
 

@@ -1,8 +1,9 @@
-"""A memory cgroup of either version: read here, or interpreted as the engine's own processes read it."""
+"""A memory cgroup of either version: read here, or interpreted as the engine's own processes read it. Linux alone."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from highwater.host.process_record import RawCgroup
@@ -100,16 +101,42 @@ def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> Pressure | None:
 
 def read_group(pid: int | str = "self", root: Path = Path("/")) -> RawCgroup | None:
     """Return the counters of a process's memory group; ``None`` where no mount of the file system shows it."""
-    for line in _lines(root / f"proc/{pid}/cgroup"):
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        is_version_1 = "memory" in controllers.split(",")
-        if not is_version_1 and controllers:
-            continue
-        version = 1 if is_version_1 else 2
+    for version, path in _memory_groups(root, pid):
         levels = _levels(root, path, version)
         if levels:
             return _read(levels, path, version)
     return None
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return how many bytes this process's own group may use; ``None`` without a limit, or where it is not known."""
+    limits = (_number(folder / _FILES[version][1]) for version, folder in _own_folders(root))
+    return next((limit for limit in limits if limit is not None and 0 < limit < _UNLIMITED), None)
+
+
+def oom_kill_count(root: Path = Path("/")) -> int | None:
+    """Return how many processes of this process's own group the kernel has killed for memory."""
+    files = {1: "memory.oom_control", 2: "memory.events"}
+    counts = (_counters(folder / files[version]).get("oom_kill") for version, folder in _own_folders(root))
+    return next((count for count in counts if count is not None), None)
+
+
+def _own_folders(root: Path) -> Iterator[tuple[int, Path]]:
+    """Yield each version and possible folder of this process's group, where the file systems usually are."""
+    for version, path in _memory_groups(root, "self"):
+        top = root / ("sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup")
+        yield version, top / path.strip("/")
+        yield version, top  # in a container the mount shows its own group, whatever path the kernel gives
+
+
+def _memory_groups(root: Path, pid: int | str) -> Iterator[tuple[int, str]]:
+    """Yield the version and the path of each hierarchy that may count a process's memory."""
+    for line in _lines(root / f"proc/{pid}/cgroup"):
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(","):
+            yield 1, path
+        elif not controllers:
+            yield 2, path
 
 
 def _levels(root: Path, path: str, version: int) -> list[Path]:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from highwater.host.reading import ProcessMemory, Role
+from highwater.process.machine import parent_and_start
 from highwater.text.printable import plain
 
 MAX_PROCESSES = 8192
 """Processes of the machine that a search goes through."""
 MAX_FOUND = 128
-_PARENT, _STARTED = 1, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 _SIZES = {
     "RssAnon": "anonymous_bytes",
     "RssFile": "file_bytes",
@@ -124,37 +124,6 @@ def read_machine(proc: Path) -> tuple[int | None, int | None]:
 def _kib_lines(text: str) -> Iterable[tuple[str, int]]:
     for key, size in re.findall(r"^(\w+):\s*([0-9]+) kB$", text, re.MULTILINE):
         yield key, int(size) * 1024
-
-
-def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
-    """Return a process's parent, and its start in ticks since boot; see proc(5).
-
-    Raises:
-        OSError: The process does not exist, or is hidden.
-        ValueError: The kernel's line is not understood.
-        IndexError: It is cut.
-    """
-    text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    fields = text.rpartition(")")[2].split()
-    return int(fields[_PARENT]), int(fields[_STARTED])
-
-
-def started_of(proc: Path, pid: int) -> int | None:
-    """Return a process's start in ticks since boot; 0 if it does not exist, ``None`` if it is hidden."""
-    try:
-        return parent_and_start(proc, pid)[1]
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def boot_id(proc: Path = Path("/proc")) -> str | None:
-    """Return the identifier of the machine's present boot; ``None`` where the kernel does not tell."""
-    try:
-        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
 
 
 def _title(proc: Path, pid: int) -> str:

@@ -6,27 +6,25 @@ bounded files is read. Reading blocks: call it in a thread.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import struct
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
-from highwater.files.regular import NotARegularFileError, open_regular
-from highwater.host.proc import boot_id, started_of
+from highwater.files.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
 from highwater.host.process_record import ProcessRecord
+from highwater.process.machine import Machine
 from highwater.text.printable import plain
+from highwater.text.strict_json import parse_json
 
 MAGIC = b"HWPROC01"
 FILE_BYTES = 4096
@@ -63,29 +61,17 @@ class ProcessFiles:
 
     Args:
         folder: The recorders' folder; ``None``: no files are read.
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the processes of this machine share.
-        proc: The folder in which the kernel shows processes.
+        machine: The machine whose processes they may be; by default the sidecar's.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        proc: Path = Path("/proc"),
-    ) -> None:
+    def __init__(self, folder: Path | None, machine: Machine | None = None) -> None:
         self.problems: tuple[str, ...] = ()
         self._has_folder = folder is not None
         self._folder = folder or Path()
-        self._clock = clock
-        self._monotonic = monotonic
-        self._proc = proc
-        self._boot_id = boot_id(proc)
+        self._machine = machine or Machine()
         self._namespace: int | None = None
         with suppress(OSError):
-            self._namespace = os.stat(proc / "self/ns/pid").st_ino
+            self._namespace = os.stat(self._machine.proc / "self/ns/pid").st_ino
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 
@@ -94,12 +80,15 @@ class ProcessFiles:
         problems: list[str] = []
         records: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
-        names = list(self._names(problems))
-        owners = self._owners() if names else frozenset()
+        listed = self._listed(problems)
+        names = [name for name in listed if _NAME.fullmatch(name)]
+        owners = self._owners(listed) if names else frozenset()
         if len(names) > MAX_FILES:
             problems.append(f"{self._folder}: more than {MAX_FILES} process files; the rest is not read")
             # Files that anybody can put there must not hide those that vLLM's user has written.
-            names.sort(key=lambda name: (status := self._status(name)) is None or status.st_uid not in owners)
+            names.sort(
+                key=lambda name: (status := status_of(self._folder / name)) is None or status.st_uid not in owners
+            )
         for name in names[:MAX_FILES]:
             if (known := self._record(name, owners)) is None:
                 continue
@@ -114,8 +103,10 @@ class ProcessFiles:
 
     def sweep(self) -> int:
         """Remove the files of processes that have long ended, and return how many; what cannot be removed stays."""
-        removed, now = 0, self._clock()
-        for name in self._names([], with_unfinished=True):
+        removed, now = 0, self._machine.clock()
+        for name in self._listed([]):
+            if not (_NAME.fullmatch(name) or _TMP_NAME.fullmatch(name)):
+                continue
             path = self._folder / name
             with suppress(OSError):
                 status = os.lstat(path)
@@ -127,45 +118,36 @@ class ProcessFiles:
     def shares_processes_with(self, record: ProcessRecord) -> bool:
         """Return whether a process's number means the same process here: the PID namespace is shared."""
         is_namespace_shared = self._namespace is not None and record.pid_namespace == self._namespace
-        return is_namespace_shared and self.is_of_this_machine(record)
+        return is_namespace_shared and self._machine.is_boot(record.boot_id)
 
-    def is_of_this_machine(self, record: ProcessRecord) -> bool:
-        """Return whether a record was written under this kernel."""
-        return self._boot_id is not None and record.boot_id == self._boot_id
-
-    def _names(self, problems: list[str], *, with_unfinished: bool = False) -> Iterator[str]:
-        if not self._has_folder:
-            return
+    def _listed(self, problems: list[str]) -> list[str]:
         try:
-            with os.scandir(self._folder) as entries:
-                for number, entry in enumerate(entries):
-                    if number == MAX_ENTRIES:
-                        problems.append(f"{self._folder}: more than {MAX_ENTRIES} files; the rest is not looked at")
-                        break
-                    is_unfinished = with_unfinished and _TMP_NAME.fullmatch(entry.name)
-                    if _NAME.fullmatch(entry.name) or is_unfinished:
-                        yield entry.name
+            names = first_names(self._folder, MAX_ENTRIES + 1) if self._has_folder else []
         except FileNotFoundError:  # no process has written yet
-            return
+            return []
         except OSError as exc:
             problems.append(f"{self._folder}: {os_reason(exc)}")
+            return []
+        if len(names) > MAX_ENTRIES:
+            problems.append(f"{self._folder}: more than {MAX_ENTRIES} files; the rest is not looked at")
+        return names[:MAX_ENTRIES]
 
-    def _owners(self) -> frozenset[int]:
+    def _owners(self, listed: Iterable[str]) -> frozenset[int]:
         """Return the users whose files are read: the folder's, root, this process's, and those who write recorders."""
         owners = {0, os.geteuid()}
         with suppress(OSError):
             owners.add(os.stat(self._folder).st_uid)
-            with os.scandir(self._folder) as entries:
-                for entry in islice(entries, MAX_ENTRIES):
-                    if entry.name.endswith(".ring"):
-                        with suppress(OSError):
-                            owners.add(entry.stat(follow_symlinks=False).st_uid)
-        return frozenset(owners)
+        writers = (self._owner(name) for name in listed if name.endswith(".ring"))
+        return frozenset(owners.union(owner for owner in writers if owner is not None))
+
+    def _owner(self, name: str) -> int | None:
+        status = status_of(self._folder / name)
+        return None if status is None else status.st_uid
 
     def _record(self, name: str, owners: frozenset[int]) -> _Known | None:
-        if (status := self._status(name)) is None:
+        if (status := status_of(self._folder / name)) is None:  # removed meanwhile
             return None
-        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        stamp = stamp_of(status)
         known = self._known.get(name)
         if known is not None and known[0] == stamp:
             return known
@@ -176,24 +158,17 @@ class ProcessFiles:
         except BadProcessFile as exc:
             return stamp, str(exc)
 
-    def _status(self, name: str) -> os.stat_result | None:
-        try:
-            return os.lstat(self._folder / name)
-        except OSError:  # removed meanwhile
-            return None
-
     def _is_running(self, record: ProcessRecord) -> bool:
         if self._age(record) > CURRENT_SECONDS:
             return False
         if not self.shares_processes_with(record) or record.started is None:
             return True
-        started = started_of(self._proc, record.pid)
-        return started is None or started == record.started
+        return self._machine.process_state(record.pid, record.started) is not None
 
     def _age(self, record: ProcessRecord) -> float:
-        if self.is_of_this_machine(record):
-            return max(0.0, self._monotonic() - record.mono)
-        return max(0.0, self._clock() - record.at)
+        if self._machine.is_boot(record.boot_id):
+            return max(0.0, self._machine.monotonic() - record.mono)
+        return max(0.0, self._machine.clock() - record.at)
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:
@@ -210,10 +185,10 @@ def read_record(path: Path, name: str) -> ProcessRecord:
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
     try:
-        record: ProcessRecord = _RECORD.validate_python(json.loads(body, parse_constant=_refuse))
+        record: ProcessRecord = _RECORD.validate_python(parse_json(body.decode("utf-8")))
     except ValidationError as exc:
         raise BadProcessFile(plain(flaw(exc.errors(include_url=False, include_input=False)), 200)) from exc
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise BadProcessFile("its text is no JSON") from exc
     matched = _NAME.fullmatch(name)
     if matched is None or int(matched[1]) != record.pid or record.started not in {None, int(matched[2])}:
@@ -232,7 +207,3 @@ def _body(descriptor: int) -> bytes:
         if len(body) == length and zlib.crc32(body, zlib.crc32(content[:_CHECKED_BYTES])) == checksum:
             return body
     raise BadProcessFile("its checksum is wrong")
-
-
-def _refuse(word: str) -> Any:  # noqa: ANN401 - what `json` asks for
-    raise ValueError(word)

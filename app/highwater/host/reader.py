@@ -15,7 +15,7 @@ from pathlib import Path
 
 from highwater.host.cgroup import container_key, container_of, pressure_of, read_group, read_pressure
 from highwater.host.names import name_of, named_apart
-from highwater.host.proc import boot_id, find_engine, read_machine, read_process, started_of
+from highwater.host.proc import find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
@@ -28,6 +28,7 @@ from highwater.host.reading import (
     ShmMemory,
 )
 from highwater.host.shared_memory import SHM, read_shm, shm_of
+from highwater.process.machine import Machine
 from highwater.readings import RankReading
 
 _NO_FOLDER = (
@@ -65,12 +66,10 @@ class HostReader:
         root: Path = Path("/"),
         shm: Path = SHM,
     ) -> None:
-        self._proc = root / "proc"
+        self._machine = Machine(clock, monotonic, root / "proc")
         self._has_folder = folder is not None
-        self._files = ProcessFiles(folder, clock=clock, monotonic=monotonic, proc=self._proc)
+        self._files = ProcessFiles(folder, self._machine)
         self._workers = workers
-        self._clock = clock
-        self._monotonic = monotonic
         self._root = root
         self._shm = shm
         self._searched_at = self._swept_at = float("-inf")
@@ -83,7 +82,7 @@ class HostReader:
             return self._read()
 
     def _read(self) -> HostReading:
-        now = self._monotonic()
+        now = self._machine.monotonic()
         records = self._files.read()
         if now >= self._swept_at + _SWEEP_SECONDS:
             self._swept_at = now
@@ -99,12 +98,12 @@ class HostReader:
             others.append(own)
         problems = self._files.problems
         return HostReading(
-            taken_at=self._clock(),
+            taken_at=self._machine.clock(),
             processes=named_apart(processes),
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
-            machine=self._machine(),
+            machine=self._machine_memory(),
             engine=_settings(records),
             problems=problems if records or self._found else (*problems, _NO_FILES if self._has_folder else _NO_FOLDER),
         )
@@ -142,18 +141,20 @@ class HostReader:
         pids += [
             worker.pid
             for worker in self._workers()
-            if worker.pid and worker.pid_started and started_of(self._proc, worker.pid) == worker.pid_started
+            if worker.pid
+            and worker.pid_started
+            and self._machine.process_state(worker.pid, worker.pid_started) not in {None, "?"}
         ]
         if not pids:
             self._found = ()
             return []
         if now >= self._searched_at + _PROC_SECONDS or not {one.pid for one in self._found} >= set(pids):
             self._searched_at = now
-            self._found = find_engine(self._proc, pids)
+            self._found = find_engine(self._machine.proc, pids)
         workers = {worker.pid: worker for worker in self._workers()}
         rows = []
         for before in self._found:
-            one = None if before.pid in known else read_process(self._proc, before.pid)
+            one = None if before.pid in known else read_process(self._machine.proc, before.pid)
             if one is not None and one.started == before.started:
                 rows.append(self._named(one, workers.get(one.pid)))
         return rows
@@ -166,7 +167,7 @@ class HostReader:
             one,
             role=role,
             name=name_of(role, rank=rank, dp_rank=dp_rank, command=one.name),
-            container=None if raw is None else container_key(raw, boot_id(self._proc), None),
+            container=None if raw is None else container_key(raw, self._machine.boot_id, None),
             rank=rank,
             dp_rank=dp_rank,
         )
@@ -194,12 +195,12 @@ class HostReader:
 
     def _container(self, pid: int | str, host: str | None = None) -> ContainerMemory | None:
         raw = read_group(pid, self._root)
-        return None if raw is None else container_of(raw, boot_id=boot_id(self._proc), host=host, sees="sidecar")
+        return None if raw is None else container_of(raw, boot_id=self._machine.boot_id, host=host, sees="sidecar")
 
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
         own = read_shm(self._shm)
         for one in records:
-            is_here = self._files.is_of_this_machine(one)
+            is_here = self._machine.is_boot(one.boot_id)
             if own is not None and one.shm is not None and is_here and own.device == one.shm.device:
                 return shm_of(own, sees="sidecar")  # the same mount, and read now
         for one in records:
@@ -207,9 +208,9 @@ class HostReader:
                 return shm_of(raw, age_seconds=one.age_seconds + _since(one.mono, raw.mono))
         return shm_of(own, sees="sidecar") if own is not None and self._found else None
 
-    def _machine(self) -> MachineMemory:
-        total, available = read_machine(self._proc)
-        pressure = pressure_of(read_pressure(self._proc / "pressure/memory"))
+    def _machine_memory(self) -> MachineMemory:
+        total, available = read_machine(self._machine.proc)
+        pressure = pressure_of(read_pressure(self._machine.proc / "pressure/memory"))
         return MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure)
 
 

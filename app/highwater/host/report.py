@@ -20,7 +20,7 @@ HIGH_PRESSURE = 10.0
 """Percent of the last minute in which a task waited for memory."""
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
 _UNKNOWN_SHM: Final = ShmMemory()
-_SHM_ADVICE = "docker run --shm-size, in Kubernetes a volume of medium Memory at /dev/shm with a larger sizeLimit"
+_SHM_ADVICE = "docker run --shm-size; in Kubernetes a volume of medium Memory at /dev/shm with a larger sizeLimit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +125,19 @@ def _container_findings(container: ContainerMemory, parts: Parts, outlook: Outlo
 
 
 def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFinding]:
-    if shm is not None and shm.short_bytes:
+    if shm is None:
+        return
+    size, free = size_text(shm.size_bytes), size_text(shm.free_bytes)
+    if shm.short_bytes:
         text = (
-            f"{SHM} has {size_text(shm.free_bytes)} free, and files in it may still take "
-            f"{size_text(shm.promised_bytes)}: too small by {size_text(shm.short_bytes)}; a process that writes there "
-            "then ends with SIGBUS"
+            f"{SHM} has {free} of {size} free, and files in it may still take {size_text(shm.promised_bytes)}: too "
+            f"small by {size_text(shm.short_bytes)}; a process that writes there then ends with SIGBUS"
         )
         yield HostFinding(name="shm_promised_too_much", text=text, advice=_SHM_ADVICE)
-    elif shm is not None and needs.short_bytes:
+    elif needs.short_bytes:
         text = (
-            f"this command line can need {size_text(needs.known_bytes)} of /dev/shm, which has "
-            f"{size_text(shm.size_bytes)}: too small by {size_text(needs.short_bytes)} before a SIGBUS"
+            f"this command line can need {size_text(needs.known_bytes)} of {SHM}, which has {size}, {free} free: too "
+            f"small by {size_text(needs.short_bytes)} before a SIGBUS"
         )
         yield HostFinding(name="shm_too_small", text=text, advice=_SHM_ADVICE)
 

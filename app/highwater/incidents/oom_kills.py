@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from highwater.accounting.attribution import rank_key
+from highwater.host.cgroup import oom_kill_count
 from highwater.incidents.incident import OomKills
-from highwater.process.own_cgroup import oom_kill_count
 from highwater.readings import RankReading
 from highwater.text.table import rank_title
 

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.points import thin
 from highwater.errors import flaw, os_reason
 from highwater.files.private_file import replace_private
-from highwater.files.regular import open_regular
+from highwater.files.regular import read_regular
 from highwater.incidents.incident import SCHEMA, Headline, Incident
 from highwater.text.printable import plain
 
@@ -154,8 +154,10 @@ class IncidentStore:
         with self._lock:
             if incident_id in self._memory:
                 return zlib.decompress(self._memory[incident_id].compressed)
+        if self.folder is None:
+            return None
         try:
-            return _read(self.folder, incident_id, MAX_FILE_BYTES) if self.folder is not None else None
+            return read_regular(_file(self.folder, incident_id), MAX_FILE_BYTES)
         except FileNotFoundError:
             return None
         except OSError as exc:
@@ -191,7 +193,7 @@ def _filed(folder: Path) -> dict[str, Headline]:
 def _headline(folder: Path, incident_id: str) -> Headline:
     """Return the headline, from the file's first line."""
     try:
-        start = _read(folder, incident_id, HEAD_BYTES)
+        start = read_regular(_file(folder, incident_id), MAX_FILE_BYTES, first_bytes=HEAD_BYTES)
     except FileNotFoundError:
         raise  # it was removed meanwhile
     except OSError as exc:
@@ -253,14 +255,6 @@ def _names(folder: Path) -> set[str]:
 
 def _file(folder: Path, incident_id: str) -> Path:
     return folder / f"{incident_id}.json"
-
-
-def _read(folder: Path, incident_id: str, most: int) -> bytes:
-    """Return the file's first bytes; ``OSError`` for a link or anything else that is no file."""
-    with os.fdopen(open_regular(_file(folder, incident_id)), "rb") as file:
-        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-            raise OSError(f"it has more than {MAX_FILE_BYTES:,} bytes")
-        return file.read(most)
 
 
 # --- an incident as bytes ---

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -37,7 +36,7 @@ from highwater.errors import (
     RequestError,
     flaw,
 )
-from highwater.files.regular import open_regular
+from highwater.files.regular import first_names, open_regular, status_of
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.readings import Caller
@@ -250,10 +249,7 @@ class Snapshots:
         return files, None
 
     def _names(self) -> list[str]:
-        if self.folder is None:
-            return []
-        with os.scandir(self.folder) as entries:
-            return [entry.name for entry in islice(entries, MAX_ENTRIES)]
+        return [] if self.folder is None else first_names(self.folder, MAX_ENTRIES)
 
     def _snapshot_file(self, name: str) -> SnapshotFile | None:
         match = FILE_NAME.fullmatch(name)
@@ -271,11 +267,8 @@ class Snapshots:
         )
 
     def _regular(self, name: str) -> os.stat_result | None:
-        try:
-            status = os.lstat(f"{self.folder}/{name}")
-        except OSError:  # gone meanwhile
-            return None
-        return status if stat.S_ISREG(status.st_mode) else None
+        status = status_of(f"{self.folder}/{name}")
+        return status if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def _remove_older(self, newest: str) -> None:
         """Keep this and the newest of the others; by name, so that a clock set back does not cost the new one."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from highwater.files.regular import open_regular
+from highwater.files.regular import FileTooLargeError, read_regular
 from highwater.plan.errors import PlanError
 
 # A config.json, or a part of it.
@@ -27,12 +26,11 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
         PlanError: It is no regular file, cannot be read, is larger, or holds no JSON object.
     """
     try:
-        with os.fdopen(open_regular(path, follows_link=True), "rb") as file:
-            content = file.read(limit + 1)
+        content = read_regular(path, limit, follows_link=True)
+    except FileTooLargeError as exc:
+        raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed") from exc
     except (OSError, ValueError) as exc:  # a path with a null byte is a ValueError
         raise PlanError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}; {needed} is needed") from exc
-    if len(content) > limit:
-        raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed")
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as exc:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
+from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
 
@@ -99,9 +100,9 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise PlanError(f"{path} is no regular file")
-        return path.open("rb")
+        return os.fdopen(open_regular(path, follows_link=True), "rb")
+    except NotARegularFileError as error:
+        raise PlanError(f"{path} is no regular file") from error
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}") from error
 

@@ -75,11 +75,6 @@ class Rule(BaseModel):
     @field_validator("signal")
     @classmethod
     def _known_signal(cls, value: str) -> str:
-        if value == "kv_cache_usage_ratio":
-            raise ValueError(
-                "is no longer a signal: cached blocks that no request uses do not count in it, so that no reset can "
-                "lower it. Remove the rule; the figure stays in GET /memory and in the metrics"
-            )
         if value not in SIGNAL_REMEDIES:
             raise ValueError(f"is not a signal; allowed: {', '.join(SIGNAL_REMEDIES)}")
         return value

@@ -1,1 +1,1 @@
-"""The sidecar's own process: its file descriptors, its allocator, its log, its internal errors."""
+"""The sidecar's own process and its machine: file descriptors, allocator, log, internal errors, clocks and boot."""

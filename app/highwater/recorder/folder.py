@@ -6,7 +6,6 @@ ranks takes milliseconds: any thread may call, one at a time.
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import threading
@@ -14,14 +13,15 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from highwater.accounting.attribution import rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.errors import os_reason
+from highwater.files.regular import first_names, stamp_of, status_of
+from highwater.process.machine import Machine
 from highwater.recorder.identity import Identity
-from highwater.recorder.rank import Machine, RankFile, RankRecord, read_samples
+from highwater.recorder.rank import RankFile, RankRecord, read_samples
 from highwater.recorder.ring import RING_NAME, Ring, has_magic
 from highwater.recorder.untrusted import RingUnusable
 
@@ -74,7 +74,7 @@ class RecorderFolder:
     ) -> None:
         self.folder = folder
         self._instance = instance
-        self._machine = Machine.of(clock, monotonic, proc)
+        self._machine = Machine(clock, monotonic, proc)
         self._files: dict[str, RankFile] = {}
         self._unusable: dict[str, tuple[tuple[int, ...] | None, str]] = {}
         self._folder_problem: str | None = None
@@ -169,8 +169,7 @@ class RecorderFolder:
     def _names(self, *, with_unfinished: bool = False) -> list[tuple[str, str]]:
         """Return names of rings and their instances; of too many, those of this life first, then the newest."""
         try:
-            with os.scandir(self.folder) as entries:
-                listed = [entry.name for entry in islice(entries, MAX_ENTRIES)]
+            listed = first_names(self.folder, MAX_ENTRIES)
         except OSError as exc:
             self._folder_problem = f"recorder_dir: {self.folder} cannot be listed: {os_reason(exc)}"
             return []
@@ -277,8 +276,5 @@ def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     """Return what changes when a file does; the first two are ``Ring.inode``. ``None`` where no file is."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    status = status_of(path)
+    return None if status is None else stamp_of(status)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.errors import flaw
+from highwater.process.machine import Machine
 from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
@@ -22,7 +21,6 @@ from highwater.recorder.untrusted import count, is_within_bounds, number, part
 
 # Three heartbeats of an idle worker.
 _SILENT_SECONDS = 3.0
-_STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat, counted from behind the command's name; proc(5)
 
 _WORKER = TypeAdapter(WorkerMemory)
 # What never changes, and begins every response of a worker.
@@ -59,35 +57,6 @@ class RankRecord:
         return iter(()) if self.table is None else self.table.entries(self.mono)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The clocks and the processes of this machine."""
-
-    clock: Callable[[], float]  # Unix seconds
-    monotonic: Callable[[], float]  # `CLOCK_MONOTONIC`, which the workers of this machine share
-    proc: Path  # the folder in which the kernel shows processes
-    boot_id: str | None  # the kernel's; `None` where it is not shown
-
-    @classmethod
-    def of(cls, clock: Callable[[], float], monotonic: Callable[[], float], proc: Path) -> Self:
-        """Return this machine, with the boot id that ``proc`` shows."""
-        boot_id = None
-        with suppress(OSError, ValueError):
-            boot_id = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-        return cls(clock, monotonic, proc, boot_id)
-
-    def process_state(self, identity: Identity) -> str | None:
-        """Return the letter of a process's state; ``None`` where it does not exist, ``?`` where that is unknown."""
-        try:
-            text = (self.proc / str(identity.pid) / "stat").read_text(encoding="utf-8", errors="replace")
-            fields = text.rpartition(")")[2].split()
-            return fields[_STATE] if int(fields[_STARTED]) == identity.pid_started else None
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        except (OSError, ValueError, IndexError):
-            return "?"
-
-
 class _Record(NamedTuple):
     """A sample or heartbeat, and when it was written by both of the writer's clocks."""
 
@@ -108,9 +77,9 @@ class RankFile:
         self.ring = ring
         self._machine = machine
         self._fixed = {name: getattr(ring.identity, name) for name in _IDENTITY_FIELDS}
-        self._shares_clock = ring.identity.boot_id is not None and ring.identity.boot_id == machine.boot_id
+        self._shares_clock = machine.is_boot(ring.identity.boot_id)
         # Where the process was seen, its absence means that it has ended; elsewhere a PID namespace may hide it.
-        self._was_seen = self._shares_clock and machine.process_state(ring.identity) is not None
+        self._was_seen = self._shares_clock and self._process_state() is not None
         # On our monotonic clock: when something new was read last, and when the file had been read before that. The
         # last record is no older than the one and no younger than the other, whatever the clocks in it say.
         self._news_at = machine.monotonic()
@@ -231,13 +200,17 @@ class RankFile:
         is_late = age_seconds > _SILENT_SECONDS
         if has_news and not is_late:
             return "alive"
-        state = self._machine.process_state(self.ring.identity) if self._was_seen else "?"
+        state = self._process_state() if self._was_seen else "?"
         # That a process has ended is a fact; whether it should have written by now is a matter of time.
         if state is None or state in "ZX":
             return "dead"
         if not is_late:
             return "alive"
         return "stopped" if state in "Tt" else "silent"
+
+    def _process_state(self) -> str | None:
+        identity = self.ring.identity
+        return self._machine.process_state(identity.pid, identity.pid_started)
 
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from highwater.text.printable import printable
+from highwater.text.strict_json import parse_json
 
 MAX_NUMBER = 2**63 - 1
 """Beyond it, sums in floats and in C would go wrong elsewhere."""
@@ -27,18 +27,11 @@ class RingUnusable(Exception):
         super().__init__(reason)
 
 
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_number)
-
-
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Return a JSON object in ASCII, as the contract has it; ``None`` where it is invalid."""
     try:
-        value = _JSON.decode(str(text, "ascii"))
-    except (ValueError, RecursionError):  # RecursionError: brackets nested too deep for the parser
+        value = parse_json(str(text, "ascii"))
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

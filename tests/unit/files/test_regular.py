@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.regular import FileTooLargeError, NotARegularFileError, open_regular, read_regular
 
 
 def test_a_file_is_opened_by_its_path(tmp_path):
@@ -43,3 +43,21 @@ def test_an_operators_own_path_may_be_a_link(tmp_path):
     path = tmp_path / "link"
     path.symlink_to(__file__)
     os.close(open_regular(path, follows_link=True))
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path):
+    """A file of exactly so many bytes is whole, and a larger one is refused with the bound."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    assert read_regular(path, 7) == b"content"
+    with pytest.raises(FileTooLargeError, match="it has more than 6 bytes"):
+        read_regular(path, 6)
+
+
+def test_the_beginning_of_a_file_is_read_within_the_same_bound(tmp_path):
+    """A file that is too large is refused, even though its first bytes would be few."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    assert read_regular(path, 7, first_bytes=3) == b"con"
+    with pytest.raises(FileTooLargeError):
+        read_regular(path, 6, first_bytes=3)

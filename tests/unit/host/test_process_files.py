@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from highwater.host.process_files import MAX_FILES, ProcessFiles
+from highwater.process.machine import Machine
 from tests.unit.host.recorded import framed, machine, record, write
 
 
@@ -19,7 +20,7 @@ from tests.unit.host.recorded import framed, machine, record, write
 def files(tmp_path):
     """`files(now)` reads the folder at a time of the monotonic clock, and returns processes and problems."""
     root = machine(tmp_path / "root")
-    found = ProcessFiles(tmp_path / "ring", clock=lambda: 1000.0, monotonic=lambda: now[0], proc=root / "proc")
+    found = ProcessFiles(tmp_path / "ring", Machine(lambda: 1000.0, lambda: now[0], root / "proc"))
     now = [501.0]
 
     def read(at=501.0):
@@ -54,7 +55,7 @@ def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_pa
     stat.parent.mkdir()
     stat.write_text(f"4242 (a ) b) S 1{' 0' * 17} 99 0\n")
     write(files.folder, record(pid_namespace=inode))
-    again = ProcessFiles(files.folder, monotonic=lambda: 501.0, proc=tmp_path / "root/proc")
+    again = ProcessFiles(files.folder, Machine(monotonic=lambda: 501.0, proc=tmp_path / "root/proc"))
     assert [one.pid for one in again.read()] == [4242]
     stat.write_text(f"4242 (a) S 1{' 0' * 17} 100 0\n")
     assert again.read() == ()

@@ -1,0 +1,75 @@
+"""The machine as its clocks and ``/proc`` show it: the present boot, and the processes of this PID namespace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Fields of /proc/<pid>/stat, counted from behind the command's name; proc(5).
+_STATE, _PARENT, _STARTED = 0, 1, 19
+
+
+class Machine:
+    """The clocks and the processes of this machine.
+
+    Attributes:
+        clock: Unix seconds.
+        monotonic: ``CLOCK_MONOTONIC``, which the processes of this machine share.
+        proc: The folder in which the kernel shows processes.
+        boot_id: The identifier of the present boot; ``None`` where the kernel does not show it.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.clock = clock
+        self.monotonic = monotonic
+        self.proc = proc
+        self.boot_id = boot_id(proc)
+
+    def is_boot(self, boot_id: str | None) -> bool:
+        """Return whether a file was written under this kernel, by the boot that it names."""
+        return boot_id is not None and boot_id == self.boot_id
+
+    def process_state(self, pid: int, started: int | None) -> str | None:
+        """Return the letter of a process's state; ``None`` where it does not exist, ``?`` where that is unknown.
+
+        ``started``, in ticks since boot, distinguishes the process from a later one with its number.
+        """
+        try:
+            fields = _stat_fields(self.proc, pid)
+            return fields[_STATE] if int(fields[_STARTED]) == started else None
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except (OSError, ValueError, IndexError):
+            return "?"
+
+
+def boot_id(proc: Path = Path("/proc")) -> str | None:
+    """Return the identifier of the machine's present boot; ``None`` where the kernel does not show it."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
+    """Return a process's parent, and its start in ticks since boot.
+
+    Raises:
+        OSError: The process does not exist, or is hidden.
+        ValueError: The kernel's line is not understood.
+        IndexError: It is cut.
+    """
+    fields = _stat_fields(proc, pid)
+    return int(fields[_PARENT]), int(fields[_STARTED])
+
+
+def _stat_fields(proc: Path, pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` behind the command's name, which may hold any character."""
+    text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
