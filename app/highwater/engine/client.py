@@ -272,7 +272,7 @@ class Engine:
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """How long the worker call under way has waited; ``None`` without one."""
+        """The time that the worker call under way has waited; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since

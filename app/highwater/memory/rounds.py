@@ -137,7 +137,7 @@ class Rounds:
 
     @property
     def coverage(self) -> Coverage:
-        """How much of the engine its recorders show."""
+        """The part of the engine that its recorders show."""
         return Coverage() if self.recorders is None else self.recorders.coverage(self.ranks_expected)
 
     @property

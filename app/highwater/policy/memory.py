@@ -1,4 +1,4 @@
-"""What the policy remembers of one engine life. Times are the caller's seconds."""
+"""The policy's memory of one engine life. Times are the caller's seconds."""
 
 from __future__ import annotations
 

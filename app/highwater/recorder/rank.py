@@ -127,7 +127,7 @@ class RankFile:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file, or with its content."""
+        """The problem of the file, or of its content; ``None`` without one."""
         return self.ring.problem or self._sample_problem
 
     def read(self, *, whole_file: bool = False) -> RankRecord:
