@@ -22,7 +22,7 @@ from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, d
 from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import unreachable
 from highwater.policy.rules import FILL_SIGNALS
-from highwater.policy.shown import rule_status, summary
+from highwater.policy.status import rule_status, summary
 from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
 from highwater.relief import Relief, RemedyOutcome
 from highwater.units import HOUR_SECONDS
