@@ -50,7 +50,7 @@ log = logging.getLogger("highwater.access")
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """The reason why a control call is refused, and what would be right."""
+    """The reason why a control call is refused, and what the caller must change."""
 
     reason: DenialReason
     message: str

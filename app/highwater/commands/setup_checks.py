@@ -98,7 +98,7 @@ class SetupCheck:
         name: Its topic, in a word or two.
         level: ``note``: it works, and one more setting would help; ``skip``: not known.
         text: The finding.
-        change: The change that mends it; None if none is needed.
+        change: The change that would fix it; None if none is needed.
     """
 
     name: str

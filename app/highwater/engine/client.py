@@ -64,7 +64,7 @@ class EngineAnswer:
     body: bytes
 
     def json_object(self) -> dict[str, Any]:
-        """Return the body as a JSON object; empty where it is none (vLLM answers most resets with an empty 200)."""
+        """Return the body as a JSON object; empty where it is not one (vLLM answers most resets with an empty 200)."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError:
