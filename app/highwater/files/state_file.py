@@ -23,6 +23,7 @@ from typing import Any
 from highwater.errors import NotKept, os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.strict_json import refuse_constant
 from highwater.units import MIB
 
 SCHEMA = 1
@@ -131,7 +132,7 @@ def _read(path: Path) -> bytes:
 
 def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     try:
-        whole = json.loads(content, parse_constant=_no_number)
+        whole = json.loads(content, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as exc:
         raise _Unusable("is not valid JSON") from exc
     if not isinstance(whole, dict):
@@ -142,10 +143,6 @@ def _sections(content: bytes) -> dict[str, dict[str, Any]]:
     if not all(isinstance(section, dict) for section in whole.values()):
         raise _Unusable("has a section that is not a JSON object")
     return whole
-
-
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _set_aside(path: Path) -> Path:

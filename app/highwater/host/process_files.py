@@ -18,12 +18,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import flaw, os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
+from highwater.files.strict_json import refuse_constant
 from highwater.host.proc import boot_id, started_of
 from highwater.host.process_record import ProcessRecord
 from highwater.text.printable import plain
@@ -210,7 +211,7 @@ def read_record(path: Path, name: str) -> ProcessRecord:
     except OSError as exc:
         raise BadProcessFile(os_reason(exc)) from exc
     try:
-        record: ProcessRecord = _RECORD.validate_python(json.loads(body, parse_constant=_refuse))
+        record: ProcessRecord = _RECORD.validate_python(json.loads(body, parse_constant=refuse_constant))
     except ValidationError as exc:
         raise BadProcessFile(plain(flaw(exc.errors(include_url=False, include_input=False)), 200)) from exc
     except (ValueError, RecursionError) as exc:
@@ -232,7 +233,3 @@ def _body(descriptor: int) -> bytes:
         if len(body) == length and zlib.crc32(body, zlib.crc32(content[:_CHECKED_BYTES])) == checksum:
             return body
     raise BadProcessFile("its checksum is wrong")
-
-
-def _refuse(word: str) -> Any:  # noqa: ANN401 - what `json` asks for
-    raise ValueError(word)

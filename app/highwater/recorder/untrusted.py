@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from highwater.files.strict_json import refuse_constant
 from highwater.text.printable import printable
 
 MAX_NUMBER = 2**63 - 1
@@ -27,11 +28,7 @@ class RingUnusable(Exception):
         super().__init__(reason)
 
 
-def _no_number(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_number)
+_JSON = json.JSONDecoder(parse_constant=refuse_constant)
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
