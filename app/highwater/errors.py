@@ -100,7 +100,7 @@ class SidecarRefused(SidecarError):
         status: The HTTP status.
         code: The error's code, for programs; empty where it has none.
         message: The sidecar's, without advice.
-        body: The response as parsed JSON; ``None`` where it is none. A refused reclaim (409) has its results.
+        body: The response as parsed JSON; ``None`` where it is not JSON. A refused reclaim (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401

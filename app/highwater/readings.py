@@ -524,6 +524,10 @@ class RuleStatus:
     # rule has nothing to watch: it is not dormant.
     is_dormant: bool = False
 
+    def is_short(self, level: PolicyLevel) -> bool:
+        """Return whether memory is short by this rule; one that is resting leaves that to the policy's ``level``."""
+        return (level if self.phase == "resting" else self.phase) in {"short", "urgent", "acting"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:

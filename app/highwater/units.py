@@ -8,7 +8,10 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 UNKNOWN: Final = "-"
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
+HOUR_SECONDS: Final = 3600.0
+_MINUTE, _DAY = 60.0, 86_400.0
+# A span's larger unit and its letter, the letter of the smaller one, and its seconds.
+_SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0))
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:
@@ -57,7 +60,7 @@ def span_text(seconds: float | None) -> str:
     """Return a span of time by its two largest units: ``4 s``, ``12 m 30 s``, ``1 h 20 m``, ``3 d 4 h``."""
     if seconds is None:
         return UNKNOWN
-    for unit, large, small, divisor in ((_DAY, "d", "h", _HOUR), (_HOUR, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0)):
+    for unit, large, small, divisor in _SPANS:
         if seconds >= unit:
             rest = int(seconds % unit // divisor)
             return f"{int(seconds // unit)} {large} {rest} {small}" if rest else f"{int(seconds // unit)} {large}"

@@ -115,7 +115,7 @@ _WORST: Sequence[Status] = ("failed", "passed", "skipped")
 
 @dataclass
 class StepResult:
-    """What is written of one run of one step."""
+    """The entry of one run of one step."""
 
     step: str
     says: str

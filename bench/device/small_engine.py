@@ -32,9 +32,9 @@ MODEL = "device-kit"
 STEP_SECONDS = 0.1
 CALL_SECONDS = 60.0
 SLACK_BYTES = 4 * GIB
-"""What the engine's plan leaves over on a device."""
+"""The part of a device that the engine's plan leaves over."""
 WORKSPACE_BYTES = 512 * MIB
-"""What a library takes from the driver within a step, past PyTorch's allocator."""
+"""The bytes that a library takes from the driver within a step, past PyTorch's allocator."""
 PHASE_STEPS = 256
 PIECES = (16, 24, 36)
 """Sizes in MiB of a step's tensors, one a phase: freed segments of one size are too small for the next."""
@@ -43,11 +43,11 @@ CPU_ROOM_BYTES = 512 * MIB
 
 @dataclass(frozen=True)
 class Options:
-    """How to run.
+    """The options of a run.
 
     Attributes:
         device: `cuda:0`, `npu:0` or `cpu`.
-        port: Where to listen, on 127.0.0.1.
+        port: The port to listen on, at 127.0.0.1.
         load: A name of `LOADS`.
         begin: The file at whose appearance the load begins; None: at once. Until then steps are calm.
         recorder: Arguments of `recorder_start`; None without a recorder.

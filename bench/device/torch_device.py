@@ -27,7 +27,7 @@ Torch: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the steps' tensors are: as an engine's on a device, small on a CPU."""
+    """The sizes of the steps' tensors: as an engine's on a device, small on a CPU."""
 
     hidden: int
     layers: int
@@ -89,7 +89,7 @@ class TorchDevice:
 
     @property
     def sizes(self) -> Sizes:
-        """How large tensors are here."""
+        """The sizes of tensors here."""
         return ON_CPU if self.is_cpu else ON_DEVICE
 
     @property

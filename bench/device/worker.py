@@ -50,7 +50,7 @@ class KitWorker(_Base, MemoryExtension):
             self.requested_memory = requested_bytes
         self._on = on
         self.during_step: Callable[[], None] = lambda: None
-        """What else happens in each step."""
+        """Called in each step."""
         self.step_input = on.randn(64, on.sizes.hidden)
         kv_cache = on.empty(on.sizes.kv_bytes if kv_bytes is None else kv_bytes)
         if on.is_cpu:

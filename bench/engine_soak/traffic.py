@@ -1,4 +1,4 @@
-"""What clients send: images of mixed sizes with repeats, text, and short videos, by the real OpenAI client."""
+"""The clients' requests: images of mixed sizes with repeats, text, and short videos, by the real OpenAI client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORK_SECONDS, REST_SECONDS = 40.0, 20.0
 
 @dataclass
 class Counts:
-    """What came of the requests, by kind."""
+    """The outcomes of the requests, by kind."""
 
     sent: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)

@@ -16,7 +16,7 @@ from helm.source.panels import DATASOURCE, GRAFANA, Json, Query, panel
 
 GRID_WIDTH = 24
 Plan: TypeAlias = dict[str, Any]
-"""What YAML holds of a dashboard, a variable or a panel."""
+"""A dashboard, a variable or a panel as YAML holds it."""
 
 
 def dashboard(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +68,19 @@ def test_every_step_of_a_journey_says_where_it_happens(title: str):
 def test_the_drawing_names_only_what_there_is():
     """Files and folders."""
     assert [path for path in DRAWN if not (ROOT / path).exists()] == []
+
+
+def test_the_rows_have_the_order_that_imports_have():
+    """From commands down to words, as the contract in pyproject.toml has the sidecar's layers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers: list[str] = next(one["layers"] for one in contracts if one.get("containers") == ["highwater"])
+    level = {name.strip(" ()"): place for place, layer in enumerate(layers) for name in layer.split("|")}
+    rows = [re.findall(r"`app/highwater/(\w+)", row.split("|")[2]) for row in LAYERS]
+    places = [[level[name] for name in names if name in level] for names in rows]
+    drawn = [place for row in places if row for place in (min(row), max(row))]
+    assert drawn == sorted(drawn)
+    assert sorted({place for row in places for place in row}) == list(range(len(layers)))
 
 
 def test_every_module_is_drawn_once():

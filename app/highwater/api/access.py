@@ -28,11 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from highwater.files.admin_token import AdminToken
 from highwater.process.limited_log import LimitedLog, printable
+from highwater.proxy.allowlist import SAFE_METHODS
 from highwater.readings import Caller, Credential
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # It calls no worker and changes nothing: as open as a read.
 _COMPUTES_ONLY: Final = frozenset({("POST", "/memory/plan")})
 _LOGGED_CHARACTERS: Final = 200
@@ -50,7 +50,7 @@ log = logging.getLogger("highwater.access")
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """The reason why a control call is refused, and what would be right."""
+    """The reason why a control call is refused, and what the caller must change."""
 
     reason: DenialReason
     message: str
@@ -213,7 +213,7 @@ class ControlGuard:
     def _needs_token(self, method: str, path: str) -> bool:
         if (method, path) in _COMPUTES_ONLY:
             return False
-        return method not in _SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
+        return method not in SAFE_METHODS or any(pattern.match(path) for pattern in self._guarded)
 
 
 def peer_of(request: HTTPConnection) -> str:

@@ -33,7 +33,7 @@ class BudgetQuery(BaseModel):
     format: Literal["json", "text"] | None = None
 
 
-class Starts:
+class StartReports:
     """The workers' starts, as their recorder files or their responses report them."""
 
     def __init__(self, services: Services) -> None:
@@ -86,7 +86,7 @@ class Starts:
 def budget_router(services: Services) -> APIRouter:
     """``/memory/budget``."""
     router = APIRouter(tags=["memory"])
-    starts = Starts(services)
+    starts = StartReports(services)
     last: tuple[Report, Explained] | None = None
     turn = asyncio.Lock()
 

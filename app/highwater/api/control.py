@@ -1,6 +1,6 @@
 """Routes that give memory back on request: reclaim, vLLM's own resets as drop-ins, and the restore after a trim.
 
-And the engine's ``/server_info``: reading it changes nothing, but it has the whole configuration, tokens included.
+Also the engine's ``/server_info``, behind the token: it has the whole configuration, secrets included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class TrimOrder(StrictModel):
-    """A trim and its target on every rank; without one, it lets go all that no running request still needs."""
+    """A trim and its target on every rank. Without a target it moves all that no running request still needs."""
 
     remedy: Literal["trim_encoder_cache"]
     free_bytes: int | None = Field(None, ge=0, strict=True, description="device bytes to let go")
@@ -81,8 +81,13 @@ def control_router(services: Services) -> APIRouter:
         results = await services.relief.reclaim(
             wanted.requests(), mode=wanted.mode, dry_run=wanted.dry_run, caller=caller
         )
-        outcomes = {measured.result.outcome for measured in results}
-        answer = {"schema": 1, "mode": wanted.mode, "dry_run": wanted.dry_run, "results": [_shown(m) for m in results]}
+        outcomes = {each.result.outcome for each in results}
+        answer = {
+            "schema": 1,
+            "mode": wanted.mode,
+            "dry_run": wanted.dry_run,
+            "results": [_shown(each) for each in results],
+        }
         return JSONResponse(answer, 409 if outcomes == {"refused"} and not wanted.dry_run else 200)
 
     @router.post("/memory/encoder-cache/restore")
@@ -92,7 +97,7 @@ def control_router(services: Services) -> APIRouter:
 
     @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
     async def server_info(request: Request) -> Response:
-        """Return the engine's own, as in vLLM's development mode; it has the configuration, tokens included."""
+        """Return the engine's configuration as vLLM's development mode does, tokens included."""
         try:
             answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
         except EngineError as exc:
@@ -111,7 +116,7 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
     @router.post(
         path,
         name=name,
-        responses={503: {"description": "The engine is not there, or went in the middle of it"}},
+        responses={503: {"description": "The engine is not reachable, or stopped during the reset"}},
     )
     async def drop_in(
         request: Request, mode: Mode = "now", force: bool = False, caller: Caller = control
@@ -122,20 +127,20 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
             raise Refused("mode=safe never preempts running requests: leave reset_running_requests out")
         pairs = request.scope["query_string"].decode("latin-1").split("&")
         query = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
-        measured = await services.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
-        if measured.answer is None:  # the engine stopped before it responded
-            return JSONResponse({"schema": 1, **_shown(measured)}, 503)
-        body = measured.answer.json_object() | {"schema": 1} | _shown(measured)
-        return JSONResponse(body, measured.answer.status)
+        outcome = await services.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
+        if outcome.answer is None:  # the engine stopped before it responded
+            return JSONResponse({"schema": 1, **_shown(outcome)}, 503)
+        body = outcome.answer.json_object() | {"schema": 1} | _shown(outcome)
+        return JSONResponse(body, outcome.answer.status)
 
 
-def _shown(measured: RemedyOutcome) -> dict[str, Any]:
-    shown: dict[str, Any] = _RESULT.dump_python(measured.result, mode="json")
+def _shown(outcome: RemedyOutcome) -> dict[str, Any]:
+    shown: dict[str, Any] = _RESULT.dump_python(outcome.result, mode="json")
     freed, credited = ({"total": shown.pop(f"{name}_bytes")} for name in ("freed", "credited"))
     freed |= {"components": shown.pop("freed_components"), "ranks": shown.pop("ranks")}
     credited |= {"components": shown.pop("credited_components")}
     for name in ("seconds", "held_seconds"):
         shown[name] = None if shown[name] is None else round(shown[name], 3)
-    ranks = {"before": measured.before, "after": measured.after}
-    shown |= {name: _RANKS.dump_python(of_then, mode="json") for name, of_then in ranks.items()}
+    ranks = {"before": outcome.before, "after": outcome.after}
+    shown |= {name: _RANKS.dump_python(readings, mode="json") for name, readings in ranks.items()}
     return shown | {"freed_bytes": freed, "credited_bytes": credited}

@@ -1,4 +1,4 @@
-"""vLLM's own metrics, fetched for each scrape of the sidecar, so that whatever scraped vLLM goes on working.
+"""vLLM's own metrics, fetched for each scrape of the sidecar, so that scrapers of vLLM keep working.
 
 They are not cached: if the engine does not return them in time they are left out, because old figures look like a
 running engine. And they are checked: one invalid line, or a family that is on the page twice, costs a scraper the whole

@@ -21,7 +21,7 @@ from highwater.accounting.attribution import device_total, host_ratio, host_shar
 from highwater.accounting.components import COMPONENTS
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import growth_families
-from highwater.api.host_families import host_families
+from highwater.api.host_metrics import host_families
 from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
 from highwater.incidents import IncidentKind

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from highwater.api.budget import Starts
+from highwater.api.budget import StartReports
 from highwater.api.services import Services
 from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.answer import live_json
@@ -52,7 +52,7 @@ class PlanRequest(BaseModel):
 def plan_router(services: Services) -> APIRouter:
     """``POST /memory/plan``: it computes, calls no worker and changes nothing, so any caller may use it."""
     router = APIRouter(tags=["memory"])
-    starts = Starts(services)
+    starts = StartReports(services)
     turns = Turns(MAX_WAITING)
 
     @router.post("/memory/plan")

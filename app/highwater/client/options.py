@@ -91,7 +91,7 @@ def check_there(url: str) -> None:
     """Make sure that a sidecar of this version responds, before it gets the token or a call with a long timeout.
 
     Raises:
-        NoSidecar: There is none.
+        NoSidecar: None is reachable there.
     """
     from highwater.client.answers import report_of  # noqa: PLC0415 - see sidecar_at
 

@@ -1,4 +1,4 @@
-"""``highwater plan --live`` and ``--wish``: an engine planned with other flags, and the flags that a wish needs."""
+"""``highwater plan --live`` and ``--wish``: a running engine's plan under other flags, and the flags for a wish."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
     from highwater.plan.wish import Wish
 
-PATH = "/memory/plan"
-PREPROCESSOR = "preprocessor_config.json"
+_PATH = "/memory/plan"
+_PREPROCESSOR = "preprocessor_config.json"
 FITS, DOES_NOT_FIT = 0, 1
 _REFUSED = 422
 
@@ -45,7 +45,7 @@ def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str
     body = {"wish": _in_tokens(wish, model)} if wish is not None else given_flags(EngineFlags(**given))
     with sidecar_at(url) as sidecar:
         try:
-            answer: dict[str, Any] = sidecar.post(PATH, body)
+            answer: dict[str, Any] = sidecar.post(_PATH, body)
         except SidecarRefused as exc:
             if exc.status == _REFUSED:
                 raise PlanError(exc.message) from exc
@@ -196,6 +196,6 @@ def _image(wish: Wish, values: Mapping[str, Any], model: str) -> ImageTokens | N
         return ImageTokens(embeddings=images.tokens, prompt_tokens=images.tokens)
     if images.width is None or images.height is None:
         raise PlanError(f"wish: {images.count} images: of what size? As in '{images.count} images of 1080p'")
-    path = Path(model) / PREPROCESSOR if Path(model).is_dir() else Path(model).parent / PREPROCESSOR
+    path = Path(model) / _PREPROCESSOR if Path(model).is_dir() else Path(model).parent / _PREPROCESSOR
     preprocessor = read_config(str(path)) if path.exists() else {}
     return image_tokens(values, preprocessor, images.width, images.height)

@@ -76,17 +76,17 @@ class SetupFacts:
 
     @property
     def only_watches(self) -> bool:
-        """Whether the workers cannot be called, and recorders show their memory."""
+        """True if the workers cannot be called, and recorders show their memory."""
         return not self.can.get("collective_rpc") and are_recorded(self.report.ranks)
 
     @property
     def reads_workers(self) -> bool:
-        """Whether the workers' memory is read in either way."""
+        """True if the workers' memory is read in either way."""
         return bool(self.can.get("collective_rpc")) or self.only_watches
 
     @property
     def knows_engine(self) -> bool:
-        """Whether the engine has answered at least once."""
+        """True if the engine has answered at least once."""
         return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
 
 
@@ -98,7 +98,7 @@ class SetupCheck:
         name: Its topic, in a word or two.
         level: ``note``: it works, and one more setting would help; ``skip``: not known.
         text: The finding.
-        change: The change that mends it; None if none is needed.
+        change: The change that would fix it; None if none is needed.
     """
 
     name: str

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import click
+
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size_given(text: str) -> int:
-    """A size as typed, in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain bytes.
+    """Return a size as it was typed, in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain bytes.
 
     Raises:
         ValueError: It is not a size, or it is zero.
@@ -24,6 +26,14 @@ def size_given(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is nothing; one is 1GiB, 512MiB or 1.5GB")
     return size
+
+
+def size_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return an option's size in bytes: a callback of click, which reports a wrong one as a usage error."""
+    try:
+        return None if value is None else size_given(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc), context, parameter) from exc
 
 
 def vllm_size(text: str) -> int:

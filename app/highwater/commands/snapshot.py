@@ -13,20 +13,12 @@ from typing import Any
 import click
 
 from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
+from highwater.commands.sizes import size_option
 
 # It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0
 
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from highwater.commands.sizes import size_given
-
-    try:
-        return None if value is None else size_given(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), context, parameter) from exc
 
 
 @click.group()
@@ -83,7 +75,7 @@ def list_files(url: str, *, as_json: bool) -> None:
     )
 )
 @click.argument("file", type=_file)
-@click.option("--want", metavar="SIZE", callback=_size, help="a request to judge by, such as 180MiB")
+@click.option("--want", metavar="SIZE", callback=size_option, help="a request to judge by, such as 180MiB")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="writes the segments there, as SVG")
 @json_option
 def explain(file: Path, want: int | None, picture: Path | None, *, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import Event, Report, RuleStatus
+from highwater.readings import Event, PolicyLevel, Report, RuleStatus
 from highwater.text.growth import leak_line, leaks
 from highwater.text.report import report_text
 from highwater.text.table import component_title, table
@@ -14,7 +14,6 @@ from highwater.units import UNKNOWN, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
-_SHORT: Final = frozenset({"short", "urgent"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,12 @@ def judged(report: Report) -> Verdict:
     return Verdict(CRITICAL if report.engine.traits.level == "bad" else ATTENTION, tuple(worries))
 
 
-def _worry(rule: RuleStatus, level: str) -> str | None:
+def _worry(rule: RuleStatus, level: PolicyLevel) -> str | None:
     """Return the reason why an operator should look at the rule; ``None`` if none."""
     why = f": {rule.reason}" if rule.reason else ""
-    if rule.phase in _SHORT or rule.phase == "acting":
-        return f"rule {rule.name} is {rule.phase}{why}"
     # A cooldown after a relief that did not reach low water is a worry only while memory is still short.
-    if rule.phase == "resting" and level in _SHORT:
-        return f"rule {rule.name} is resting{why}"
+    if rule.is_short(level):
+        return f"rule {rule.name} is {rule.phase}{why}"
     return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 

@@ -28,6 +28,7 @@ from highwater.client.options import (
     sidecar_at,
     url_option,
 )
+from highwater.commands.sizes import size_option
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import find_token
 
@@ -102,15 +103,6 @@ def _remedies(context: click.Context, parameter: click.Parameter, incomplete: st
     return [name for name in known_remedies() if name.startswith(incomplete)]
 
 
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from highwater.commands.sizes import size_given
-
-    try:
-        return None if value is None else size_given(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), context, parameter) from exc
-
-
 @click.command(
     epilog=examples(
         "highwater reclaim                       release, then reset_encoder_cache",
@@ -126,7 +118,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     "--free",
     "free_bytes",
     metavar="SIZE",
-    callback=_size,
+    callback=size_option,
     help="how much trim_encoder_cache lets go on each rank: 1GiB, 512MiB",
 )
 @click.option(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXTENSION_CLASS = "highwater_worker.MemoryExtension"
 SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
-"""How long a start may take: half a minute on two free cores, many times that where others keep them busy."""
+"""The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2
 
 

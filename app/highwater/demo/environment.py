@@ -28,7 +28,7 @@ MARKER = "highwater-complete.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to install one version of the engine."""
+    """The steps that install one version of the engine."""
 
     pip_steps: tuple[tuple[str, ...], ...]
     """Arguments of pip, one tuple a call, in order."""
@@ -37,7 +37,7 @@ class Recipe:
     before_step: Callable[[Path, tuple[str, ...]], tuple[str, ...]] = lambda _, step: step
     """Returns a step's arguments in an environment, once the steps before it are done."""
     ingredients: tuple[str, ...] = ()
-    """What it depends on beside the steps."""
+    """Further inputs that it depends on beside the steps."""
 
 
 def with_torch_for_cpu(version: str) -> Recipe:
@@ -65,7 +65,7 @@ class EngineEnvironment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its build ended."""
+        """True if its build ended."""
         return (self.root / MARKER).is_file()
 
 

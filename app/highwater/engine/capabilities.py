@@ -1,6 +1,6 @@
 """Detection of what this engine can do, without side effects.
 
-Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware responses it for every path): the OpenAPI page
+Never a POST (it would act), never an OPTIONS (vLLM's CORS middleware answers it for every path): the OpenAPI page
 lists the paths where there is one, else a GET on a POST-only path gets 405 or 404.
 """
 

@@ -64,7 +64,7 @@ class EngineAnswer:
     body: bytes
 
     def json_object(self) -> dict[str, Any]:
-        """Return the body as a JSON object; empty where it is none (vLLM answers most resets with an empty 200)."""
+        """Return the body as a JSON object; empty where it is not one (vLLM answers most resets with an empty 200)."""
         try:
             value = json.loads(self.body or b"{}")
         except ValueError:
@@ -272,7 +272,7 @@ class Engine:
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """How long the worker call under way has waited; ``None`` without one."""
+        """The time that the worker call under way has waited; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since

@@ -63,7 +63,7 @@ class EngineLife:
 
     @property
     def baseline_problem(self) -> str | None:
-        """Why growth is unknown; ``None`` where it is known, or where nothing is known yet."""
+        """The reason why growth is unknown; ``None`` where it is known, or where nothing is known yet."""
         return None if self.baseline or not self.processes or self.is_watched else NOT_KNOWN
 
 

@@ -26,7 +26,7 @@ class FileTooLargeError(OSError):
 def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     """Open a regular file for reading, and return its descriptor.
 
-    A link is followed only where told to: an operator's own path may be one, a foreign file's never.
+    A link is followed only with ``follows_link``: an operator's own path may be one, a foreign file's never.
 
     Raises:
         NotARegularFileError: It is something else, or a link.

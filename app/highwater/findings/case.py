@@ -64,12 +64,12 @@ class RankCase:
 
     @property
     def alloc_retries(self) -> int | None:
-        """How many times its allocator ran out and tried again since the first reading."""
+        """The number of times its allocator ran out and tried again since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
 
     @property
     def ooms(self) -> int | None:
-        """How many times its allocator gave up since the first reading."""
+        """The number of times its allocator gave up since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.ooms)
 
     @property

@@ -1,4 +1,4 @@
-"""The floors of all series that were measured at the same moments: a bounded number of moments, thinned by age."""
+"""The idle floors of all series, as rows of values that were measured together; a bounded number, thinned by age."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from highwater.readings import WorkCounts
 MAX_SERIES = 320
 
 
-class Moment(NamedTuple):
+class FloorRow(NamedTuple):
     """One idle floor of every series: as ``Floor``, with a value for each column.
 
     A value is NaN where the series was not measured, and missing where its column is newer.
@@ -28,29 +28,29 @@ class Moment(NamedTuple):
 
 
 class FloorBook:
-    """The moments, oldest first, and the series in the order of their columns, each in its newest life."""
+    """The rows, oldest first, and the series in the order of their columns, each in its newest life."""
 
     def __init__(self) -> None:
-        self.moments: list[Moment] = []
+        self.rows: list[FloorRow] = []
         self.columns: list[SeriesKey] = []
         self._column_of: dict[str, int] = {}
 
     def add(self, at: float, wall: float, work: WorkCounts, values: Mapping[SeriesKey, float]) -> bool:
-        """Keep a moment, and return whether it was kept: not if it is no later than the last one."""
-        if self.moments and at <= self.moments[-1].at:
+        """Keep a row, and return whether it was kept: not if it is no later than the last one."""
+        if self.rows and at <= self.rows[-1].at:
             return False
-        if self.moments and _fell(self.moments[-1].work, work):
-            self.moments.clear()  # counters that begin again are another engine's
+        if self.rows and _fell(self.rows[-1].work, work):
+            self.rows.clear()  # counters that begin again are another engine's
         for key in values:
             self._assign_column(key)
-        row = array("d", [math.nan] * len(self.columns))
+        floors = array("d", [math.nan] * len(self.columns))
         for key, value in values.items():
             column = self._column_of.get(key.name)
             if column is not None:
-                row[column] = value
-        self.moments.append(Moment(at, wall, work, row))
-        if len(self.moments) > MAX_FLOORS:
-            del self.moments[superfluous([moment.at for moment in self.moments])]
+                floors[column] = value
+        self.rows.append(FloorRow(at, wall, work, floors))
+        if len(self.rows) > MAX_FLOORS:
+            del self.rows[superfluous([row.at for row in self.rows])]
         return True
 
     def floors(self, name: str) -> list[Floor]:
@@ -59,9 +59,9 @@ class FloorBook:
         if column is None:
             return []
         return [
-            Floor(one.at, one.wall, one.values[column], *_counts(one.work))
-            for one in self.moments
-            if column < len(one.values) and not math.isnan(one.values[column])
+            Floor(row.at, row.wall, row.values[column], *_counts(row.work))
+            for row in self.rows
+            if column < len(row.values) and not math.isnan(row.values[column])
         ]
 
     def key(self, name: str) -> SeriesKey | None:
@@ -78,9 +78,9 @@ class FloorBook:
                 self.columns.append(key)
         elif self.columns[column].life != key.life:
             self.columns[column] = key
-            for moment in self.moments:
-                if column < len(moment.values):
-                    moment.values[column] = math.nan
+            for row in self.rows:
+                if column < len(row.values):
+                    row.values[column] = math.nan
 
 
 def _counts(work: WorkCounts) -> Iterator[float]:

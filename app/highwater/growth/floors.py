@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from highwater.readings import GrowthDriver, GrowthUnit, Report, WorkCounts
-from highwater.units import KIB, MIB
+from highwater.units import HOUR_SECONDS, KIB, MIB
 
 MAX_FLOORS: Final = 240
 _NEWEST_KEPT, _OLDEST_KEPT = 48, 4
@@ -23,7 +23,6 @@ DEVICE_REST_SECONDS: Final = 3.0
 HOST_REST_SECONDS: Final = 12.0
 # In a long rest a floor is taken this often, because leaks without requests show there.
 REPEAT_SECONDS: Final = 60.0
-HOUR_SECONDS: Final = 3600.0
 KILO: Final = 1000.0
 
 

@@ -20,7 +20,7 @@ from statistics import median, stdev
 from typing import Final
 
 from highwater.growth.floors import Floor, Happening, Scale, binned
-from highwater.growth.regression import Line, kendall, theil_sen
+from highwater.growth.regression import FittedLine, kendall, theil_sen
 from highwater.readings import GrowthDriver
 
 DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "hour")
@@ -69,14 +69,14 @@ class Rise:
 
     driver: GrowthDriver
     also: tuple[GrowthDriver, ...]
-    lines: Mapping[GrowthDriver, Line]
+    lines: Mapping[GrowthDriver, FittedLine]
     grown: float
     floors: int
     window_seconds: float
     has_load_risen: bool
 
     @property
-    def line(self) -> Line:
+    def line(self) -> FittedLine:
         """Value over the driver."""
         return self.lines[self.driver]
 
@@ -181,9 +181,9 @@ def _rate(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return rate, stdev(requests / seconds for requests, seconds in steps) / rate / math.sqrt(len(steps))
 
 
-def _lines(points: Sequence[Floor]) -> dict[GrowthDriver, Line]:
+def _lines(points: Sequence[Floor]) -> dict[GrowthDriver, FittedLine]:
     values = [floor.value for floor in points]
-    lines: dict[GrowthDriver, Line] = {}
+    lines: dict[GrowthDriver, FittedLine] = {}
     for driver in DRIVERS:
         xs = [floor.progress(driver) for floor in points]
         line = None if any(map(math.isnan, xs)) else theil_sen(xs, values)
@@ -192,7 +192,9 @@ def _lines(points: Sequence[Floor]) -> dict[GrowthDriver, Line]:
     return lines
 
 
-def _driver(lines: dict[GrowthDriver, Line], scale: Scale) -> tuple[GrowthDriver, tuple[GrowthDriver, ...]] | None:
+def _driver(
+    lines: dict[GrowthDriver, FittedLine], scale: Scale
+) -> tuple[GrowthDriver, tuple[GrowthDriver, ...]] | None:
     """Return the driver with the closest line, and those that are as close; the hour is preferred among them."""
     if not lines:
         return None
@@ -212,7 +214,7 @@ def _is_straight(points: Sequence[Floor], driver: GrowthDriver) -> bool:
     return MIN_STRAIGHT <= ratio <= 1 / MIN_STRAIGHT and not is_surely_slower
 
 
-def _keeps_rising(points: Sequence[Floor], driver: GrowthDriver, line: Line) -> bool:
+def _keeps_rising(points: Sequence[Floor], driver: GrowthDriver, line: FittedLine) -> bool:
     """Return whether it rises nearly wherever its driver advances: a few steps in a row may look like a line."""
     moves = [
         (later.value - earlier.value, later.progress(driver) - earlier.progress(driver))
@@ -222,7 +224,7 @@ def _keeps_rising(points: Sequence[Floor], driver: GrowthDriver, line: Line) -> 
     return sum(counted) >= MIN_FOLLOWING * len(counted)
 
 
-def _was_flatter(window: Sequence[Floor], before: Sequence[Floor], driver: GrowthDriver, line: Line) -> bool:
+def _was_flatter(window: Sequence[Floor], before: Sequence[Floor], driver: GrowthDriver, line: FittedLine) -> bool:
     earlier = _line(binned(before, MAX_BINS), driver)
     if earlier is None:
         return True
@@ -230,7 +232,7 @@ def _was_flatter(window: Sequence[Floor], before: Sequence[Floor], driver: Growt
     return earlier.slope <= (MAX_EARLIER_SLOPE if is_most else MAX_EARLIER_SLOPE_SHORT) * line.slope
 
 
-def _line(points: Sequence[Floor], driver: GrowthDriver) -> Line | None:
+def _line(points: Sequence[Floor], driver: GrowthDriver) -> FittedLine | None:
     return theil_sen([floor.progress(driver) for floor in points], [floor.value for floor in points])
 
 

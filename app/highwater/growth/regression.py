@@ -16,8 +16,8 @@ _QUANTILE: Final = 1.96
 _TRIMMED: Final = 0.85
 
 
-class Line(NamedTuple):
-    """A line: its slope per unit of x, and the ends of the slope's 95 % interval.
+class FittedLine(NamedTuple):
+    """A fitted line: its slope per unit of x, and the ends of the slope's 95 % interval.
 
     ``scatter`` is the mean distance of the nearest 85 % of the points from it, in y.
     """
@@ -28,7 +28,7 @@ class Line(NamedTuple):
     scatter: float
 
 
-def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
+def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> FittedLine | None:
     """Return the line for ``xs`` that do not fall; ``None`` for fewer than three points, or if all ``xs`` are equal."""
     count = len(xs)
     if count < 3:  # noqa: PLR2004 - a line through two points has no scatter
@@ -47,11 +47,11 @@ def theil_sen(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
     spread *= len(slopes) / (count * (count - 1) / 2)
     low = slopes[max(int((len(slopes) - spread) / 2), 0)]
     high = slopes[min(math.ceil((len(slopes) + spread) / 2), len(slopes) - 1)]
-    rests = [y - slope * x for x, y in zip(xs, ys, strict=True)]
-    middle = median(rests)
-    distances = sorted(abs(rest - middle) for rest in rests)
+    residuals = [y - slope * x for x, y in zip(xs, ys, strict=True)]
+    middle = median(residuals)
+    distances = sorted(abs(residual - middle) for residual in residuals)
     nearest = distances[: max(math.ceil(count * _TRIMMED), 1)]
-    return Line(slope, low, high, sum(nearest) / len(nearest))
+    return FittedLine(slope, low, high, sum(nearest) / len(nearest))
 
 
 def kendall(ys: Sequence[float], grain: float = 0.0) -> float:

@@ -1,6 +1,6 @@
 """The file of idle floors, from which a sidecar goes on after a restart.
 
-A line a moment is appended; when the file is too long it is rewritten from the books. Moments are ordered by a clock
+One line a row is appended; when the file is too long it is rewritten from the books. Rows are ordered by a clock
 that only one boot of the machine has, so that floors of another boot are refused, whatever the wall clocks say.
 
 ::
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from highwater.errors import os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import NotARegularFileError, open_regular
-from highwater.growth.book import FloorBook, Moment
+from highwater.growth.book import FloorBook, FloorRow
 from highwater.growth.series import Place, SeriesKey
 from highwater.process.machine import boot_id
 from highwater.readings import GrowthUnit, WorkCounts
@@ -37,7 +37,7 @@ _Number: TypeAlias = Annotated[float, Field(ge=-(2**63), le=2**63)]
 
 
 class _Line(BaseModel):
-    """A moment as it is written, complete in itself: each series with its key and value."""
+    """A row as it is written, complete in itself: each series with its key and value."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -99,10 +99,10 @@ class FloorFile:
                 continue
 
     def keep(self, place: Place, books: Mapping[Place, FloorBook]) -> None:
-        """Append the newest moment of a book. Blocks as long as the disk takes."""
+        """Append the newest row of a book. Blocks as long as the disk takes."""
         if self._path is None or self._boot is None:
             return
-        text = _text(place, books[place], books[place].moments[-1:])
+        text = _text(place, books[place], books[place].rows[-1:])
         try:
             if self._is_ours and self._bytes + len(text) <= MAX_FILE_BYTES and self._lines < MAX_LINES:
                 self._append(self._path, text)
@@ -121,7 +121,7 @@ class FloorFile:
         self._lines += 1
 
     def _rewrite(self, path: Path, books: Mapping[Place, FloorBook]) -> None:
-        content = b"".join([self._header(), *(_text(place, book, book.moments) for place, book in books.items())])
+        content = b"".join([self._header(), *(_text(place, book, book.rows) for place, book in books.items())])
         replace_private(path, content)
         self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
 
@@ -129,17 +129,17 @@ class FloorFile:
         return json.dumps({"schema": SCHEMA, "boot": self._boot}).encode() + b"\n"
 
 
-def _text(place: Place, book: FloorBook, moments: Iterable[Moment]) -> bytes:
+def _text(place: Place, book: FloorBook, rows: Iterable[FloorRow]) -> bytes:
     lines = []
-    for moment in moments:
-        work, lives = moment.work, sorted({key.life for key in book.columns})
+    for row in rows:
+        work, lives = row.work, sorted({key.life for key in book.columns})
         values = [
             (key.owner, key.measure, key.unit, lives.index(key.life), int(value))
-            for key, value in zip(book.columns, moment.values, strict=False)
+            for key, value in zip(book.columns, row.values, strict=False)
             if not math.isnan(value)
         ]
         counts = (work.requests, work.images, work.new_images, work.tokens)
-        line = {"place": place, "at": moment.at, "wall": moment.wall, "work": counts, "lives": lives, "values": values}
+        line = {"place": place, "at": row.at, "wall": row.wall, "work": counts, "lives": lives, "values": values}
         lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return b"".join(lines)
 

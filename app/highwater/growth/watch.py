@@ -123,7 +123,7 @@ class GrowthWatch:
 
     async def _take(self, place: Place, ranks: Sequence[RankReading], rest_seconds: float) -> None:
         book, now = self._books[place], self._clock()
-        last = book.moments[-1].at if book.moments else None
+        last = book.rows[-1].at if book.rows else None
         if not is_due(self._rest, last, now, rest_seconds=rest_seconds):
             return
         rest = self._rest

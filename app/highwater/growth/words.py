@@ -9,9 +9,8 @@ from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
 from highwater.readings import GrowthRate, SeriesGrowth
 from highwater.text.growth import DRIVER_TITLES, amount_text, rate_text
-from highwater.units import span_text
+from highwater.units import HOUR_SECONDS, span_text
 
-_HOUR_SECONDS: Final = 3600.0
 # An exhaustion that is further away gets no date.
 _HORIZON_SECONDS: Final = 366 * 86_400.0
 
@@ -64,7 +63,7 @@ def _rate(leak: Rise) -> GrowthRate:
 
 def _exhausted_at(leak: Rise, room: float, now: float) -> float | None:
     hourly = leak.lines.get("hour")
-    seconds = None if hourly is None else max(room, 0.0) / hourly.slope * _HOUR_SECONDS
+    seconds = None if hourly is None else max(room, 0.0) / hourly.slope * HOUR_SECONDS
     return None if seconds is None or seconds > _HORIZON_SECONDS else now + seconds
 
 

@@ -22,9 +22,9 @@ class Outlook:
     """The pace of what the container must keep.
 
     Attributes:
-        bytes_per_second: Its slope over the window; ``None`` where the window is too short.
-        seconds_to_limit: ``None`` where the limit is not reached within a week, or there is none.
-        window_seconds: Between the first and the last value.
+        bytes_per_second: The slope over the window; ``None`` where the window is too short.
+        seconds_to_limit: ``None`` without a limit, or where it is not reached within a week.
+        window_seconds: The time between the first and the last value.
     """
 
     bytes_per_second: float | None = None

@@ -152,7 +152,7 @@ class ContainerMemory:
 
     @property
     def room_bytes(self) -> int | None:
-        """How much more the container can take before the kernel kills; ``None`` without a limit."""
+        """The bytes that the container can still take before the kernel kills; ``None`` without a limit."""
         if self.limit_bytes is None or self.kept_bytes is None:
             return None
         return max(0, self.limit_bytes - self.kept_bytes)

@@ -95,7 +95,7 @@ class Incidents:
 
     @property
     def problem(self) -> str | None:
-        """Why the last incident could not be written, in one sentence; ``None`` if it could."""
+        """The reason why the last incident could not be written, in one sentence; ``None`` if it could."""
         return self._store.problem
 
     @property

@@ -15,14 +15,13 @@ from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
 from highwater.incidents.incident import IncidentCase
 from highwater.policy.waters import derive, slack_bytes
-from highwater.readings import RankPressure, RuleStatus
+from highwater.readings import RankPressure
 
 IncidentRule: TypeAlias = Callable[[IncidentCase], Finding | None]
 
 ROOM_RATIO = 0.10
 LONG_STEP_SECONDS = 10.0
 _LOST: Final = ("silent", "dead", "stopped")
-_SHORT: Final = frozenset({"short", "urgent"})
 # Levels at which the policy knows nothing of the memory.
 NOTHING_KNOWN: Final = frozenset({"held", "unknown"})
 
@@ -165,7 +164,7 @@ def policy(case: IncidentCase) -> Finding | None:
     status, before = case.evidence.policy, case.evidence.policy_before
     if status is None or (status.level in NOTHING_KNOWN and before is not None):
         status = before  # once the engine is gone the policy knows nothing
-    short = [] if status is None else [rule for rule in status.rules if _is_short(rule, status.level)]
+    short = [] if status is None else [rule for rule in status.rules if rule.is_short(status.level)]
     if status is None or not short:
         return None
     missing = [one for rule in short for one in rule.ranks if one.short_bytes]
@@ -184,12 +183,6 @@ def policy(case: IncidentCase) -> Finding | None:
         rules=", ".join(rule.name for rule in short),
         reasons="; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary,
     )
-
-
-def _is_short(rule: RuleStatus, level: str) -> bool:
-    if rule.phase == "resting":
-        return level in _SHORT
-    return rule.phase in _SHORT or rule.phase == "acting"
 
 
 def _can_give_nothing(one: RankPressure) -> bool:

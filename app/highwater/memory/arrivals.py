@@ -33,7 +33,7 @@ class Arrivals:
 
     @property
     def taken_at(self) -> float:
-        """When the oldest of the readings was taken, in Unix seconds; now without any."""
+        """The time of the oldest of the readings, in Unix seconds; now without any."""
         return min((arrival.at for arrival in self._known.values()), default=self._wall_clock())
 
     def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:

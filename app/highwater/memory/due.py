@@ -1,15 +1,15 @@
 """Decides which requests one poll makes: no more than it takes to know the engine's state. Pure; no I/O, no clock.
 
-==================  =======================================  ==================================================
+==================  =======================================  =======================================================
 request             every rank is recorded                   else
-==================  =======================================  ==================================================
+==================  =======================================  =======================================================
 ``/metrics``        every round; while idle every 15 s, and  every round
                     ``/health`` in the others
-workers' memory     never: their recorders say it all        every round; at rest every ``idle_poll_seconds``
-``/is_paused``      never while steps progress; while idle   every round; at rest every ``idle_poll_seconds``
+workers' memory     never: their recorders say it all        every round; without work every ``idle_poll_seconds``
+``/is_paused``      never while steps progress; while idle   every round; without work every ``idle_poll_seconds``
                     every 15 s, paused or asleep every
                     ``idle_poll_seconds``; else every round
-==================  =======================================  ==================================================
+==================  =======================================  =======================================================
 
 In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop cannot
 respond. A loop that has left a request without a response is asked until it responds, or the ranks move.
@@ -37,7 +37,7 @@ class Situation:
     still_seconds: float = 0.0  # since a worker was last seen to begin a call of the engine
     has_requests: bool = False  # the engine counted requests last, or some are under way through this sidecar
     is_held: bool = False  # the engine was paused or asleep at the last round
-    is_at_rest: bool = False  # the API server counts no work since the workers responded last
+    is_without_work: bool = False  # the API server counts no work since the workers responded last
     is_unanswered: bool = False  # the engine's loop has not responded to the last request that needed it
     is_sure: bool = True  # the last poll got every response, its report is fresh, and no worker has ended since
 
@@ -71,7 +71,7 @@ def is_due(
         return False
     if situation.is_recorded:
         return reach == "engine" and _is_pause_due(situation, has_passed(IDLE_SECONDS), has_passed(idle_poll_seconds))
-    return not (situation.is_sure and situation.is_at_rest) or has_passed(idle_poll_seconds)
+    return not (situation.is_sure and situation.is_without_work) or has_passed(idle_poll_seconds)
 
 
 def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:

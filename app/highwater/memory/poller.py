@@ -91,7 +91,7 @@ class Poller:
 
     @property
     def coverage(self) -> Coverage:
-        """How much of the engine its recorders show."""
+        """The part of the engine that its recorders show."""
         return self._rounds.coverage
 
     @property

@@ -46,7 +46,7 @@ class PollTimes:
     """The times of polls."""
 
     poll_seconds: float  # between two polls
-    idle_poll_seconds: float  # between two calls of the workers of an engine at rest that have no recorders
+    idle_poll_seconds: float  # between two calls of the workers of an engine without work, if they have no recorders
     stale_seconds: float  # the age from which a report is stale
     max_step_seconds: float  # the longest normal step, or worker call
 
@@ -137,7 +137,7 @@ class Rounds:
 
     @property
     def coverage(self) -> Coverage:
-        """How much of the engine its recorders show."""
+        """The part of the engine that its recorders show."""
         return Coverage() if self.recorders is None else self.recorders.coverage(self.ranks_expected)
 
     @property
@@ -311,7 +311,7 @@ class Rounds:
             still_seconds=self.clock() - self._called_at,
             has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
             is_held=outcome.last.engine.traits.is_held,
-            is_at_rest=is_still and load is not None and load.work_done == self._work_done,
+            is_without_work=is_still and load is not None and load.work_done == self._work_done,
             is_unanswered=self._loop_silent_since is not None,
             is_sure=self._is_last_answered and not outcome.last.stale and not has_ended,
         )

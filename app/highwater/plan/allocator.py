@@ -38,7 +38,7 @@ def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) 
     allocated = 0
     remainders: list[int] = []  # Of large blocks, sorted: the smallest that is large enough is taken.
     for size in sizes:
-        needed = _round_up(size, _MIN_BLOCK)
+        needed = round_up(size, _MIN_BLOCK)
         if needed <= _SMALL_SIZE or expandable_segments:
             allocated += needed
             continue
@@ -52,8 +52,9 @@ def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) 
 
 
 def _segment(needed: int) -> int:
-    return _LARGE_SEGMENT if needed < _MIN_SEGMENT_OF_ITS_OWN else _round_up(needed, _ROUND_SEGMENT)
+    return _LARGE_SEGMENT if needed < _MIN_SEGMENT_OF_ITS_OWN else round_up(needed, _ROUND_SEGMENT)
 
 
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that holds a size."""
     return -(-size // multiple) * multiple

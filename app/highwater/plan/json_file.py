@@ -20,7 +20,7 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
     Args:
         path: The file; it may be a link, as those of a Hugging Face cache are.
         limit: The bytes that it may have; no more than that are read.
-        needed: The file that should stand there, for the error.
+        needed: The file that is expected there, for the error.
 
     Raises:
         PlanError: It is no regular file, cannot be read, is larger, or holds no JSON object.

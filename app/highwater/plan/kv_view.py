@@ -64,7 +64,7 @@ class LiveEngine:
 
     @property
     def layers_are_grouped(self) -> bool:
-        """Whether a worker reports the layers of the engine's groups, whose block and page sizes may be padded."""
+        """True if a worker reports the layers of the engine's groups, whose block and page sizes may be padded."""
         reported = (worker.budget.kv_cache.layers for worker in self.workers)
         return any(layers is not None and layers.are_grouped for layers in reported)
 

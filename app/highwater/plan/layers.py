@@ -8,7 +8,7 @@ from highwater.plan import ascend
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
-from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, State
+from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, RecurrentState
 from highwater.plan.resolve import Resolved
 from highwater.plan.specs import (
     ChunkedLocal,
@@ -79,7 +79,7 @@ def _spec(kept: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
                 head_size=kept.head_size,
                 element_bytes=elements.cache_bytes,
             )
-        case State():
+        case RecurrentState():
             return MambaState(
                 block_size=blocks.state,
                 page_bytes_padded=blocks.state_page_bytes,

@@ -52,7 +52,7 @@ class OfflinePlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether vLLM starts; None where that depends on bytes that are not known, or not known well enough."""
+        """True if vLLM starts; None where that depends on bytes that are not known, or not known well enough."""
         if self.available_bytes is None:
             return None
         low, high = self.bounds or (self.pool, self.pool)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.plan.allocator import allocated_at_least, allocated_bytes
+from highwater.plan.allocator import allocated_at_least, allocated_bytes, round_up
 from highwater.plan.checkpoint import (
     Tensor,
     heads_of,
@@ -134,14 +134,10 @@ def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
         return 1.0
     hidden, inner = whole(text, "hidden_size"), whole(text, "intermediate_size")
     inner = inner if ranks.experts > 1 else -(-inner // ranks.tensor)
-    wide = _up(inner, 64)
+    wide = round_up(inner, 64)
     if "down_proj" in tensor.name:
-        return _up(wide, 256) / inner
-    return _up(2 * wide, 256) * _up(hidden, 256) / (2 * inner * hidden)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+        return round_up(wide, 256) / inner
+    return round_up(2 * wide, 256) * round_up(hidden, 256) / (2 * inner * hidden)
 
 
 def model_dtype(config: Config) -> str:
@@ -221,7 +217,7 @@ class _Splitter:
         """Return the least and the most elements that a rank may hold; they differ where the rule is not known."""
         name, size, tensor_ranks = tensor.name, tensor.elements, self._ranks.tensor
         if _VOCABULARY.search(name):
-            rows = -(-tensor.shape[0] // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+            rows = round_up(tensor.shape[0], _VOCABULARY_PADDING)
             part = -(-rows // tensor_ranks) * (size // tensor.shape[0])
             return part, part
         if self._ranks.experts > 1 and _EXPERTS.search(name):

@@ -24,7 +24,7 @@ from typing import Final
 
 from highwater.accounting.attribution import RankKey, card, rank_key
 from highwater.policy.gains import is_integrated, possible_gain
-from highwater.policy.memory import MAX_RELAPSES, LifeMemory, RankMemory, RuleMemory
+from highwater.policy.memory import MAX_RELAPSES, LastReading, LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from highwater.policy.rules import Rule
 from highwater.policy.tidying import may_tidy, tidying_ranks, tidying_text, with_idleness
@@ -343,12 +343,12 @@ def _with_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], now: 
     """Return the memory with the fresh readings' ranks; those that are left out are forgotten."""
     ranks = dict(memory.ranks)
     for pressure in fresh:
-        before = ranks.pop(pressure.key, RankMemory(level="calm"))
+        before = ranks.pop(pressure.key, LastReading(level="calm"))
         if pressure.note is not None:
             continue
         retries, earlier = pressure.reading.torch.alloc_retries, before.alloc_retries
         has_risen = retries is not None and earlier is not None and retries > earlier
-        after = RankMemory(
+        after = LastReading(
             level="calm",
             alloc_retries=retries if retries is not None else earlier,
             retried_at=now if has_risen else before.retried_at,

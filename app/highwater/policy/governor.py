@@ -22,11 +22,11 @@ from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, d
 from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import unreachable
 from highwater.policy.rules import FILL_SIGNALS
-from highwater.policy.shown import rule_status, summary
+from highwater.policy.status import rule_status, summary
 from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
 from highwater.relief import Relief, RemedyOutcome
+from highwater.units import HOUR_SECONDS
 
-HOUR_SECONDS: Final = 3600.0
 QUICK_SECONDS: Final = 0.2
 FULL_WITHIN_SECONDS: Final = 10.0
 # The least time between two events about the level; every action is an event.

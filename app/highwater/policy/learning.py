@@ -1,4 +1,4 @@
-"""What the policy learns of an action: that it was begun, and how it went."""
+"""Writes into the policy's memory that an action was begun, and how it went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy remembers of one engine life. Times are the caller's seconds."""
+"""The policy's memory of one engine life. Times are the caller's seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LastRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class LastReading:
     """One rank at its last fresh reading.
 
     Attributes:
@@ -87,7 +87,7 @@ class RuleMemory:
     rest_from: float | None = None
     relapses: int = 0
     runs: Mapping[str, LastRun] = field(default_factory=dict)
-    ranks: Mapping[RankKey, RankMemory] = field(default_factory=dict)
+    ranks: Mapping[RankKey, LastReading] = field(default_factory=dict)
 
     def wait(self, remedy: str, key: RankKey) -> Wait | None:
         """Return what a remedy waits for on a rank."""

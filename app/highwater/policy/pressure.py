@@ -1,4 +1,4 @@
-"""How short each rank is by a rule: one reading and one rule in, waters and missing bytes out."""
+"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out."""
 
 from __future__ import annotations
 

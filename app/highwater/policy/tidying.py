@@ -1,4 +1,4 @@
-"""One release in each idle period, where it gives back much: nobody needs what a benchmark left."""
+"""Decides on one release in each idle period, if it gives back much, such as what a benchmark left behind."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
 
 
 def rest_text(memory: RuleMemory) -> str:
-    """Return why a rule rests."""
+    """Return why a rule is resting."""
     last = max(memory.runs.values(), key=lambda run: run.at, default=None)
     if last is not None and last.outcome == "observed":
         return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"

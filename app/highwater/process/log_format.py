@@ -49,4 +49,4 @@ def configure_log(level: str, form: LogFormat) -> None:
     handler.addFilter(_with_plain_name)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(capture=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call is no news
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each control call tells nothing new

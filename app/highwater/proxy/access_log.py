@@ -45,7 +45,7 @@ class EndedRequest(NamedTuple):
     """The status that the client saw; 499 if it left before."""
     result: Result
     reason: str | None
-    """Why it is not complete: as in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``."""
+    """As in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``; None: it is complete."""
     request_id: str
     request_bytes: int
     response_bytes: int

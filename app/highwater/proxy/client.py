@@ -46,7 +46,7 @@ Route = Callable[[bytes, bytes, bool], Destination]
 
 
 class Port(NamedTuple):
-    """What differs from one port to another."""
+    """The parts of a connection that differ from one port to another."""
 
     route: Route
     clients: Clients

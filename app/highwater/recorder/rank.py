@@ -96,7 +96,7 @@ class RankFile:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file, or with its content."""
+        """The problem of the file, or of its content; ``None`` without one."""
         return self.ring.problem or self._sample_problem
 
     def read(self, *, whole_file: bool = False) -> RankRecord:
@@ -173,7 +173,7 @@ class RankFile:
         figures = {name: count(heartbeat.body.get(name)) for name in ("rss_bytes", "cgroup_oom_kills")}
         known = {name: size for name, size in figures.items() if size is not None}
         newest = replace(newest, host_memory=replace(newest.host_memory, **known))
-        if not _is_at_rest(heartbeat, since=sample):
+        if not _has_done_nothing(heartbeat, since=sample):
             return newest, self._reading_mono
         newest = _as_of_heartbeat(newest, sample, heartbeat, figures["rss_bytes"])
         return newest, heartbeat.mono if newest.taken_at != sample.at else self._reading_mono
@@ -248,7 +248,7 @@ def _later(*records: _Record | None) -> _Record | None:
     return max(known, key=lambda record: record.mono, default=None)
 
 
-def _is_at_rest(heartbeat: _Record, *, since: _Record) -> bool:
+def _has_done_nothing(heartbeat: _Record, *, since: _Record) -> bool:
     calls, moving = count(heartbeat.body.get("calls")), part(heartbeat.body, "moving")
     sees_steps = count(moving.get("steps_begun")) is not None  # else it may be in one
     has_begun = calls is None or calls != count(since.body.get("calls"))

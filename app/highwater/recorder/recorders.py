@@ -122,7 +122,7 @@ class Recorders:
 
     @property
     def problem(self) -> str | None:
-        """Why the recorders were not started, or not all, or cannot be read; ``None`` where all is well."""
+        """The reason why recorders were not started or cannot be read, all or some; ``None`` without one."""
         if (known := self._refusal or self._ambiguity) is not None:
             return known
         if self.files.problems:

@@ -106,8 +106,8 @@ class Ring:
         problem: What is wrong with the file at present; ``None`` if nothing is.
 
     Raises:
-        RingUnusable: By the constructor: it is no ring that this version reads. By the others: it cannot be read any
-            more.
+        RingUnusable: The constructor: this version cannot read the file as a ring. Other methods: it can no longer be
+            read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +138,7 @@ class Ring:
         """Return the new records, newest first: where there are more than two windows of them, the newest.
 
         They are decoded one by one as the caller takes them: a worker writes ten a second, and a poll needs the newest.
-        It takes one ``pread`` where the reader keeps up, two at the end of the file; damaged slots are passed by, and
+        It takes one ``pread`` where the reader keeps up, two at the end of the file; damaged slots are skipped, and
         the slot that is being written is read next time.
         """
         records = self._new_records()
@@ -210,7 +210,7 @@ class Ring:
         at_start = not self._last
         records = self._records(self._last % self._slots, self._window, after=self._last)
         if not records:
-            # None yet; or, after damage or a long pause, they are elsewhere: each time one more window is searched.
+            # None yet, or they are elsewhere after damage or a long pause: each call searches one more window.
             at_start = True
             records = self._records(self._cursor, self._window, after=self._last)
             self._cursor = (self._cursor + self._window) % self._slots

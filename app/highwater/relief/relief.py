@@ -34,7 +34,7 @@ from highwater.readings import (
     Trigger,
 )
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies import PLAIN, Remedy, RunOptions, RunResult
+from highwater.relief.remedies import NO_OPTIONS, Remedy, RunOptions, RunResult
 from highwater.relief.remedies.remedy import operators_only
 from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
 from highwater.relief.states import State, States
@@ -82,7 +82,7 @@ class _RemedyRun:
     trigger: Trigger
     mode: Mode = "safe"
     rule: str | None = None
-    options: RunOptions = PLAIN
+    options: RunOptions = NO_OPTIONS
     force: bool = False
     dry_run: bool = False
     release_after: bool = True

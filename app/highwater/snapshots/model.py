@@ -65,7 +65,7 @@ class Segment:
 
     @property
     def is_private(self) -> bool:
-        """Whether requests from outside its pool cannot use it."""
+        """True if requests from outside its pool cannot use it."""
         return self.pool != DEFAULT_POOL
 
     @property
@@ -103,7 +103,7 @@ class Snapshot:
 
     @property
     def has_stacks(self) -> bool:
-        """Whether any block in use has the stack of its allocation."""
+        """True if any block in use has the stack of its allocation."""
         return any(block.stack for segment in self.segments for block in segment.blocks)
 
 

@@ -93,5 +93,5 @@ def growth_table(series: Sequence[SeriesGrowth]) -> str:
         for one in series
     ]
     shown = table(["series", "verdict", "value", "grown", "rate (95 % interval)", "floors", "window"], rows)
-    told = [f"{series_title(one)}: {one.text}{exhaustion_text(one)}" for one in series if one.verdict != "flat"]
-    return "\n".join([shown, *told]) + "\n"
+    verdicts = [f"{series_title(one)}: {one.text}{exhaustion_text(one)}" for one in series if one.verdict != "flat"]
+    return "\n".join([shown, *verdicts]) + "\n"

@@ -14,7 +14,7 @@ class Step(Protocol):
     """The interface of a step's module."""
 
     SAYS: str
-    """What it checks, in a few words."""
+    """Its subject, in a few words."""
     CHECKS: Mapping[str, str]
     """Its checks, and the sentence that each one stands for."""
 

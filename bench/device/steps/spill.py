@@ -11,7 +11,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import GIB, MIB, NO_DEVICE, Tensor, TorchDevice
 from bench.device.worker import KitWorker, RefusedCallError
 from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
-from highwater_worker.spill.spilling import way_back_of
+from highwater_worker.spill.spilling import restorer_of
 
 SAYS = "trim and restore: bit for bit, rates, a busy stream, graph replay, no room, the host's budget"
 CHECKS: Mapping[str, str] = {
@@ -236,7 +236,7 @@ def _no_room(on: TorchDevice, found: Findings) -> None:
     worker.call("trim", max_seconds=NO_LIMIT)
     cache = spilling_cache(worker)
     if cache is not None:
-        way_back_of(cache).drop_reserve()
+        restorer_of(cache).drop_reserve()
     del cache
     worker.call("release")
     hog = _fill(on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.accounting.components import COMPONENTS
-from highwater.api.host_families import HostNow
+from highwater.api.host_metrics import HostNow
 from highwater.host.outlook import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, Pressure, ProcessMemory, Role, ShmMemory, ShmOwner
 from highwater.readings import GrowthKind, GrowthRate, SeriesGrowth

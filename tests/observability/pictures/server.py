@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from highwater.accounting.attribution import account, encoder_totals
 from highwater.api.counters import Counters
-from highwater.api.host_families import HostNow
+from highwater.api.host_metrics import HostNow
 from highwater.api.metrics import Exporter
 from highwater.proxy.traffic import Connections
 from highwater.readings import (

@@ -37,7 +37,7 @@ def keep(file: FloorFile, books: dict[Place, FloorBook], at: float) -> None:
 
 
 def moments(path: Path) -> list[float]:
-    return [moment.at for moment in loaded(path)[1]["host"].moments]
+    return [row.at for row in loaded(path)[1]["host"].rows]
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "1e308"])
@@ -79,7 +79,7 @@ def test_a_start_reads_a_bounded_number_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "growth"
     path.write_bytes(HEAD + b"".join(line(at) for at in range(MAX_LINES + 500)))
     file, books = loaded(path)
-    assert books["host"].moments[0].at >= 500
-    assert books["host"].moments[-1].at == MAX_LINES + 499
+    assert books["host"].rows[0].at >= 500
+    assert books["host"].rows[-1].at == MAX_LINES + 499
     keep(file, books, 1e6)
-    assert len(path.read_bytes().splitlines()) <= 1 + len(books["host"].moments)
+    assert len(path.read_bytes().splitlines()) <= 1 + len(books["host"].rows)

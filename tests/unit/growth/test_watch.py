@@ -290,7 +290,7 @@ async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Pat
             seconds += 1
         work[0] += 1 + number % 7
     spent = (time.process_time() - began) / seconds
-    assert len(book.moments) == MAX_FLOORS
+    assert len(book.rows) == MAX_FLOORS
     assert path.stat().st_size < MAX_FILE_BYTES
     assert sum(one.verdict == "leak" for one in watch.verdicts()) > 0
     assert spent < 0.010, f"{spent * 1000:.2f} ms a second"
@@ -316,4 +316,4 @@ def test_counts_that_begin_again_are_another_engines():
     assert book.add(1.0, 1.0, WorkCounts(requests=50), {key: 1.0})
     assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})
     assert not book.add(2.0, 3.0, WorkCounts(requests=4), {key: 1.0})
-    assert [moment.at for moment in book.moments] == [2.0]
+    assert [row.at for row in book.rows] == [2.0]

@@ -38,8 +38,8 @@ def times(reach, **known) -> float:
         (RECORDED | {"verdict": "stuck", "is_unanswered": True, "is_sure": False}, 0, 0, float("inf")),
         (RECORDED | {"verdict": "busy"}, 0, float("inf"), float("inf")),
         ({}, 0, 0, 0),
-        ({"is_at_rest": True}, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
-        ({"is_at_rest": True, "is_sure": False}, 0, 0, 0),
+        ({"is_without_work": True}, 0, IDLE_POLL_SECONDS, IDLE_POLL_SECONDS),
+        ({"is_without_work": True, "is_sure": False}, 0, 0, 0),
         ({"verdict": "idle"}, 0, 0, 0),
         ({"verdict": "stuck"}, 0, 0, 0),
         ({"verdict": "busy"}, 0, float("inf"), float("inf")),
@@ -71,7 +71,7 @@ def test_how_often_each_question_is_asked(known, counts, pause, workers):
     assert asked == [counts, pause, workers]
 
 
-@pytest.mark.parametrize("known", [IDLE, {"is_at_rest": True}])
+@pytest.mark.parametrize("known", [IDLE, {"is_without_work": True}])
 def test_what_was_never_answered_is_asked(known):
     """Of this engine; workers with recorders excepted."""
     assert due("api_server", None, **known)

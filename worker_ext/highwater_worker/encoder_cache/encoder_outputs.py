@@ -118,7 +118,7 @@ def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
 def restore_reserve_bytes(worker: object) -> int:
     """Return the bytes kept on the device so that entries can come back; 0 where nothing was moved."""
     cache = spilling_cache(worker)
-    return 0 if cache is None else cache.way_back.reserve_bytes
+    return 0 if cache is None else cache.restorer.reserve_bytes
 
 
 def capacity_embeds(worker: object) -> int | None:

@@ -150,10 +150,10 @@ def _drop_reserve(worker: object) -> None:
     """Give the whole of the device up, as the engine does: `sleep` empties the allocator's cache after that."""
     cache = spilling_cache(worker)
     if cache is not None:
-        cache.way_back.drop_reserve()
+        cache.restorer.drop_reserve()
 
 
 def _keep_reserve(worker: object) -> None:
     cache = spilling_cache(worker)
     if cache is not None:
-        cache.way_back.settle(cache, Notes())
+        cache.restorer.settle(cache, Notes())

@@ -77,20 +77,20 @@ class EntryRestorer(Protocol):
 class SpillingDict(dict[Any, Any]):
     """A dict of encoder outputs, some of them in host memory.
 
-    Where `way_back` raises, the entry stays spilled.
+    Where `restorer` raises, the entry stays spilled.
     """
 
-    __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "way_back")
+    __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "restorer")
 
     def __init__(
         self,
         contents: Mapping[Any, Any],
-        way_back: EntryRestorer,
+        restorer: EntryRestorer,
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(contents)
-        self.way_back = way_back
+        self.restorer = restorer
         self._ledger = ledger
         self._clock = clock
         self._since = clock()
@@ -213,7 +213,7 @@ class SpillingDict(dict[Any, Any]):
     def _timed(self, value: Spilled, *, is_urgent: bool) -> Tensor:
         started = time.perf_counter()
         try:
-            return self.way_back.bring(self, value, is_urgent=is_urgent)
+            return self.restorer.bring(self, value, is_urgent=is_urgent)
         finally:
             self._ledger.restore_seconds += time.perf_counter() - started
 
@@ -227,7 +227,7 @@ class SpillingDict(dict[Any, Any]):
         if key in self._away:
             self._away.discard(key)
             if not self._away:
-                self.way_back.drop_reserve()
+                self.restorer.drop_reserve()
 
     # --- for the engine: all entries ---
 
@@ -239,7 +239,7 @@ class SpillingDict(dict[Any, Any]):
         self._groups.clear()
         if self._away:
             self._away.clear()
-            self.way_back.drop_reserve()
+            self.restorer.drop_reserve()
 
     def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
         """Put entries in: those of a mapping, pairs, or named ones."""

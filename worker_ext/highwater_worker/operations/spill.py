@@ -20,7 +20,7 @@ from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.recorder.encoder_index import encoder_cache_figures
 from highwater_worker.spill.mover import Mover
 from highwater_worker.spill.plan import SpillPlan, Target, make_plan, read_host_budget
-from highwater_worker.spill.spilling import refuse_now, watch, way_back_of
+from highwater_worker.spill.spilling import refuse_now, restorer_of, watch
 from highwater_worker.state import state_of
 
 
@@ -71,20 +71,20 @@ def _plan(worker: object, cache: SpillingDict | None, target: Target, mover: Mov
 
 
 def _spill(worker: object, cache: SpillingDict, plan: SpillPlan, arguments: Mapping[str, Any], mover: Mover) -> None:
-    way_back = way_back_of(cache)
+    restorer = restorer_of(cache)
     largest = max(group.nbytes for group in plan.groups)
-    if sum(group.nbytes for group in plan.groups) <= way_back.reserve.growth(largest):
+    if sum(group.nbytes for group in plan.groups) <= restorer.reserve.growth(largest):
         mover.notes.add(
             "spilled_entries",
             f"the device would gain nothing: {largest} bytes are kept for the way back, as much as all of them have",
         )
         return
-    way_back.host_budget_bytes = arguments["host_budget_bytes"]
-    budget = read_host_budget(worker, way_back.host_budget_bytes, cache.host_bytes(), mover.notes)
+    restorer.host_budget_bytes = arguments["host_budget_bytes"]
+    budget = read_host_budget(worker, restorer.host_budget_bytes, cache.host_bytes(), mover.notes)
     # `keep_bytes` limits the cache alone, whatever the reserve takes.
-    costs = None if arguments["keep_bytes"] is not None else way_back.reserve
+    costs = None if arguments["keep_bytes"] is not None else restorer.reserve
     mover.spill(cache, plan.groups, plan.asked_bytes, budget.left, costs)
-    way_back.settle(cache, mover.notes, mover.device_bytes)
+    restorer.settle(cache, mover.notes, mover.device_bytes)
     if mover.over_budget and not mover.entries and not mover.failed:
         raise RefusedError(f"{budget}: no entry fits, and {mover.over_budget} stay on the device")
 
@@ -97,9 +97,9 @@ def restore(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
     mover = Mover(device, notes, deadline)
     if cache is not None and cache.spilled():
         refuse_now(worker)
-        way_back = way_back_of(cache)
-        mover.bring_back(cache, way_back.reserve)
-        way_back.settle(cache, notes)
+        restorer = restorer_of(cache)
+        mover.bring_back(cache, restorer.reserve)
+        restorer.settle(cache, notes)
     else:
         notes.add("restored_entries", "nothing lies in host memory")
     return {

@@ -2,9 +2,9 @@
 
 The engine calls `worker.execute_model` by name, under its uniproc, multiproc and second Ray executor alike
 (vllm 0.32.0 v1/worker/worker_base.py:370, `WorkerWrapperBase.execute_model`), so that an attribute of the worker's own
-comes before its class's method.
+takes precedence over its class's method.
 
-With asynchronous scheduling a step returns before the device is done with it. Then not the step hangs, but
+With asynchronous scheduling a step returns before the device is done with it. What hangs then is not the step, but
 `get_output()` of the object that it returned, in a thread of its own (vllm 0.32.0
 v1/executor/multiproc_executor.py:998, `enqueue_output`, in `async_output_busy_loop`) or wherever the engine waits (vllm
 0.32.0 v1/executor/uniproc_executor.py:44).
@@ -65,17 +65,17 @@ class Steps:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
         self._clock = clock
-        self._has_ended = ended
+        self._on_end = ended
         self.outputs = Outputs(clock)
         self.calls = 0
         """The number of calls of the engine that have begun, steps or other."""
         self.has_failed = False
-        """True if the last call of a step raised: the engine ends of that, and may end its workers in order."""
+        """True if the last call of a step raised: the engine dies of that, and may end its workers in order."""
         # Replaced by one statement: a reader has all of it old or all of it new.
         self._seen = Progress(0, 0, None, None, 0)
-        # Held by the worker alone: a wrapper may reach it.
-        self._put: dict[str, weakref.ref[Any]] = {}
-        self._passed_by = False
+        # Weak references: the worker alone holds the wrappers, which may reach it.
+        self._wrappers: dict[str, weakref.ref[Any]] = {}
+        self._is_bypassed = False
         self._had_tokens = True  # of the last step: it says nothing before the first
 
     @property
@@ -88,25 +88,25 @@ class Steps:
         wrappers = {_STEP: self._step, **dict.fromkeys(_PARTS, self._part), **dict.fromkeys(_CHANGES, self._change)}
         for name, make in wrappers.items():
             if wrap_method(worker, name, make):
-                self._put[name] = weakref.ref(vars(worker)[name])
-        if _STEP not in self._put:
+                self._wrappers[name] = weakref.ref(vars(worker)[name])
+        if _STEP not in self._wrappers:
             notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
         # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0 v1/executor/ray_utils.py:144,
-        # `execute_model_ray`): that none was seen means nothing there.
+        # `execute_model_ray`): there, no step seen does not mean no step run.
         backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
-        self._passed_by = "ray" in str(backend).lower()
+        self._is_bypassed = "ray" in str(backend).lower()
 
     def detach(self, worker: Any) -> None:  # noqa: ANN401 - as above
-        """Put back the methods; a foreign wrapper put over them since stays, with them inside."""
-        for name, reference in self._put.items():
+        """Put back the methods; a foreign wrapper that was put over one since stays, with ours inside."""
+        for name, reference in self._wrappers.items():
             wrapper = reference()
             if wrapper is not None:
                 unwrap_method(worker, name, wrapper)
-        self._put = {}
+        self._wrappers = {}
 
     def progress(self) -> Progress | None:
         """Return the counts, None where steps cannot be seen."""
-        if _STEP not in self._put or (self._passed_by and not self._seen.begun):
+        if _STEP not in self._wrappers or (self._is_bypassed and not self._seen.begun):
             return None
         return self._seen
 
@@ -138,7 +138,7 @@ class Steps:
             self.calls += 1
             output = method(*arguments, **named)
             if self._seen.since is None:
-                self._has_ended(True)
+                self._on_end(True)
             return output
 
         return change
@@ -157,14 +157,14 @@ class Steps:
             self.has_failed = False
             return output
         finally:
-            # Read again: a call within this one has moved them. Around that one, this one goes on.
+            # Read again: a call within this one has moved the counts. The call around it, if any, is still running.
             begun, ended, _, _, thread = self._seen
             self._seen = Progress(begun, ended + step, outer, self._clock(), thread)
 
     def _ended(self, output: object, *, must_look: bool) -> None:
         self.outputs.watch(output)
         if self._seen.since is None:
-            self._has_ended(must_look)
+            self._on_end(must_look)
 
 
 class Wait(NamedTuple):
@@ -187,7 +187,7 @@ class Outputs:
 
         The object gets a subclass of its class. Its own `get_output` cannot be replaced on it: an attribute that holds
         the object keeps it, and what it has on the device, until the garbage collector runs; one that does not hold it
-        finds it gone, for the engine may pass `output.get_output` on and drop the output (vllm 0.12.0
+        finds it gone, because the engine may pass `output.get_output` on and drop the output (vllm 0.12.0
         v1/executor/uniproc_executor.py:82).
         """
         kind = type(output)
@@ -198,12 +198,12 @@ class Outputs:
         if watched is not None:
             try:
                 output.__class__ = watched
-            except TypeError:  # its memory is laid out otherwise, as that of a class written in C may be
+            except TypeError:  # its memory layout differs, as that of a class written in C may
                 self._watched[kind] = None
 
     def oldest(self) -> Wait | None:
         """Return the longest wait, None without one."""
-        # One call that takes all of it: other threads come and go meanwhile.
+        # Copied by one call: other threads come and go meanwhile.
         waits = [Wait(since, thread) for thread, since in list(self._waiting.items())]
         return min(waits, default=None)
 

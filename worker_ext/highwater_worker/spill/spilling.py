@@ -19,7 +19,7 @@ from highwater_worker.encoder_cache.encoder_outputs import find_encoder_cache, s
 from highwater_worker.encoder_cache.sleep import refuse_while_asleep
 from highwater_worker.encoder_cache.spilling_dict import SpillingDict
 from highwater_worker.errors import RefusedError
-from highwater_worker.spill.way_back import WayBack
+from highwater_worker.spill.restorer import Restorer
 from highwater_worker.state import WorkerState, state_of
 
 # What vllm-ascend keeps encoder outputs in while it moves them to host memory itself. Its runners have all three from
@@ -165,9 +165,9 @@ def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
     holders = other_holders(owner, name)
     if holders:
         raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    way_back = WayBack(worker, device, state.allocator_reserve)
+    restorer = Restorer(worker, device, state.allocator_reserve)
     # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
-    setattr(owner, name, SpillingDict(getattr(owner, name), way_back, state.ledger))
+    setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
 
 
 def _owner(worker: object) -> tuple[Any, str]:
@@ -176,6 +176,6 @@ def _owner(worker: object) -> tuple[Any, str]:
     return (runner, "encoder_cache") if isinstance(cache, dict) else (cache, "encoder_outputs")
 
 
-def way_back_of(cache: SpillingDict) -> WayBack:
-    """Return the way back to the device of a cache that was put in place here."""
-    return cast("WayBack", cache.way_back)
+def restorer_of(cache: SpillingDict) -> Restorer:
+    """Return the restorer of a cache that was put in place here."""
+    return cast("Restorer", cache.restorer)

@@ -18,7 +18,7 @@ from highwater_worker.errors import Notes
 from highwater_worker.memory.storages import Storage, Tensor, view_bytes
 from highwater_worker.spill.mover import HostCopies, RestoreReserve
 from highwater_worker.spill.plan import read_host_budget
-from highwater_worker.spill.spilling import refuse_trim, way_back_of
+from highwater_worker.spill.spilling import refuse_trim, restorer_of
 
 
 class Movability(NamedTuple):
@@ -169,7 +169,7 @@ def trimmable_bytes(
     cache = spilling_cache(worker)
     reserve, allowed = RestoreReserve(device), None
     if cache is not None:
-        reserve, allowed = way_back_of(cache).reserve, way_back_of(cache).host_budget_bytes
+        reserve, allowed = restorer_of(cache).reserve, restorer_of(cache).host_budget_bytes
     budget = read_host_budget(worker, allowed, groups.spilled_bytes, Notes(), host).left
     # Where a runner does not show what is needed, a trim holds nothing back.
     needed = (storage for key in needed_hashes(worker) or () for storage in storages_of(key))

@@ -10,7 +10,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import Elements
-from highwater.plan.models.kept import Model, State
+from highwater.plan.models.kept import Model, RecurrentState
 
 CUDA_BLOCK = 16
 CPU_BLOCK = 128
@@ -49,7 +49,7 @@ def block_sizes(
     if given_state is not None and mamba_cache_mode == "none":
         raise PlanError(f"--mamba-block-size: {given_state}; vLLM takes it with prefix caching only")
     _check_platform(model, flags, generation)
-    states = [part for part in model.kept if isinstance(part, State)]
+    states = [part for part in model.kept if isinstance(part, RecurrentState)]
     if not states:
         return Blocks(attention=start, state=start)
     if not model.is_hybrid:

@@ -64,7 +64,7 @@ class StateForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State(Kept):
+class RecurrentState(Kept):
     """A recurrent state."""
 
     form: StateForm

@@ -9,7 +9,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.generations import Release
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
-from highwater.plan.models.kept import Indexer, Kept, Latent, Model, State
+from highwater.plan.models.kept import Indexer, Kept, Latent, Model, RecurrentState
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
 from highwater.plan.models.recurrent import zamba2_head_size
@@ -71,7 +71,7 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         dtype=_dtype(values, config),
         quantization=_quantization(values, config),
         # A hybrid's class may serve a model without states (granite-4.0-micro).
-        is_hybrid=architecture.hybrid and any(isinstance(part, State) for part in kept),
+        is_hybrid=architecture.hybrid and any(isinstance(part, RecurrentState) for part in kept),
         has_attention=not architecture.states_only,
         is_encoder_decoder=architecture.encoder_decoder,
         is_latent=is_latent,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from highwater.plan.errors import PlanError
 from highwater.plan.models.attention import head_size, kv_heads, latent_width, self_attention
-from highwater.plan.models.kept import Kept, Latent, Shapes, State, StateForm
+from highwater.plan.models.kept import Kept, Latent, RecurrentState, Shapes, StateForm
 from highwater.plan.models.reading import Config, layer_types
 
 Builder = Callable[[Config], tuple[Kept, ...]]
@@ -91,7 +91,7 @@ def falcon_h1(config: Config) -> tuple[Kept, ...]:
     heads, size = kv_heads(config), head_size(config)
     kept: list[Kept] = []
     for i in range(config.number("num_hidden_layers")):
-        kept += [self_attention(i, heads, size), State(layer=i, name=f"model.layers.{i}.mamba", form=form)]
+        kept += [self_attention(i, heads, size), RecurrentState(layer=i, name=f"model.layers.{i}.mamba", form=form)]
     return tuple(kept)
 
 
@@ -118,7 +118,7 @@ def zamba2(config: Config) -> tuple[Kept, ...]:
     for i, each in enumerate(types):
         if each == "hybrid":
             kept.append(self_attention(i, kv_heads(config), size, name=f"model.layers.{i}.attn"))
-        kept.append(State(layer=i, name=f"model.layers.{i}.mamba", form=form))
+        kept.append(RecurrentState(layer=i, name=f"model.layers.{i}.mamba", form=form))
     return tuple(kept)
 
 
@@ -191,7 +191,7 @@ def kimi_linear(config: Config) -> tuple[Kept, ...]:
 
     form = StateForm(shapes, ("conv", "conv", "conv", "float32"))
     return tuple(
-        State(layer=i, name=f"model.layers.{i}.self_attn", form=form)
+        RecurrentState(layer=i, name=f"model.layers.{i}.self_attn", form=form)
         if i + 1 in named
         else Latent(layer=i, name=f"model.layers.{i}.self_attn.mla_attn", width=width)
         for i in range(config.number("num_hidden_layers"))
@@ -232,7 +232,7 @@ def _mixed(config: Config, types: Sequence[str], form: StateForm, size: int) -> 
         if each in ATTENTION_NAMES:
             kept.append(self_attention(i, heads, size))
         elif each in STATE_NAMES:
-            kept.append(State(layer=i, name=f"model.layers.{i}.mixer", form=form))
+            kept.append(RecurrentState(layer=i, name=f"model.layers.{i}.mixer", form=form))
         elif each not in OTHER_NAMES:
             raise config.refused("layer_types", each, "this type of layer is not known")
     return tuple(kept)
@@ -240,4 +240,4 @@ def _mixed(config: Config, types: Sequence[str], form: StateForm, size: int) -> 
 
 def _states(config: Config, form: StateForm) -> tuple[Kept, ...]:
     layers = range(config.number("num_hidden_layers"))
-    return tuple(State(layer=i, name=f"backbone.layers.{i}.mixer", form=form) for i in layers)
+    return tuple(RecurrentState(layer=i, name=f"backbone.layers.{i}.mixer", form=form) for i in layers)

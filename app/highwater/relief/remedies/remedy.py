@@ -17,8 +17,8 @@ class RunOptions:
 
     Attributes:
         query: The client's query string, passed on unchanged on the drop-in paths.
-        target: How far a trim goes; other remedies ignore it.
-        patience_seconds: How long a remedy that the engine puts off may be repeated.
+        target: The end of a trim; other remedies ignore it.
+        patience_seconds: The time for which a remedy that the engine puts off may be repeated.
     """
 
     query: str = ""
@@ -26,7 +26,7 @@ class RunOptions:
     patience_seconds: float = 0.0
 
 
-PLAIN = RunOptions()
+NO_OPTIONS = RunOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
     return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"
 
 
-def connector(capabilities: Capabilities) -> str | None:
+def connector_refusal(capabilities: Capabilities) -> str | None:
     """Return the refusal where something else keeps references into the encoder cache, or ``None``."""
     if not capabilities.ec_connector:
         return None

@@ -8,7 +8,7 @@ from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import parse_load
 from highwater.readings import EngineLoad, EngineStatus, Mode
-from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector
+from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 
 RETRY_SECONDS = 0.25
 _IN_USE = "not done by the engine: KV blocks are in use"
@@ -67,7 +67,7 @@ class ResetEncoderCache(_Reset):
             return missing
         if status.state == "sleeping":
             return "the engine is asleep"
-        return connector(capabilities) if mode == "safe" else None
+        return connector_refusal(capabilities) if mode == "safe" else None
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
         """Hold requests only where a decoder attends to the encoder's outputs throughout: their budget would be off."""

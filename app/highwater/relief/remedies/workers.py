@@ -16,7 +16,7 @@ from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import EngineStatus, Mode
-from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector
+from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.units import mib
 
 MAX_SECONDS = 30.0
@@ -55,7 +55,7 @@ class TrimEncoderCache(Remedy):
     The scheduler never notices.
 
     Args:
-        host_budget_bytes: Host memory that the moved may take, per rank; ``None``: half of what the host has free.
+        host_budget_bytes: Host memory that moved outputs may take, per rank; ``None``: half of what the host has free.
     """
 
     name = "trim_encoder_cache"
@@ -74,7 +74,7 @@ class TrimEncoderCache(Remedy):
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Refuse where the cache is not the workers' own. Each worker refuses for reasons that only it can see."""
         del mode
-        return _ASLEEP if status.state == "sleeping" else no_extension(capabilities) or connector(capabilities)
+        return _ASLEEP if status.state == "sleeping" else no_extension(capabilities) or connector_refusal(capabilities)
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
         """Call op ``trim`` on every worker, with the same target: all ranks hold the same outputs and choose alike."""

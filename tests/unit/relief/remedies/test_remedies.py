@@ -10,7 +10,7 @@ from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.errors import EngineRefused
 from highwater.readings import EngineStatus, Target
-from highwater.relief.remedies import PLAIN, REMEDIES, RunOptions, RunResult
+from highwater.relief.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult
 from highwater.relief.remedies.workers import TrimEncoderCache
 from tests.fakes.engine import FakeEngine
 
@@ -150,7 +150,7 @@ async def test_a_reset_is_one_post_with_the_clients_query(engine, fake, name):
 
 async def test_release_is_one_worker_call(engine, fake):
     """And it never posts anything else."""
-    assert (await BY_NAME["release"].run(engine, PLAIN)).ok
+    assert (await BY_NAME["release"].run(engine, NO_OPTIONS)).ok
     assert (len(fake.calls), fake.ops()) == (1, ["release"])
     assert all(worker.cached == 0 for worker in fake.workers)
 
@@ -159,7 +159,7 @@ async def test_a_rank_that_failed_to_release_is_told(engine, fake):
     """Freed on one rank is not done."""
     error = {"ok": False, "error": {"code": "failed", "message": "not on the main thread"}}
     fake.garble = lambda answers: {"results": [json.dumps(answers[0]), json.dumps(answers[1] | error)]}
-    run = await BY_NAME["release"].run(engine, PLAIN)
+    run = await BY_NAME["release"].run(engine, NO_OPTIONS)
     assert not run.ok
     assert "1 of 2 ranks: " in (run.reason or "")
     assert "not on the main thread" in (run.reason or "")
@@ -169,7 +169,7 @@ async def test_a_rank_that_failed_to_release_is_told(engine, fake):
 async def test_an_engine_that_answers_with_an_error_has_not_done_it(engine, fake, name):
     """The status is told and the answer kept."""
     fake.failing[f"/{name}"] = 500
-    run = await BY_NAME[name].run(engine, PLAIN)
+    run = await BY_NAME[name].run(engine, NO_OPTIONS)
     assert (run.ok, run.reason) == (False, "the engine answered 500")
     assert run.answer is not None
 
@@ -178,7 +178,7 @@ async def test_release_that_is_refused_raises(engine, fake):
     """The governor makes a failed reset of it."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineRefused):
-        await BY_NAME["release"].run(engine, PLAIN)
+        await BY_NAME["release"].run(engine, NO_OPTIONS)
 
 
 @pytest.mark.parametrize("refusing", [1, 2])
@@ -190,7 +190,7 @@ async def test_workers_that_refuse_all_refuse(engine, fake, refusing):
         return {"results": [json.dumps(one | no if n < refusing else one) for n, one in enumerate(answers)]}
 
     fake.garble = some
-    run = await BY_NAME["trim_encoder_cache"].run(engine, PLAIN)
+    run = await BY_NAME["trim_encoder_cache"].run(engine, NO_OPTIONS)
     assert (run.ok, run.refused) == (False, refusing == 2)
     assert run.reason == f"{refusing} of 2 ranks: an EC connector is configured"
 
@@ -199,7 +199,7 @@ async def test_a_trim_carries_its_target_and_its_budget(engine, fake):
     """What is not given is not said."""
     remedy = TrimEncoderCache(host_budget_bytes=7)
     await remedy.run(engine, RunOptions(target=Target(keep_bytes=5)))
-    await BY_NAME["trim_encoder_cache"].run(engine, PLAIN)
+    await BY_NAME["trim_encoder_cache"].run(engine, NO_OPTIONS)
     payloads = [json.loads(json.loads(call.body)["args"][1]) for call in fake.calls]
     assert payloads == [{"keep_bytes": 5, "host_budget_bytes": 7}, {}]
 

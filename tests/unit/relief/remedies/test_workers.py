@@ -9,7 +9,7 @@ import pytest
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import Target
-from highwater.relief.remedies import PLAIN, RunOptions
+from highwater.relief.remedies import NO_OPTIONS, RunOptions
 from highwater.relief.remedies.workers import TrimEncoderCache, call_workers_in_rounds
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, FakeEngine
 
@@ -67,7 +67,7 @@ async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
 
 async def test_without_a_target_everything_goes(engine, fake):
     """The same call again and again."""
-    run = await TrimEncoderCache().run(engine, PLAIN)
+    run = await TrimEncoderCache().run(engine, NO_OPTIONS)
     assert [answer["spilled_entries"] for answer in run.detail] == [IMAGES] * 2
     assert payloads(fake) == [{}] * 8
 
@@ -83,7 +83,7 @@ async def test_what_takes_too_long_is_left_and_said(engine, fake):
 async def test_a_refusal_after_a_part_of_it_is_the_end_of_it(engine, fake):
     """As where the host's budget is used up: what was moved is moved."""
     fake.garble = refusing_from(2, fake)
-    run = await TrimEncoderCache().run(engine, PLAIN)
+    run = await TrimEncoderCache().run(engine, NO_OPTIONS)
     assert (run.ok, run.refused, [answer["spilled_entries"] for answer in run.detail]) == (True, False, [4, 4])
     assert run.reason == "after a part of it: 2 of 2 ranks: the host's budget is used up"
 
@@ -96,7 +96,7 @@ async def test_a_failure_after_a_part_of_it_is_a_failure(engine, fake):
         return {"results": [json.dumps(answer) for answer in answers]}
 
     fake.garble = gone
-    run = await TrimEncoderCache().run(engine, PLAIN)
+    run = await TrimEncoderCache().run(engine, NO_OPTIONS)
     assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (False, [4, 4])
     assert (run.reason or "").startswith("after a part of it: ")
 
@@ -105,7 +105,7 @@ async def test_an_engine_that_gives_no_answer_at_all_raises(engine, fake):
     """Nothing is known to be done."""
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineError):
-        await TrimEncoderCache().run(engine, PLAIN)
+        await TrimEncoderCache().run(engine, NO_OPTIONS)
 
 
 async def test_workers_that_know_no_rounds_are_asked_once(engine, fake):
@@ -115,7 +115,7 @@ async def test_workers_that_know_no_rounds_are_asked_once(engine, fake):
         return {"results": [json.dumps({k: v for k, v in one.items() if k != "complete"}) for one in answers]}
 
     fake.garble = older
-    assert (await TrimEncoderCache().run(engine, PLAIN)).ok
+    assert (await TrimEncoderCache().run(engine, NO_OPTIONS)).ok
     assert fake.ops() == ["trim"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import highwater_worker
 from tests.unit.worker_ext.fakes import ask
-from tests.unit.worker_ext.spill.test_way_back import Bench, changed
+from tests.unit.worker_ext.spill.test_restorer import Bench, changed
 
 OURS = str(Path(highwater_worker.__file__).parent)
 

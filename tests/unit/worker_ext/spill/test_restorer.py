@@ -299,7 +299,7 @@ def missing_bytes(bench: Bench) -> int:
     away = [value for value in dict.values(bench.cache) if type(value) is Spilled]
     largest = max((value.group.nbytes for value in away), default=0)
     here = {id(value._storage): value._storage for value in dict.values(bench.cache) if type(value) is not Spilled}
-    return max(0, largest - bench.cache.way_back.reserve_bytes - sum(storage.nbytes() for storage in here.values()))
+    return max(0, largest - bench.cache.restorer.reserve_bytes - sum(storage.nbytes() for storage in here.values()))
 
 
 def take_the_rest(bench: Bench) -> None:

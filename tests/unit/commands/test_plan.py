@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from highwater.commands.plan import plan
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "plan" / "configs"
 LLAMA = str(CONFIGS / "llama-3.1-8b.json")
 
 

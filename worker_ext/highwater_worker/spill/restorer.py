@@ -22,7 +22,7 @@ from highwater_worker.spill.plan import Target, make_plan, read_host_budget
 _NO_TARGET = Target(free_bytes=None, keep_bytes=None, idle_seconds=None)
 
 
-class WayBack:
+class Restorer:
     """Brings one cache's entries back; the worker is not kept alive."""
 
     def __init__(self, worker: object, device: Device, allocator_reserve: AllocatorReserve) -> None:
