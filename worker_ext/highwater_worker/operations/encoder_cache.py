@@ -25,14 +25,15 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     """List the largest or oldest entries; equal ones by mm_hash, so that rows do not change places."""
     device, ledger = device_of(worker), state_of(worker).ledger
     entries, index = read_entries(worker), read_index(worker, device)
-    figures, ages, needed = index.figures(worker, ledger) or {}, index.ages(), needed_hashes(worker)
+    figures, ages = index.figures(worker, ledger) or {}, index.ages()
+    needed = None if entries is None else needed_hashes(worker)
     sharers: dict[tuple[str, int], set[str]] = {}
     for entry in entries or ():
         for key in entry.storages:
             sharers.setdefault(key, set()).add(entry.mm_hash)
 
     def order(entry: Entry) -> tuple[float, str]:
-        return -(ages[entry.mm_hash] if arguments["sort"] == "age" else entry_bytes(entry)), entry.mm_hash
+        return -(ages.get(entry.mm_hash, 0.0) if arguments["sort"] == "age" else entry_bytes(entry)), entry.mm_hash
 
     def row(entry: Entry) -> dict[str, Any]:
         only = entry.tensors[0] if len(entry.tensors) == 1 else None
@@ -44,7 +45,7 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
             "bytes": entry_bytes(entry),
             "storage_bytes": sum(storage.nbytes for storage in entry.storages.values()),
             "shared_with": len(set().union(*(sharers[key] for key in entry.storages)) - {entry.mm_hash}),
-            "age_seconds": round(ages[entry.mm_hash], 3),
+            "age_seconds": round(ages.get(entry.mm_hash, 0.0), 3),
             "idle_seconds": None if entry.idle_seconds is None else round(entry.idle_seconds, 3),
             "residency": "device" if on_device else "host",
             "referenced": None if needed is None else entry.mm_hash in needed,

@@ -27,7 +27,7 @@ from highwater_worker.memory.memory_parts import (
     refuse_suspended,
 )
 from highwater_worker.memory.weights import counting_caveat, weights_bytes
-from highwater_worker.recorder.encoder_index import read_index
+from highwater_worker.recorder.encoder_index import EncoderIndex, read_index
 from highwater_worker.state import WorkerState, state_of
 
 
@@ -70,12 +70,17 @@ def _components(
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
     index = notes.attempt("encoder_cache", lambda: read_index(worker, device, host))
-    encoder = None if index is None else index.figures(worker, state.ledger)
-    if index is not None and encoder is None:
-        note_odd_absence(worker, "encoder_cache", notes)
+    encoder = None if index is None else notes.attempt("encoder_cache", lambda: _encoder(worker, index, state, notes))
     # Without a note where it is null: why a trim would be refused is the trim's to say.
     trimmable = None if index is None else index.trimmable_bytes
     return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
+
+
+def _encoder(worker: object, index: EncoderIndex, state: WorkerState, notes: Notes) -> dict[str, Any] | None:
+    figures = index.figures(worker, state.ledger)
+    if figures is None:
+        note_odd_absence(worker, "encoder_cache", notes)
+    return figures
 
 
 def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int:

@@ -197,7 +197,7 @@ class EncoderIndex:
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)
         # An entry that only went to the host and came back keeps its age.
-        same = before is not None and before.origin is not None and before.origin == entry.origin
+        same = before is not None and before.origin == entry.origin
         seen_at = before.seen_at if before is not None and same else now
         can_move = movability(entry, self._copies)
         storages = can_move.storages

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from highwater_worker.encoder_cache.encoder_outputs import read_entries
+from highwater_worker.operations import encoder_cache
+from highwater_worker.recorder import encoder_index
 from tests.unit.worker_ext.fakes import FakeStorage, FakeTensor, ask, fake_runner, fake_worker
 
 
@@ -175,3 +178,47 @@ def test_references_are_null_where_the_runner_does_not_tell():
     """Not false: that would read as permission."""
     answer = ask(worker_with({"a": FakeTensor(1)}, requests=None), "encoder_cache")
     assert answer["entries"][0]["referenced"] is None
+
+
+def test_an_entry_that_leaves_during_the_call_is_still_listed(monkeypatch):
+    """Under Ray's compiled graphs a step runs beside the call: its age is then unknown, and 0."""
+    worker = fake_worker("cpu")
+    worker.model_runner.encoder_cache.update(stays=FakeTensor(5, 5), leaves=FakeTensor(5, 5))
+
+    def read_then_lose(of):
+        entries = read_entries(of)
+        del of.model_runner.encoder_cache["leaves"]
+        return entries
+
+    monkeypatch.setattr(encoder_cache, "read_entries", read_then_lose)
+    for sort in ("age", "bytes"):
+        worker.model_runner.encoder_cache["leaves"] = FakeTensor(5, 5)
+        answer = ask(worker, "encoder_cache", f'{{"sort": "{sort}"}}')
+        assert answer["ok"]
+        assert {entry["mm_hash"] for entry in answer["entries"]} >= {"stays", "leaves"}
+
+
+def test_a_model_without_one_needs_no_readable_requests():
+    """There is no entry that a request could need."""
+
+    class Runner:
+        encoder_cache = None
+
+        @property
+        def requests(self):
+            raise RuntimeError("no requests")
+
+    answer = ask(fake_worker("cpu", model_runner=Runner()), "encoder_cache")
+    assert (answer["ok"], answer["present"]) == (True, False)
+
+
+def test_an_entry_without_storages_gets_older(monkeypatch):
+    """It cannot be referenced weakly, and has no storage to be known by."""
+    now = [1000.0]
+    monkeypatch.setattr(encoder_index.time, "monotonic", lambda: now[0])
+    worker = fake_worker("cpu")
+    worker.model_runner.encoder_cache["empty"] = ()
+    ask(worker, "encoder_cache")
+    now[0] += 7.0
+    (entry,) = ask(worker, "encoder_cache")["entries"]
+    assert entry["age_seconds"] == 7.0

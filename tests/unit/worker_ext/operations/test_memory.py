@@ -241,3 +241,24 @@ def test_no_trace_of_a_kv_cache_is_named(torch_device):
     answer = ask(worker, "memory")
     assert answer["kv_cache_bytes"] is None
     assert noted(answer) == {"kv_cache_bytes"}
+
+
+class _UnprofiledRunner(SimpleNamespace):
+    """A runner whose budget cannot be read before its profile."""
+
+    @property
+    def mm_budget(self):
+        raise RuntimeError("not profiled yet")
+
+
+def test_a_property_of_the_engine_that_raises_costs_one_figure(torch_device):
+    """The others are reported, and a note says why this one is not."""
+    torch_device("npu")
+    runner = _UnprofiledRunner(
+        encoder_cache={}, supports_mm_inputs=True, requests={}, kv_caches=(), model_memory_usage=5
+    )
+    answer = ask(fake_worker("npu", model_runner=runner), "memory")
+    assert answer["ok"]
+    assert answer["encoder_cache"] is None
+    assert answer["weights_bytes"] == 5
+    assert "encoder_cache" in noted(answer)
