@@ -189,7 +189,7 @@ def _extension(facts: SetupFacts) -> _Judged:
 
 def _ranks(facts: SetupFacts) -> _Judged:
     report = facts.report
-    if not facts.knows_engine or not facts.reads_workers:
+    if not facts.knows_engine or not facts.reads_workers or report.engine.traits.is_absent:
         return _UNKNOWN
     if report.ranks_expected is None:
         text = f"{report.ranks_reported} report; how many there should be is unknown (the engine's GET /server_info)"
@@ -256,7 +256,7 @@ def _thresholds(facts: SetupFacts) -> _Judged:
 
 def _mode(facts: SetupFacts) -> _Judged:
     policy = facts.report.policy
-    if policy is None:
+    if policy is None or facts.report.engine.traits.is_absent:
         return _UNKNOWN
     if facts.only_watches:
         return "ok", f"{policy.level} ({policy.mode}): where memory is only watched, nothing can be given back"

@@ -68,13 +68,15 @@ def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict
     }
 
 
-def status_text(report: Report, verdict: Verdict, last_reset: Event | None, *, now: float) -> str:
-    """Return the screen: the verdict, the report as ``GET /memory?format=text`` shows it, and the last reset."""
+def status_text(
+    report: Report, verdict: Verdict, last_reset: Event | None, *, now: float, last_incident: Event | None = None
+) -> str:
+    """Return the screen: the verdict, the report as ``GET /memory?format=text`` has it, the last reset and incident."""
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
     return (
         f"{WORDS[verdict.code]}: {'; '.join(verdict.reasons) or ready}\n"
-        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}"
+        f"{report_text(report)}last reset: {_last_reset(last_reset, now)}{_last_incident(last_incident, now)}"
     )
 
 
@@ -85,6 +87,12 @@ def _last_reset(event: Event | None, now: float) -> str:
     if event.caller is not None:
         by += f" from {event.caller.address or 'an unknown address'}"
     return f"{span_text(max(now - event.at, 0.0))} ago by {by}: {event.summary}"
+
+
+def _last_incident(event: Event | None, now: float) -> str:
+    if event is None:
+        return ""
+    return f"\nlast incident: {span_text(max(now - event.at, 0.0))} ago: {event.summary} (highwater incidents)"
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned

@@ -86,11 +86,12 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
         listed = sidecar.get("/memory/events", {"limit": "1000"})
     events = events_of(listed.get("events") if isinstance(listed, dict) else [])
     last_reset = next((event for event in events if is_relief(event)), None)
+    last_incident = next((event for event in events if event.kind == "incident"), None)
     verdict = judged(report)
     if as_json:
         click.echo(json.dumps(status_json(verdict, answer, last_reset), indent=1))
     else:
-        click.echo(status_text(report, verdict, last_reset, now=time.time()))
+        click.echo(status_text(report, verdict, last_reset, now=time.time(), last_incident=last_incident))
         if since is not None:
             click.echo("\n" + since_text(since, cleaned(answer.get("since"))))
     sys.exit(verdict.code)

@@ -202,7 +202,9 @@ class Governor:
                 kind = "helpless" if view.is_helpless else "held"
                 self._report_once(view.rule.name, kind, f"rule {view.rule.name}: {view.finding}", now)
         named = self._named_remedies()
-        if named and len(named) == len(facts.unavailable) and report.ranks and not report.stale:
+        # Recorders show ranks before the engine answers, and so before it is known what it can do.
+        is_known = report.engine.traits.answers and bool(report.ranks) and not report.stale
+        if named and len(named) == len(facts.unavailable) and is_known:
             text = f"the policy can only observe here: {next(iter(facts.unavailable.values()))}"
             self._report_once("", "observes", text, now)
         level = decision.level

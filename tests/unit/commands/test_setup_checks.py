@@ -127,6 +127,8 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("policy", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),
         ("policy", {"rules": policy(NO_REMEDY)}, "warn", "can only observe here: release: not loaded", "relief.md"),
         ("policy", {"rules": policy(NO_REMEDY), **GONE}, "skip", "unknown until what stands above is right", None),
+        ("policy", {"rules": policy(), "state": "gone"}, "skip", "unknown until what stands above is right", None),
+        ("ranks", {"state": "gone"}, "skip", "unknown until what stands above is right", None),
         ("policy", {"rules": policy(ONE_LESS)}, "ok", "here: reset_encoder_cache: before vLLM 0.16", None),
         ("policy", {}, "ok", "acts; 1 action in the last hour", None),
         ("state file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),

@@ -79,6 +79,15 @@ def test_the_verdict_stands_above_the_sidecars_own_text():
     assert screen.endswith("last reset: 4 m ago by rule device: release done, freed 282.0 MiB in 0.34 s")
 
 
+def test_the_last_incident_stands_below_the_last_reset():
+    """With the command that shows it."""
+    told = report(state="gone")
+    last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
+    screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
+    shown = "incident 20261121T143233Z-died: the engine died"
+    assert screen.endswith(f"last incident: 1 m 40 s ago: {shown} (highwater incidents)")
+
+
 def test_a_screen_without_anything_to_tell():
     """The hint says what to do."""
     told = report(state="starting", hint="is vLLM running there?", version=None, ranks=(), policy=None, stale=True,

@@ -197,6 +197,18 @@ async def test_an_engine_that_cannot_be_acted_on_is_observed_and_says_so_once():
     assert "VLLM_SERVER_DEV_MODE=1" in told[0]
 
 
+async def test_before_the_engine_answers_nothing_is_said_of_what_it_cannot_do(monkeypatch):
+    """Recorders show ranks while it loads; whether it has development mode is not known yet."""
+    core = core_on(rules=[DEFAULT])
+    await core.tick()
+    core.poller._rounds.capabilities = replace(core.poller.capabilities, collective_rpc=False, dev_mode=False)
+    loading = core.poller.current()
+    loading = replace(loading, engine=replace(loading.engine, state="starting"))
+    monkeypatch.setattr(core.poller, "current", lambda: loading)
+    await core.governor.consider()
+    assert not [summary for summary in core.summaries("policy") if "only observe" in summary]
+
+
 # --- how closely it looks ---
 
 
