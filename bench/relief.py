@@ -193,7 +193,8 @@ def _hold(name: str, found: ReliefFindings) -> Figure:
         unit="s",
         goal=None,
         spread=f"shortest {number(min(held))}, longest {number(max(held))}; {len(done)} of {len(results)} done so",
-        method="`held_seconds`: until the remedy ends; the slow start after `reset_mm_cache` is not in it",
+        method="`held_seconds`: until the remedy ends. After `reset_mm_cache` fewer requests are in the engine at a "
+        "time, and the first token comes sooner",
     )
 
 
