@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 SCHEMA = 1
+RESPONSE_SCHEMA: Final = {"json_schema_serialization_defaults_required": True}
+"""For pydantic: a response has every field, and its schema says so, also of fields that a default fills in."""
 
 # When each one holds: app/highwater/engine/verdict.py. What follows from it: STATES, below.
 EngineState: TypeAlias = Literal[
@@ -107,6 +109,8 @@ class TorchMemory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCacheTotals:
     """The encoder cache over all ranks."""
+
+    __pydantic_config__ = RESPONSE_SCHEMA
 
     entries: int  # images and other items of the rank that holds most: every tensor-parallel rank holds a full copy
     device_bytes: int  # summed over the ranks, as `host_bytes`
@@ -239,6 +243,8 @@ class Budget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReading(RankMemory):
     """One rank's memory, accounted for."""
+
+    __pydantic_config__ = RESPONSE_SCHEMA
 
     used_ratio: float | None = None
     components: Components = Components()

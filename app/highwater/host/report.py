@@ -11,7 +11,7 @@ from highwater.host.parts import SHM, Parts, parts_of
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
 from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
 from highwater.host.shm_need import ShmNeeds, shm_needs
-from highwater.readings import HostSummary
+from highwater.readings import RESPONSE_SCHEMA, HostSummary
 from highwater.units import share_text, size_text, span_text
 
 FULL_RATIO = 0.9
@@ -26,6 +26,8 @@ _SHM_ADVICE = "docker run --shm-size; in Kubernetes a volume of medium Memory at
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFinding:
     """A conclusion: ``warning`` where somebody should act, else ``note``."""
+
+    __pydantic_config__ = RESPONSE_SCHEMA
 
     name: str
     level: Literal["warning", "note"] = "warning"

@@ -12,6 +12,7 @@ from typing import Final
 
 from highwater.host.processor_cache import processor_caches
 from highwater.host.reading import EngineMemorySettings, HostReading, ShmMemory
+from highwater.readings import RESPONSE_SCHEMA
 from highwater.units import MIB
 
 
@@ -23,6 +24,8 @@ class ShmNeed:
         bytes: ``None``: not known, and ``why`` gives the reason.
         owner: The owner of its files, as in ``ShmOwner``.
     """
+
+    __pydantic_config__ = RESPONSE_SCHEMA
 
     name: str
     bytes: int | None = None
