@@ -129,6 +129,8 @@ def test_leaks_per_request_are_told_apart_by_process(engine_environment, tmp_pat
 def test_a_leak_per_image_a_step_and_a_cache_are_three_verdicts(engine_environment, tmp_path):
     """A tensor for each image that the encoder computes, 256 MiB once, and a processor cache that fills to 0.05 GiB.
 
+    The tensor is large beside what vLLM's own heap grows by with each new image at first, 2 to 4 MiB.
+
     That is 17 of the images, of 3 MB each: it is full after 12 bursts, and stands for the rest.
     """
     arguments = ("--mm-processor-cache-gb", "0.05")
@@ -137,11 +139,11 @@ def test_a_leak_per_image_a_step_and_a_cache_are_three_verdicts(engine_environme
         "API server anonymous_bytes": "step",
         "EngineCore anonymous_bytes": "plateau",
     }
-    with faulty_engine(engine_environment, tmp_path, "image=16,step=256", *arguments) as faulty:
+    with faulty_engine(engine_environment, tmp_path, "image=32,step=256", *arguments) as faulty:
         verdicts = drive(faulty, lambda seen: are(seen, wanted))
         floors = faulty.sidecar.call("GET", "/memory/growth?series=EngineCore+anonymous_bytes")["floors"]
     assert floors[-1]["new_images"] > 17  # else the cache is not full, and stands for another reason
-    check_leak(named(verdicts, "rank 0", "non_torch_bytes"), "new_image", 16 * MIB)
+    check_leak(named(verdicts, "rank 0", "non_torch_bytes"), "new_image", 32 * MIB)
     step = named(verdicts, "API server", "anonymous_bytes")
     assert step["verdict"] == "step", step["text"]
     assert step["step"] == pytest.approx(256 * MIB, rel=0.2)
