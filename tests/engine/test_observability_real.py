@@ -132,7 +132,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     def brings(expression: str) -> bool:
         return any(MARK not in row["metric"] for row in ask(f"({filled_in(expression, instance)}) or {marked}"))
 
-    # Verdicts come from an engine that rests; while everything moves it may never rest for long enough.
+    # Verdicts come from an idle engine; while everything moves it may never be idle for long enough.
     wait_for(observed, lambda report: bool(report["growth"]["series"]), seconds=120.0)
     asyncio.run(move_everything(engine, observed))
     queries = panels_queries() + alerts_selectors()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.long("growth")
 
 TRAFFIC_SECONDS = 600.0
-REST_SECONDS = 14.5
+IDLE_SECONDS = 14.5
 
 
 class Faulty(NamedTuple):
@@ -72,7 +72,7 @@ def faulty_engine(environment: EngineEnvironment, folder: Path, faults: str, *ar
 def drive(
     faulty: Faulty, is_done: Callable[[dict[str, Any]], bool], seconds: float = TRAFFIC_SECONDS
 ) -> dict[str, Any]:
-    """Send bursts of texts, images and repeated images with rests between them; return the verdicts by series."""
+    """Send bursts of texts, images and repeated images with idle times between them; return the verdicts by series."""
     source = random.Random(7)  # noqa: S311 - traffic is no secret
     began, seen, burst = time.monotonic(), 0, 0
     verdicts: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def drive(
         seen += fresh
         if burst == 12:
             faulty.step.touch()
-        time.sleep(REST_SECONDS)
+        time.sleep(IDLE_SECONDS)
         verdicts = {one["series"]: one for one in faulty.sidecar.call("GET", "/memory/growth")["series"]}
         (faulty.step.parent / "verdicts.json").write_text(json.dumps(verdicts, indent=1))
     return verdicts

@@ -19,15 +19,15 @@ from highwater.units import HOUR_SECONDS, KIB, MIB
 MAX_FLOORS: Final = 240
 _NEWEST_KEPT, _OLDEST_KEPT = 48, 4
 # PyTorch's counts settle once a step has ended; heaps and the kernel free memory late.
-DEVICE_REST_SECONDS: Final = 3.0
-HOST_REST_SECONDS: Final = 12.0
-# In a long rest a floor is taken this often, because leaks without requests show there.
+DEVICE_IDLE_SECONDS: Final = 3.0
+HOST_IDLE_SECONDS: Final = 12.0
+# In a long idle period a floor is taken this often, because leaks without requests show there.
 REPEAT_SECONDS: Final = 60.0
 KILO: Final = 1000.0
 
 
 class Floor(NamedTuple):
-    """One value of a series at rest, in bytes or a count, and the work until then as in ``WorkCounts``; NaN: not known.
+    """One value of a series while idle, in bytes or a count, and the work until then (``WorkCounts``); NaN: not known.
 
     ``at`` is in monotonic seconds since the machine's boot, ``wall`` in Unix seconds.
     """
@@ -115,12 +115,12 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
     return [sorted(part, key=attrgetter("value"))[(len(part) - 1) // 2] for part in parts]
 
 
-# --- the rests in which floors are taken ---
+# --- the idle periods in which floors are taken ---
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The present rest since a monotonic time; ``None`` while the engine works, or its state is not known."""
+class IdlePeriod:
+    """The present time without requests, since a monotonic time; ``None`` while the engine works, or is not known."""
 
     since: float | None = None
     work: WorkCounts = field(default_factory=WorkCounts)
@@ -130,21 +130,21 @@ class Rest:
         return 0.0 if self.since is None else now - self.since
 
 
-def follow(rest: Rest, report: Report, now: float) -> Rest:
-    """Return the rest as of a report: it goes on while no request runs or waits, and no work was counted."""
+def follow(idle: IdlePeriod, report: Report, now: float) -> IdlePeriod:
+    """Return the idle period as of a report: it goes on while no request runs or waits, and no work was counted."""
     engine, progress = report.engine, report.progress
     is_idle = engine.requests_running == 0 and not engine.requests_waiting
     is_still = progress is None or progress.verdict in {"idle", "unknown"}
     is_awake = engine.traits.serves and not engine.traits.is_late
     if report.stale or not (is_idle and is_still and is_awake):
-        return Rest(work=engine.work)
-    if rest.since is None or engine.work != rest.work:
-        return Rest(since=now, work=engine.work)
-    return replace(rest, work=engine.work)
+        return IdlePeriod(work=engine.work)
+    if idle.since is None or engine.work != idle.work:
+        return IdlePeriod(since=now, work=engine.work)
+    return replace(idle, work=engine.work)
 
 
-def is_due(rest: Rest, last: float | None, now: float, *, rest_seconds: float) -> bool:
-    """Return whether a floor must be taken now, given the time of the last one and the least length of a rest."""
-    if rest.since is None or rest.seconds(now) < rest_seconds:
+def is_due(idle: IdlePeriod, last: float | None, now: float, *, idle_seconds: float) -> bool:
+    """Return whether a floor must be taken now, given the time of the last one and the least idle time."""
+    if idle.since is None or idle.seconds(now) < idle_seconds:
         return False
-    return last is None or last < rest.since or now - last >= REPEAT_SECONDS
+    return last is None or last < idle.since or now - last >= REPEAT_SECONDS

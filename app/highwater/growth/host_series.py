@@ -20,23 +20,23 @@ _ROLES: Final[frozenset[Role]] = frozenset(
 _FILLED_BY: Final[frozenset[GrowthDriver]] = frozenset({"new_image", "image", "1k_tokens"})
 
 
-def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
+def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
     """Yield each process's memory, descriptors and threads, and the used bytes of ``/dev/shm``.
 
     Args:
-        reading: Taken in the present rest.
-        rest_seconds: The length of the rest so far: older figures are of a time with requests.
+        reading: Taken in the present idle period.
+        idle_seconds: The length of that so far: older figures are of a time with requests.
         ranks: The workers, whose encoder caches may lie on the host.
     """
     cache = _processor_cache(reading)
     rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}
     room, limit_by = _room(reading)
     for process in reading.processes:
-        if process.role not in _ROLES or process.age_seconds >= rest_seconds:
+        if process.role not in _ROLES or process.age_seconds >= idle_seconds:
             continue
         life = life_of(process.host, process.pid, process.started)
         rank = rank_of.get(life)
-        own_bytes = _own_bytes(process.anonymous_bytes, rank, rest_seconds)
+        own_bytes = _own_bytes(process.anonymous_bytes, rank, idle_seconds)
         files, most_files = process.descriptors, process.descriptors_limit
         left_files = None if files is None or most_files is None else float(max(0, most_files - files))
         files_by = None if left_files is None else "the process's limit of open files"
@@ -50,7 +50,7 @@ def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[Ra
                 key = SeriesKey(process.name, measure, "host", unit, life)
                 yield Measured(key=key, value=float(value), bounds=bounds, room=left, limit_by=what)
     shm = reading.shm
-    if shm is not None and shm.used_bytes is not None and shm.age_seconds < rest_seconds and reading.processes:
+    if shm is not None and shm.used_bytes is not None and shm.age_seconds < idle_seconds and reading.processes:
         first = reading.processes[0]
         life = life_of(first.host, first.pid, first.started)
         is_cache = cache is not None and reading.engine is not None and reading.engine.mm_processor_cache_type == "shm"
@@ -63,15 +63,15 @@ def host_series(reading: HostReading, *, rest_seconds: float, ranks: Iterable[Ra
         )
 
 
-def _own_bytes(size: int | None, rank: RankReading | None, rest_seconds: float) -> int | None:
-    """Return a process's memory, a CPU worker's without its encoder cache; ``None`` if that was read before this rest.
+def _own_bytes(size: int | None, rank: RankReading | None, idle_seconds: float) -> int | None:
+    """Return a process's memory, a CPU worker's without its encoder cache; ``None`` if that is older.
 
     The cache is a series of its own, with a bound. Here it would look like a leak, or add to the rate of a real one.
     """
     if size is None or rank is None or rank.device.type != "cpu":
         return size
     cache = rank.encoder_cache
-    if rank.age_seconds >= rest_seconds:
+    if rank.age_seconds >= idle_seconds:
         return None
     return size if cache is None else max(0, size - cache.device_bytes - cache.host_bytes)
 

@@ -25,7 +25,7 @@ MIN_OVER_SPREAD: Final = 3.0
 MIN_TREND: Final = 0.5
 # A bound is passed beyond this ratio: sizes are rounded up, and an entry is added before another is evicted.
 PASSED_RATIO: Final = 1.05
-# How long before the floor in front of a step its cause may lie: an effect shows at rest only.
+# How long before the floor in front of a step its cause may lie: an effect shows while idle only.
 EVENT_SECONDS: Final = 60.0
 
 

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 
 from highwater.growth.book import FloorBook
 from highwater.growth.floors import (
-    DEVICE_REST_SECONDS,
-    HOST_REST_SECONDS,
+    DEVICE_IDLE_SECONDS,
+    HOST_IDLE_SECONDS,
     Floor,
     Happening,
-    Rest,
+    IdlePeriod,
     follow,
     is_due,
 )
@@ -45,7 +45,7 @@ class GrowthWatch:
     Args:
         history: The events that may have made a step.
         file: Keeps floors over a restart of the sidecar.
-        host_series: Reads the host's series now, given the seconds for which the engine has rested.
+        host_series: Reads the host's series now, given the seconds for which the engine has been idle.
         clock: Monotonic seconds since the machine's boot.
         wall_clock: Unix seconds.
         internal_error: Counts an internal error.
@@ -68,7 +68,7 @@ class GrowthWatch:
         self._wall_clock = wall_clock
         self._internal_error = internal_error
         self._books: dict[Place, FloorBook] = {"device": FloorBook(), "host": FloorBook()}
-        self._rest = Rest()
+        self._idle = IdlePeriod()
         self._judged: dict[str, tuple[str, Judgement]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
         self._present: dict[Place, frozenset[str]] = {"device": frozenset(), "host": frozenset()}
@@ -87,7 +87,7 @@ class GrowthWatch:
     def notice(self, report: Report) -> None:
         """Take a new report, which ``run`` examines. Never blocks the poller."""
         self._report = report
-        self._rest = follow(self._rest, report, self._clock())
+        self._idle = follow(self._idle, report, self._clock())
         self._report_ready.set()
 
     async def run(self) -> None:
@@ -107,9 +107,9 @@ class GrowthWatch:
         """Take the floors that are due, and judge some of the series that have new ones."""
         was_over, self._is_over = self._is_over, report.engine.traits.is_absent
         ranks = () if report.stale else report.ranks
-        settled = [rank for rank in ranks if rank.age_seconds < self._rest.seconds(self._clock()) - 1.0]
-        await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_REST_SECONDS)
-        await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_REST_SECONDS)
+        settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._clock()) - 1.0]
+        await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_IDLE_SECONDS)
+        await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_IDLE_SECONDS)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]
         if judged:
             happenings = self._happenings()
@@ -121,21 +121,21 @@ class GrowthWatch:
         elif judged:
             self._show(judged)
 
-    async def _take(self, place: Place, ranks: Sequence[RankReading], rest_seconds: float) -> None:
+    async def _take(self, place: Place, ranks: Sequence[RankReading], idle_seconds: float) -> None:
         book, now = self._books[place], self._clock()
         last = book.rows[-1].at if book.rows else None
-        if not is_due(self._rest, last, now, rest_seconds=rest_seconds):
+        if not is_due(self._idle, last, now, idle_seconds=idle_seconds):
             return
-        rest = self._rest
+        idle = self._idle
         measured = [one for rank in ranks for one in device_series(rank)]
         if place == "host":
-            measured += await self._host_series(rest.seconds(now))
-            if self._rest.since != rest.since:
+            measured += await self._host_series(idle.seconds(now))
+            if self._idle.since != idle.since:
                 return  # requests arrived meanwhile
         if not measured:
             return
         values = {one.key: one.value for one in measured}
-        if not book.add(now, self._wall_clock(), rest.work, values):
+        if not book.add(now, self._wall_clock(), idle.work, values):
             return
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]

@@ -58,9 +58,9 @@ def wire_growth(
 ) -> GrowthWatch:
     """Return the watch of growth. Its floors are kept beside the state file."""
 
-    async def read_host(rest_seconds: float) -> list[Measured]:
+    async def read_host(idle_seconds: float) -> list[Measured]:
         now = await host.read()
-        return list(host_series(now.reading, rest_seconds=rest_seconds, ranks=core.poller.current().ranks))
+        return list(host_series(now.reading, idle_seconds=idle_seconds, ranks=core.poller.current().ranks))
 
     state = settings.state_file
     watch = GrowthWatch(

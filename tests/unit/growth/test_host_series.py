@@ -17,8 +17,8 @@ from highwater.units import MIB
 from tests.unit.host.recorded import reading
 
 
-def series(seen: HostReading, *, rest_seconds: float = 10.0, ranks: Iterable[RankReading] = ()) -> dict[str, Measured]:
-    return {one.key.name: one for one in host_series(seen, rest_seconds=rest_seconds, ranks=ranks)}
+def series(seen: HostReading, *, idle_seconds: float = 10.0, ranks: Iterable[RankReading] = ()) -> dict[str, Measured]:
+    return {one.key.name: one for one in host_series(seen, idle_seconds=idle_seconds, ranks=ranks)}
 
 
 def rank_of_worker(device: str, *, spilled_bytes: int = 0, started: int = 12) -> RankReading:
@@ -95,7 +95,7 @@ def test_figures_from_before_the_rest_do_not_count() -> None:
         (rank_of_worker("npu"), 2_900),
         (rank_of_worker("cpu", started=13), 2_900),
     ],
-    ids=["on a CPU", "spilled", "no cache", "read before the rest", "on its device", "another process"],
+    ids=["on a CPU", "spilled", "no cache", "read before the idle period", "on its device", "another process"],
 )
 def test_a_worker_on_a_cpu_counts_without_its_encoder_cache(rank: RankReading, own_mib: int | None) -> None:
     """Which is a series of its own: nothing counts twice."""

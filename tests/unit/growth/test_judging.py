@@ -131,7 +131,7 @@ def test_a_leak_under_noise_is_found_with_its_rate_and_driver(driver: str, seed:
 
 
 def test_the_driver_is_named_where_it_stands_out() -> None:
-    """Six descriptors a request, with rests of very different lengths between bursts of different sizes."""
+    """Six descriptors a request, with idle periods of very different lengths between bursts of different sizes."""
     floors = line(40, 6.0)
     found = judge(floors, unit="count")
     assert found.leak is not None

@@ -1,4 +1,4 @@
-"""Floors are taken at rest only, kept over a restart of the sidecar, and judged at a bounded cost."""
+"""Floors are taken while the engine is idle only, kept over a restart of the sidecar, and judged at a bounded cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from highwater.accounting.attribution import account
 from highwater.growth.book import FloorBook
-from highwater.growth.floors import MAX_FLOORS, Bound, Rest, follow, is_due, superfluous
+from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
 from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
@@ -91,10 +91,10 @@ class Watched:
         self.watch.notice(seen)
         await self.watch.look(seen)
 
-    async def burst(self, requests: int, *ranks: RankReading, rest: int = 16) -> None:
+    async def burst(self, requests: int, *ranks: RankReading, idle: int = 16) -> None:
         await self.see(report(*ranks, requests=self.requests, running=1))
         self.requests += requests
-        for _ in range(rest):
+        for _ in range(idle):
             self.clock.now += 1
             await self.see(report(*ranks, requests=self.requests))
 
@@ -124,7 +124,7 @@ async def test_a_leak_is_found_named_and_recorded():
 
 
 async def test_nothing_is_measured_under_load():
-    """The memory of a running step is in no floor, nor is memory that a short rest has not freed yet."""
+    """The memory of a running step is in no floor, nor is memory that a short idle period has not freed yet."""
     watched = Watched()
     for _ in range(50):
         await watched.see(report(rank(tensors=9 * GIB), running=2))
@@ -217,21 +217,21 @@ def test_the_encoder_caches_budget_is_its_bound():
     ],
 )
 def test_a_rest_ends_with_any_sign_of_work(change: dict[str, object]):
-    """Requests, steps, counts; an engine that sleeps or does not report is not at rest either."""
-    resting = follow(follow(Rest(), report(), 10.0), report(), 20.0)
-    assert resting.seconds(20.0) == 10.0
-    assert follow(resting, report(**change), 21.0).seconds(21.0) == 0.0
+    """Requests, steps, counts; an engine that sleeps or does not report is not idle either."""
+    idle = follow(follow(IdlePeriod(), report(), 10.0), report(), 20.0)
+    assert idle.seconds(20.0) == 10.0
+    assert follow(idle, report(**change), 21.0).seconds(21.0) == 0.0
 
 
 def test_a_floor_is_taken_once_a_rest_and_once_a_minute():
-    """Not before the rest is long enough; a long rest shows what grows without requests."""
-    rest = Rest(since=100.0)
-    assert not is_due(rest, None, 102.9, rest_seconds=3.0)
-    assert is_due(rest, None, 103.0, rest_seconds=3.0)
-    assert is_due(rest, 90.0, 103.0, rest_seconds=3.0)
-    assert not is_due(rest, 103.0, 162.0, rest_seconds=3.0)
-    assert is_due(rest, 103.0, 163.0, rest_seconds=3.0)
-    assert not is_due(Rest(), None, 163.0, rest_seconds=3.0)
+    """Not before the idle period is long enough; a long one shows what grows without requests."""
+    idle = IdlePeriod(since=100.0)
+    assert not is_due(idle, None, 102.9, idle_seconds=3.0)
+    assert is_due(idle, None, 103.0, idle_seconds=3.0)
+    assert is_due(idle, 90.0, 103.0, idle_seconds=3.0)
+    assert not is_due(idle, 103.0, 162.0, idle_seconds=3.0)
+    assert is_due(idle, 103.0, 163.0, idle_seconds=3.0)
+    assert not is_due(IdlePeriod(), None, 163.0, idle_seconds=3.0)
 
 
 def test_a_day_fits_and_the_newest_floors_stay():
@@ -303,7 +303,7 @@ async def test_the_file_is_written_anew_when_it_is_full(tmp_path: Path, monkeypa
     watched = Watched(tmp_path / "growth")
     sizes = []
     for number in range(120):
-        await watched.burst(1 + number % 3, rank(tensors=number * MIB), rest=5)
+        await watched.burst(1 + number % 3, rank(tensors=number * MIB), idle=5)
         sizes.append((tmp_path / "growth").stat().st_size)
     assert max(sizes) <= 60_000
     lines = (tmp_path / "growth").read_text().splitlines()

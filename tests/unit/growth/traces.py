@@ -57,7 +57,7 @@ def seeded(seed: int) -> random.Random:
 
 
 def bursts(work: Work, hours: float) -> Iterator[None]:
-    """Bursts of very different sizes, with rests of seconds to many minutes."""
+    """Bursts of very different sizes, with idle periods of seconds to many minutes."""
     while work.at < hours * HOUR:
         work.serve(max(int(work.random.lognormvariate(2.5, 1.0)), 1))
         work.at += work.random.expovariate(1 / 60) + work.random.lognormvariate(3.5, 1.0) + 5
@@ -76,7 +76,7 @@ def daily(work: Work, hours: float) -> Iterator[None]:
 
 
 def even(work: Work, hours: float) -> Iterator[None]:
-    """Requests as they come, a rest every few minutes."""
+    """Requests as they come, an idle period every few minutes."""
     while work.at < hours * HOUR:
         seconds = work.random.uniform(20, 240)
         work.serve(_poisson(work.random, 0.1 * seconds) + 1)
