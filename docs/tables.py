@@ -21,7 +21,7 @@ from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
 from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
-from highwater.policy.core import RETRY_SECONDS, URGENT_REST_SECONDS
+from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.policy.rules import MIN_GAIN_BYTES
 from highwater.policy.rules import Rule as PolicyRule
@@ -123,7 +123,10 @@ def figures_table() -> str:
         ],
         ["no default rule if less is left over than", size(MIN_SLACK_BYTES)],
         ["a remedy runs if it can give", f"{size(MIN_GAIN_BYTES)}, or all that is missing"],
-        ["rest after a relief that did not reach low water", f"{cooldown:g} s; while urgent {URGENT_REST_SECONDS:g} s"],
+        [
+            "cooldown after a relief that did not reach low water",
+            f"{cooldown:g} s; while urgent {URGENT_COOLDOWN_SECONDS:g} s",
+        ],
         ["a retried allocation counts as pressure for", f"{RETRY_SECONDS:g} s"],
         ["time between readings when memory is tight", f"{QUICK_SECONDS:g} s, with recorders"],
         [

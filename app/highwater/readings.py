@@ -32,7 +32,7 @@ ActionOutcome: TypeAlias = Literal["done", "ineffective", "refused", "failed", "
 # The reason why a control call was allowed: the admin token, or a loopback address where trust_loopback is set.
 Credential: TypeAlias = Literal["token", "loopback"]
 Mode: TypeAlias = Literal["safe", "now"]
-# `nothing`: the remedy runs beside requests; `gate`: new requests were held, and those under way had ended.
+# `nothing`: the remedy runs beside requests; `gate`: new requests were held, and running ones had ended.
 QuiescedBy: TypeAlias = Literal["nothing", "gate"]
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
@@ -522,7 +522,7 @@ class RuleStatus:
     high_water: float | None = None  # where the rule acts, in the signal's unit; of that rank, where each has its own
     low_water: float | None = None  # where it is satisfied
     reason: str | None = None  # one sentence on why it is in this phase; `None` where it is calm
-    since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of the rest
+    since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of its cooldown
     rest_until: float | None = None
     ranks: tuple[RankPressure, ...] = ()  # each rank's own figures, for rules about device memory
     remedies: tuple[RemedyState, ...] = ()

@@ -553,7 +553,7 @@ async def test_a_drop_in_is_refused_where_it_hangs_the_engine(version, way):
     async with sidecar_before(FakeEngine(version)) as running:
         status, message = error(await running.client.post("/reset_mm_cache"))
         assert status == 409
-        assert all(words in message for words in ("can hang for ever", way, "?force=true"))
+        assert all(words in message for words in ("can hang without end", way, "?force=true"))
         assert running.fake.resets() == []
         assert error(await running.client.post("/reset_mm_cache?mode=safe"))[0] == 409
         assert running.fake.resets() == []

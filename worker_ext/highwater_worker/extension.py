@@ -96,7 +96,7 @@ class MemoryExtension:
     def highwater_rpc(self, op: object = "", payload: object = "{}", *excess: object, **unknown: object) -> str:
         """Run one operation on this worker's memory, and return one JSON object in ASCII, whatever the arguments are.
 
-        An exception would do more than fail this call: the replies of all ranks would stay one behind for ever.
+        An exception would do more than fail this call: the replies of all ranks would stay one behind.
         `collective_rpc` raises at the first failure and leaves the other ranks' replies queued (vllm 0.12.0
         v1/executor/multiproc_executor.py:343, vllm 0.32.0 v1/executor/multiproc_executor.py:443).
 

@@ -24,7 +24,7 @@ _OWN_PARAMETERS = ("mode", "force")
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-class TrimOrder(StrictModel):
+class TrimRequest(StrictModel):
     """A trim and its target on every rank. Without a target it moves all that no running request still needs."""
 
     remedy: Literal["trim_encoder_cache"]
@@ -51,18 +51,18 @@ class TrimOrder(StrictModel):
 class ReclaimRequest(StrictModel):
     """The body of ``POST /memory/reclaim``; all of it may be left out."""
 
-    remedies: list[str | TrimOrder] | None = Field(
+    remedies: list[str | TrimRequest] | None = Field(
         None,
         min_length=1,
         max_length=16,
-        description="names, in this order; trim_encoder_cache also as an object with its target. None: release, and "
+        description="names, in this order; trim_encoder_cache also as an object with its target. Not given: release, and "
         "then reset_encoder_cache, or trim_encoder_cache on an engine without that",
     )
     mode: Mode = "safe"
     dry_run: bool = False
 
     def requests(self) -> list[RemedyRequest]:
-        """Return the remedies for relief; none: relief chooses."""
+        """Return the remedies for the relief; empty where none is given: the relief chooses."""
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 

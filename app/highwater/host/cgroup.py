@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from highwater.host.process_record import RawCgroup
-from highwater.host.reading import ContainerMemory, Observer, Pressure
+from highwater.host.reading import ContainerMemory, Observer, PressureStall
 
 EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 # Version 1 writes "no limit" as the largest multiple of the page size, about 2^63. No machine has 2^60 bytes.
@@ -84,7 +84,7 @@ def _sum(stat: dict[str, int], *names: str) -> int | None:
     return sum(known) if known else None
 
 
-def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> Pressure | None:
+def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> PressureStall | None:
     """Return the pressure of raw averages and sums."""
     if not raw:
         return None
@@ -93,7 +93,7 @@ def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> Pressure | None:
         *averages, total = raw[kind]
         figures |= {f"{kind}_avg{span}": value for span, value in zip((10, 60, 300), averages, strict=True)}
         figures[f"{kind}_seconds"] = total / _MICROSECONDS
-    return Pressure(**figures)
+    return PressureStall(**figures)
 
 
 # --- reading a process's group: one that this PID namespace shows, or the sidecar's own ---

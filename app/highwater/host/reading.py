@@ -85,7 +85,7 @@ class ProcessMemory(ProcessFigures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class PressureStall:
     """The share of time in which ``some`` or all (``full``) tasks waited for memory (PSI).
 
     Percent over the last 10, 60 and 300 seconds, and the seconds in total.
@@ -146,7 +146,7 @@ class ContainerMemory:
     swap_bytes: int | None = None
     swap_limit_bytes: int | None = None
     events: dict[str, int] = field(default_factory=dict)
-    pressure: Pressure | None = None
+    pressure: PressureStall | None = None
     age_seconds: float = 0.0
     sees: Observer = "engine"
 
@@ -200,7 +200,7 @@ class MachineMemory:
 
     total_bytes: int | None = None
     available_bytes: int | None = None
-    pressure: Pressure | None = None
+    pressure: PressureStall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ Pure: no I/O, no clock, no logging. For each rule::
 
             calm ──(high water for sustain_seconds, or urgent)──► relief: the first remedy in order that can give
               ▲                                                     │  ▲    enough, then the next, each at most once
-              │◄──────────── low water reached: no rest ────────────┤  └───────── measured after each ◄──┐
+              │◄────────── low water reached: no cooldown ──────────┤  └───────── measured after each ◄──┐
               │                                                     ├── one can ──► acting ─────────────┘
-              │◄── nothing could give, nothing was run: no rest ────┤    (reported once: "short, nothing to give back")
-              └── rest: cooldown_seconds, 5 s while urgent ◄────────┘    remedies were run and low water not reached,
+              │◄── nothing could give or was run: no cooldown ──────┤    (reported once: "short, nothing to give back")
+              └── cooldown_seconds, 5 s while urgent ◄──────────────┘    remedies were run and low water not reached,
                                                                          or for moments only, three times running
 
 A remedy is run where the workers say that it can give ``min_gain_bytes`` or what is missing. One that gave less than
@@ -28,10 +28,10 @@ from highwater.policy.memory import MAX_RELAPSES, LastReading, LifeMemory, RuleM
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
 from highwater.policy.rules import Rule
 from highwater.policy.tidying import may_tidy, tidying_ranks, tidying_text, with_idleness
-from highwater.policy.wording import held_text, reason_text, rest_text, short_text
+from highwater.policy.wording import cooldown_text, held_text, reason_text, short_text
 from highwater.readings import UNNEEDED, PolicyLevel, Report, RulePhase, Target
 
-URGENT_REST_SECONDS: Final = 5.0
+URGENT_COOLDOWN_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.
 RETRY_SECONDS: Final = 10.0
 # A rank whose reading is this much older than the newest is silent.
@@ -71,7 +71,7 @@ class RuleView:
         worst: The rank that is worst off; ``None`` without a known value.
         is_helpless: True if memory is short and nothing can be given back.
         finding: What an operator should hear of once: that, or why the rule can never act here.
-        rest_until: When its rest ends; ``None`` where it does not rest.
+        cooldown_until: When its cooldown ends; ``None`` outside of one.
     """
 
     rule: Rule
@@ -82,7 +82,7 @@ class RuleView:
     worst: Pressure | None = None
     is_helpless: bool = False
     finding: str | None = None
-    rest_until: float | None = None
+    cooldown_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,20 +164,20 @@ def _judge(
         return halted, replace(view, phase="held", level=level if silent else "held", reason=text), None
 
     memory, action, is_helpless = _step(rule, memory, counted, facts, now)
-    rest_until = None if memory.relief is not None else _rest_until(rule, memory, urgent=level == "urgent")
-    is_resting = rest_until is not None and now < rest_until
-    rest = rest_text(memory) if is_resting else None
-    phase: RulePhase = "resting" if is_resting else "calm"
-    if not is_resting and (level == "short" or level == "urgent"):  # noqa: PLR1714 - narrows the type
+    cooldown_until = None if memory.relief is not None else _cooldown_until(rule, memory, urgent=level == "urgent")
+    is_cooling_down = cooldown_until is not None and now < cooldown_until
+    cooldown = cooldown_text(memory) if is_cooling_down else None
+    phase: RulePhase = "resting" if is_cooling_down else "calm"
+    if not is_cooling_down and (level == "short" or level == "urgent"):  # noqa: PLR1714 - narrows the type
         phase = level
-    reason = reason_text(rule, level, counted, facts, is_helpless=is_helpless, silent=silent, rest=rest)
+    reason = reason_text(rule, level, counted, facts, is_helpless=is_helpless, silent=silent, cooldown=cooldown)
     view = replace(
         view,
         phase=phase,
         reason=reason,
         is_helpless=is_helpless,
         finding=reason if is_helpless else view.finding,
-        rest_until=rest_until if is_resting else None,
+        cooldown_until=cooldown_until if is_cooling_down else None,
     )
     return memory, view, action
 
@@ -212,30 +212,30 @@ def _step(
             return memory, None, False
         urgent, relapsed = any(_is_urgent(memory, pressure, now) for pressure in counted), _has_relapsed(memory, now)
         if urgent and relapsed:
-            relapsing = replace(memory, relief=("release",), relief_ranks=over, rest_from=None)
+            relapsing = replace(memory, relief=("release",), relief_ranks=over, cooldown_from=None)
             action = _next_action(rule, relapsing, counted, facts, now)
             if action is not None:
                 return relapsing, action, False
-        if relapsed and memory.relapses == MAX_RELAPSES and memory.rest_from is None and not urgent:
-            memory = replace(memory, rest_from=memory.runs["release"].at)
-        rest_until = _rest_until(rule, memory, urgent=urgent)
-        if rest_until is not None and now < rest_until and not (urgent and memory.relapses == MAX_RELAPSES):
+        if relapsed and memory.relapses == MAX_RELAPSES and memory.cooldown_from is None and not urgent:
+            memory = replace(memory, cooldown_from=memory.runs["release"].at)
+        cooldown_until = _cooldown_until(rule, memory, urgent=urgent)
+        if cooldown_until is not None and now < cooldown_until and not (urgent and memory.relapses == MAX_RELAPSES):
             return memory, None, False
         relapses = min(memory.relapses + 1, MAX_RELAPSES) if relapsed else 0
-        memory = replace(memory, relief=(), relief_ranks=frozenset(), rest_from=None, relapses=relapses)
+        memory = replace(memory, relief=(), relief_ranks=frozenset(), cooldown_from=None, relapses=relapses)
     memory = replace(memory, relief_ranks=memory.relief_ranks | over)
     action = _next_action(rule, memory, counted, facts, now)
     if action is not None:
         return memory, action, False
-    # Where nothing was run, nothing needs a rest: it acts as soon as there is something to give back.
+    # Where nothing was run, no cooldown is needed: it acts as soon as there is something to give back.
     ended = max((memory.runs[name].at for name in memory.relief or () if name in memory.runs), default=None)
-    return replace(memory, relief=None, rest_from=ended, relapses=0), None, bool(over) and not memory.relief
+    return replace(memory, relief=None, cooldown_from=ended, relapses=0), None, bool(over) and not memory.relief
 
 
-def _rest_until(rule: Rule, memory: RuleMemory, *, urgent: bool) -> float | None:
-    if memory.rest_from is None:
+def _cooldown_until(rule: Rule, memory: RuleMemory, *, urgent: bool) -> float | None:
+    if memory.cooldown_from is None:
         return None
-    return memory.rest_from + (URGENT_REST_SECONDS if urgent else rule.cooldown_seconds)
+    return memory.cooldown_from + (URGENT_COOLDOWN_SECONDS if urgent else rule.cooldown_seconds)
 
 
 def _has_relapsed(memory: RuleMemory, now: float) -> bool:
@@ -245,7 +245,7 @@ def _has_relapsed(memory: RuleMemory, now: float) -> bool:
     the engine dies of what grows beside them.
     """
     run = memory.runs.get("release")
-    return run is not None and run.is_effective and now - run.at < URGENT_REST_SECONDS
+    return run is not None and run.is_effective and now - run.at < URGENT_COOLDOWN_SECONDS
 
 
 def _next_action(

@@ -60,7 +60,7 @@ def learn(
     rule_memory = replace(rule_memory, runs={**rule_memory.runs, remedy: _judged(action, run, after, now)})
     if result.outcome == "observed":  # it changed nothing, and neither would the next one
         rule_memory = replace(
-            rule_memory, relief=None, relapses=0, rest_from=rule_memory.rest_from if action.is_tidying else now
+            rule_memory, relief=None, relapses=0, cooldown_from=rule_memory.cooldown_from if action.is_tidying else now
         )
     if not seen.stale and after:
         # Now, or the next wave would be taken for a relief that has not helped.

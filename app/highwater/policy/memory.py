@@ -75,7 +75,7 @@ class RuleMemory:
         reached_since: When the signal came to high water, if every fresh reading since then was there.
         relief: The remedies that the relief in progress has run; ``None`` where none is in progress.
         relief_ranks: The ranks that called for it.
-        rest_from: When the last relief ended that did not reach low water, or not for long; ``None`` where it did.
+        cooldown_from: When the last relief ended that did not reach low water, or not for long; ``None`` where it did.
         relapses: How many reliefs running began moments after a release that had helped.
     """
 
@@ -84,7 +84,7 @@ class RuleMemory:
     reached_since: float | None = None
     relief: tuple[str, ...] | None = None
     relief_ranks: frozenset[RankKey] = frozenset()
-    rest_from: float | None = None
+    cooldown_from: float | None = None
     relapses: int = 0
     runs: Mapping[str, LastRun] = field(default_factory=dict)
     ranks: Mapping[RankKey, LastReading] = field(default_factory=dict)
@@ -95,11 +95,11 @@ class RuleMemory:
         return run.waits.get(key) if run is not None else None
 
     def ended_if_relieved(self, rule: Rule, pressures: Sequence[Pressure]) -> RuleMemory:
-        """End a relief that reached low water on the ranks that called for it: it needs no rest."""
+        """End a relief that reached low water on the ranks that called for it: it needs no cooldown."""
         needy = [pressure for pressure in pressures if pressure.key in self.relief_ranks]
         if self.relief is None or not all(is_relieved(rule, pressure) for pressure in needy):
             return self
-        return replace(self, relief=None, rest_from=None)
+        return replace(self, relief=None, cooldown_from=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

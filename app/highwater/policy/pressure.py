@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
 from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
-from highwater.policy.waters import MIN_SLACK_BYTES, derive, rest_bytes, slack_bytes
+from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
 from highwater.readings import RankReading, Report
 from highwater.units import MIB
 
@@ -209,11 +209,11 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
     """
     if rule.is_derived:
         return None
-    rest = list(_at_rest(rule.signal, baseline, ranks))
-    if not rest:
+    at_rest = list(_at_rest(rule.signal, baseline, ranks))
+    if not at_rest:
         return None
     falls = rule.signal == "device_free_bytes"
-    reading, value = (min if falls else max)(rest, key=lambda pair: pair[1])
+    reading, value = (min if falls else max)(at_rest, key=lambda pair: pair[1])
     for key, water in (("low_water", rule.low_water or 0.0), ("high_water", rule.high_water or 0.0)):
         if _relieved(rule.signal, value, water):
             continue
@@ -239,10 +239,10 @@ def _at_rest(
         return  # 0 at rest by what they count
     known = {rank_key(reading): reading for reading in (*ranks, *baseline)}
     for reading in known.values():
-        rest, total = rest_bytes(reading), reading.total_bytes
-        if rest is None or not total or reading.asleep_tags:
+        size, total = at_rest_bytes(reading), reading.total_bytes
+        if size is None or not total or reading.asleep_tags:
             continue
-        yield reading, (total - rest if signal == "device_free_bytes" else rest / total)
+        yield reading, (total - size if signal == "device_free_bytes" else size / total)
 
 
 def _rounded(signal: str, value: float) -> str:

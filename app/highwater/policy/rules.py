@@ -53,7 +53,7 @@ class Rule(BaseModel):
     )
     sustain_seconds: Finite = Field(0.0, ge=0, le=86400, description="how long the signal must be at high water first")
     cooldown_seconds: Finite = Field(
-        60.0, ge=0, le=86400, description="rest after a relief that did not reach low water"
+        60.0, ge=0, le=86400, description="wait after a relief that did not reach low water"
     )
     min_gain_bytes: int = Field(
         MIN_GAIN_BYTES, ge=0, description="a remedy runs where it can give that much, or all that is missing"

@@ -28,7 +28,7 @@ def rule_status(
     rule, worst = view.rule, view.worst
     paces = {rank_key(growth): growth.bytes_per_second for growth in report.growth.ranks}
     ranks = tuple(_rank(rule, pressure, paces.get(pressure.key)) for pressure in view.pressures)
-    rest_until = view.rest_until + to_unix if view.rest_until is not None else None
+    rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
     status = RuleStatus(
         name=rule.name,
         signal=rule.signal,

@@ -5,20 +5,20 @@ allocator keeps blocks that nobody uses. What vLLM holds by design is a share of
 free bytes, in what the plan leaves over::
 
     total ──────────────────────────────────────────────────────────────┐
-      │◄──────────── planned = max(requested, rest) ───────►│◄─ slack ─►│
+      │◄──────────── planned = max(requested, at rest) ────►│◄─ slack ─►│
                                                             0   high low  free
 
-    slack = total - max(requested, rest)
+    slack = total - max(requested, at rest)
     high  = min(max(slack / 4, 512 MiB), slack / 2, 2 GiB)      acts with less free than that
     low   = min(2 x high, 0.9 x slack)                          satisfied with that much free; so it can be reached
 
-``rest`` is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
+*At rest* is what stays in use whatever the policy does: used bytes less encoder outputs, releasable reserve and other
 tensors, all processes on the device counted. It is taken from the first readings of the engine's life where those are
 known, so that a growing neighbour on the device, or a leak, does not lower the waters step by step. A sidecar that
 started later takes the present reading.
 
 ``requested`` is what the engine reports, else the total times ``gpu_memory_utilization`` where that sized the KV pool;
-where it did not, rest alone counts.
+where it did not, what is at rest alone counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Waters(NamedTuple):
     low: int
 
 
-def rest_bytes(reading: RankReading) -> int | None:
+def at_rest_bytes(reading: RankReading) -> int | None:
     """Return what stays in use whatever the policy does, by all processes on the device; ``None``: unknown."""
     if reading.used_bytes is None:
         return None
@@ -77,12 +77,12 @@ def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | Non
 
     The baseline is the rank at the beginning of its engine's life, if known.
     """
-    rest = rest_bytes(baseline) if baseline is not None else None
-    if rest is None:
-        rest = rest_bytes(reading)
-    if rest is None or reading.total_bytes is None:
+    at_rest = at_rest_bytes(baseline) if baseline is not None else None
+    if at_rest is None:
+        at_rest = at_rest_bytes(reading)
+    if at_rest is None or reading.total_bytes is None:
         return None
-    return reading.total_bytes - max(requested_bytes(baseline or reading) or 0, rest)
+    return reading.total_bytes - max(requested_bytes(baseline or reading) or 0, at_rest)
 
 
 def derive(slack: int) -> Waters | None:

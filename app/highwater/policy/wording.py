@@ -30,7 +30,7 @@ def reason_text(
     *,
     is_helpless: bool,
     silent: Sequence[RankKey],
-    rest: str | None,
+    cooldown: str | None,
 ) -> str | None:
     """Return why a rule stands as it does; ``None`` where all is calm."""
     parts = []
@@ -40,8 +40,8 @@ def reason_text(
             parts.append(short_text(needy[0], rule))
         if is_helpless:
             parts += _helpless_texts(rule, level, needy, facts)
-    if rest is not None:
-        parts.append(rest)
+    if cooldown is not None:
+        parts.append(cooldown)
     if silent:
         parts.append(_silence_text(silent))
     return "; ".join(parts) or None
@@ -70,8 +70,8 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
     return texts
 
 
-def rest_text(memory: RuleMemory) -> str:
-    """Return why a rule is resting."""
+def cooldown_text(memory: RuleMemory) -> str:
+    """Return why a rule is in its cooldown."""
     last = max(memory.runs.values(), key=lambda run: run.at, default=None)
     if last is not None and last.outcome == "observed":
         return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"

@@ -1,7 +1,7 @@
 """Keeps the engine free of requests for as long as a remedy needs that.
 
-New requests wait at the gate, those under way finish, and the engine's own counts must agree. Where that takes too long
-it refuses: requests are not cut short, and the held ones go on. No request is held at all where one under way has
+New requests wait at the gate, running ones finish, and the engine's own counts must agree. Where that takes too long
+it refuses: requests are not cut short, and the held ones go on. No request is held at all where a running one has
 already taken longer than requests are given to finish.
 
 The engine itself is never paused: a pause would outlive this process, and the gate cannot.
@@ -66,7 +66,7 @@ class Quiescer:
     """Holds requests for remedies.
 
     Args:
-        drain_seconds: How long requests under way may take to finish.
+        drain_seconds: How long running requests may take to finish.
         impossible: Why no request can ever be held here; ``None`` where requests pass the gate.
         clock: Monotonic seconds.
     """
@@ -98,11 +98,11 @@ class Quiescer:
         """Return what would be done now, for a dry run."""
         if (reason := self.impossible or self._takes_too_long()) is not None:
             return f"would be refused now: {reason}"
-        return f"would hold new requests for at most {self._drain_seconds:g} s until those under way are done"
+        return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"
 
     @asynccontextmanager
     async def quiet(self, states: States, *, then_pace: bool) -> AsyncIterator[Quiesced]:
-        """Hold new requests, with none under way, for as long as the block lasts.
+        """Hold new requests, with none running, for as long as the block lasts.
 
         Args:
             states: Of the relief that needs it.

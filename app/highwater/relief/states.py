@@ -10,7 +10,7 @@
 
     state      what happens                                     whose     at most
     reading    one poll, the reading before                     Relief    the worker deadline and 20 s
-    closing    new requests wait, those under way finish        Quiescer  gate.drain_seconds
+    closing    new requests wait, running ones finish           Quiescer  gate.drain_seconds
     drained    the engine's own counts must agree               Quiescer  3 s
     calling    the remedy calls the engine                      Relief    10 s while the gate is closed, else 31 s
                                                                           and two worker deadlines

@@ -7,7 +7,7 @@ from typing import Final
 from highwater.accounting.components import COMPONENTS
 from highwater.api.host_metrics import HostNow
 from highwater.host.outlook import Outlook
-from highwater.host.reading import ContainerMemory, HostReading, Pressure, ProcessMemory, Role, ShmMemory, ShmOwner
+from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
 from highwater.readings import GrowthKind, GrowthRate, SeriesGrowth
 from highwater.units import GIB, MIB
 
@@ -65,7 +65,7 @@ def host_now(ranks: int, *, leaked: int = 0, seconds_to_limit: float = 5400.0, w
         droppable_bytes=2 * GIB,
         kernel_bytes=512 * MIB,
         events={"max": int(waited), "oom_kill": 0},
-        pressure=Pressure(some_seconds=waited, full_seconds=waited / 2),
+        pressure=PressureStall(some_seconds=waited, full_seconds=waited / 2),
     )
     shm = ShmMemory(
         size_bytes=_SHM,

@@ -24,7 +24,7 @@ from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
 from highwater.api.metrics import Exporter
 from highwater.host.outlook import Outlook
-from highwater.host.reading import Pressure
+from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
 from highwater.proxy.traffic import Connections
 from highwater.readings import (
@@ -191,7 +191,9 @@ HOST = HostNow(
         _READING,
         processes=tuple(replace(one, peak_bytes=2**32, threads=60, descriptors=48) for one in _READING.processes),
         container=replace(
-            _READING.container, events={"max": 3, "oom_kill": 1}, pressure=Pressure(some_seconds=2.5, full_seconds=1.5)
+            _READING.container,
+            events={"max": 3, "oom_kill": 1},
+            pressure=PressureStall(some_seconds=2.5, full_seconds=1.5),
         ),
     ),
     Outlook(seconds_to_limit=5400.0),

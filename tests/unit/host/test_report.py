@@ -8,7 +8,7 @@ import pytest
 
 from highwater.host.outlook import Outlook, OutlookWindow
 from highwater.host.processor_cache import CacheCounts, processor_caches
-from highwater.host.reading import EngineMemorySettings, MachineMemory, Pressure, ShmMemory, ShmOwner
+from highwater.host.reading import EngineMemorySettings, MachineMemory, PressureStall, ShmMemory, ShmOwner
 from highwater.host.report import report_of
 from highwater.host.shm_need import shm_needs
 from highwater.host.text import host_text
@@ -61,7 +61,7 @@ def test_without_a_limit_the_machine_says_what_room_there_is():
 def test_kills_and_pressure_are_findings():
     """As the kernel counts them for the container."""
     given = reading()
-    container = replace(given.container, events={"oom_kill": 2}, pressure=Pressure(some_avg60=33.0))
+    container = replace(given.container, events={"oom_kill": 2}, pressure=PressureStall(some_avg60=33.0))
     report = report_of(replace(given, container=container))
     assert names(report) == ["container_oom_kills", "memory_pressure"]
     assert "events: oom_kill 2; waited for memory in 33.0 %" in host_text(report)

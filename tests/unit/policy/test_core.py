@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.policy import ALL_REMEDIES, Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
-from highwater.policy.core import URGENT_REST_SECONDS, RuleView
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, RuleView
 from highwater.readings import Growth, HostMemory, MissingRank, RankReading, RemedyResult, Report, Target
 from tests.fakes.ranks import GIB, H100, MIB, reading, report
 
@@ -208,7 +208,7 @@ def test_the_workers_own_word_counts_for_a_release():
     watch = Watch()
     before = full(0.3, cached=1.0)
     watch.act(before, before, detail=({"rank": 0, "dp_rank": 0, "freed_bytes": GIB},))
-    assert watch.look(before, after=URGENT_REST_SECONDS - 0.1) is None
+    assert watch.look(before, after=URGENT_COOLDOWN_SECONDS - 0.1) is None
     assert watch.look(before, after=0.1) is not None
 
 
@@ -285,7 +285,7 @@ def test_without_urgency_the_encoder_cache_is_never_reset():
 
 
 def test_each_remedy_runs_once_in_a_relief():
-    """The next one gets its turn, and then the rule rests."""
+    """The next one gets its turn, and then the rule waits for its cooldown."""
     watch = Watch()
     short = full(0.3, cached=1.0, encoder=1.0)
     assert watch.act(short, short, detail=({"freed_bytes": GIB},)) == "release"
@@ -294,7 +294,7 @@ def test_each_remedy_runs_once_in_a_relief():
     assert watch.view.phase == "resting"
 
 
-# --- rest ---
+# --- cooldown ---
 
 
 def test_a_relief_that_reached_low_water_needs_no_rest():
@@ -311,7 +311,7 @@ def test_after_a_relief_that_fell_short_the_rule_rests():
     ended = watch.now
     assert watch.look(full(1.4)) is None
     assert watch.look(full(0.9, cached=0.5), after=30.0) is None
-    assert (watch.view.phase, watch.view.rest_until) == ("resting", ended + 60.0)
+    assert (watch.view.phase, watch.view.cooldown_until) == ("resting", ended + 60.0)
     assert watch.look(full(0.3, cached=0.5)) is not None
 
 
@@ -320,7 +320,7 @@ def test_urgent_pressure_rests_five_seconds():
     watch = Watch()
     watch.act(full(0.1, cached=0.3), full(0.4))
     assert watch.look(full(0.4)) is None
-    assert watch.look(full(0.1, cached=0.3), after=URGENT_REST_SECONDS - 1.1) is None
+    assert watch.look(full(0.1, cached=0.3), after=URGENT_COOLDOWN_SECONDS - 1.1) is None
     assert watch.look(full(0.1, cached=0.3), after=0.1) is not None
 
 
@@ -335,7 +335,7 @@ def test_an_allocation_that_was_retried_is_urgent():
 
 
 def test_between_the_waters_nothing_begins():
-    """Rest may lie there for hours: the rule acts from high water on, not for ever until low."""
+    """Use may lie there for hours: the rule acts from high water on, not without end until low."""
     watch = Watch()
     assert [watch.look(full(1.5, cached=1.0)) for _ in range(100)] == [None] * 100
 
@@ -344,7 +344,7 @@ def test_between_the_waters_nothing_begins():
 
 
 def test_a_new_life_remembers_nothing():
-    """What was in vain in the last one, rests included, says nothing about this one."""
+    """What was in vain in the last one, cooldowns included, says nothing about this one."""
     watch = Watch()
     hopeless = full(0.3, cached=1.0)
     watch.act(hopeless, hopeless)
@@ -524,7 +524,7 @@ def test_high_water_must_be_sustained_without_a_break():
     ],
 )
 def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
-    """It would act for ever, on an idle engine too; it says why instead."""
+    """It would act without end, on an idle engine too; it says why instead."""
     watch = Watch(SHARE.model_copy(update={"low_water": low, "remedies": ALL_REMEDIES}))
     start = reading(rest=int(rest * H100))
     watch.facts = replace(watch.facts, baseline=(start,))

@@ -127,7 +127,7 @@ async def test_a_shortage_that_nothing_here_can_help_is_told_once():
 
 
 async def test_a_second_wave_right_after_relief_is_met_at_once():
-    """Relieved, and full again within a second: nothing rests that can help."""
+    """Relieved, and full again within a second: nothing waits that can help."""
     core = core_on(rules=[DEFAULT])
     await core.tick()
     for _ in range(5):
@@ -392,7 +392,7 @@ BETWEEN = DEVICE.model_copy(update={"high_water": 0.86, "low_water": 0.80})
 
 @pytest.mark.parametrize(("high", "low"), [(0.86, 0.80), (0.5, 0.4)])
 async def test_a_rule_under_the_engine_s_rest_is_held_and_told_once(high, low):
-    """Also where only low water lies there: one crossing would make it act for ever."""
+    """Also where only low water lies there: one crossing would make it act without end."""
     core = core_on(rules=[DEVICE.model_copy(update={"high_water": high, "low_water": low})])
     for _ in range(5):
         await core.tick()
@@ -457,7 +457,7 @@ async def test_an_engine_that_goes_during_a_reset_is_a_failed_reset():
 
 
 async def test_an_engine_that_is_gone_before_a_remedy_is_a_failed_one(monkeypatch):
-    """Each is tried once, and again after a rest, not at every poll."""
+    """Each is tried once, and again after a cooldown, not at every poll."""
     core = await grown()
 
     async def gone(*args, **kwargs):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from highwater.policy import Action, Facts, LifeMemory, Rule, begin, decide, learn
-from highwater.policy.core import URGENT_REST_SECONDS
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS
 from highwater.policy.gains import possible_gain
 from highwater.readings import RankReading, RemedyResult, Report
 from tests.fakes.ranks import GIB, MIB, reading, report
@@ -105,7 +105,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def must_not_have_acted_too_late(self, found: list[RankReading]) -> None:
         """Urgent, five seconds after the last remedy, with a release to be had: then it is had."""
-        if self.count > 1 or self.now - self.ended_at < URGENT_REST_SECONDS:
+        if self.count > 1 or self.now - self.ended_at < URGENT_COOLDOWN_SECONDS:
             return
         (one,) = found
         known = self.memory.rules[self.rule.name].runs.get("release")
@@ -158,7 +158,7 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def times_are_not_ahead(self) -> None:
         for known in getattr(self, "memory", LifeMemory()).rules.values():
-            assert known.rest_from is None or known.rest_from <= self.now
+            assert known.cooldown_from is None or known.cooldown_from <= self.now
             assert set(known.relief or ()) <= set(LADDER)
 
 
@@ -209,7 +209,7 @@ def test_under_urgent_pressure_no_rest_is_longer_than_five_seconds(before, after
     urgent = replace(before, free_bytes=100 * MIB, used_bytes=TOTAL - 100 * MIB, **plenty)
     urgent = replace(urgent, components=replace(urgent.components, encoder_cache_bytes=0))
     now = 2.0
-    while now < 2.0 + URGENT_REST_SECONDS + 0.4:
+    while now < 2.0 + URGENT_COOLDOWN_SECONDS + 0.4:
         now += 0.2
         memory, decision = decide([chosen], report(urgent), Facts(life="a"), memory, now)
         if decision.action is not None:

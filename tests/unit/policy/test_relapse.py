@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.policy.core import URGENT_REST_SECONDS
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS
 from highwater.policy.memory import MAX_RELAPSES
 from tests.unit.policy.test_core import Watch, full
 
@@ -19,7 +19,7 @@ def test_another_remedy_follows_a_release_whose_bytes_came_back_at_once():
 def test_release_is_first_again_once_its_bytes_stayed_away_for_a_while():
     watch = Watch()
     assert watch.act(full(0.3, cached=3.0, encoder=4.0), full(3.3, encoder=4.0)) == "release"
-    assert watch.look(full(3.3, encoder=4.0), after=URGENT_REST_SECONDS) is None
+    assert watch.look(full(3.3, encoder=4.0), after=URGENT_COOLDOWN_SECONDS) is None
     action = watch.look(full(0.3, cached=3.0, encoder=4.0))
     assert action is not None
     assert action.remedy == "release"
@@ -74,7 +74,7 @@ def test_bytes_that_stayed_away_for_a_while_are_no_relapse():
     watch = Watch()
     for _ in range(3 * MAX_RELAPSES):
         relapse(watch)
-        assert watch.look(full(2.9), after=2 * URGENT_REST_SECONDS) is None
+        assert watch.look(full(2.9), after=2 * URGENT_COOLDOWN_SECONDS) is None
 
 
 def test_the_next_remedy_follows_one_that_failed():

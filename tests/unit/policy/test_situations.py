@@ -194,7 +194,7 @@ def test_fragments_do_not_kill(rate):
 
 
 def test_the_story_s_8b_is_not_fought():
-    """At rest it uses 0.902 of the device: the share of the old default was under that, and was fought for ever."""
+    """At rest it uses 0.902 of the device: the share of the old default was under that, and was fought without end."""
     outcome = live_through(story_8b())
     assert (outcome.died_at, outcome.idle_actions, outcome.in_vain) == (None, 1, 0)
     assert sum(outcome.actions.values()) <= 31

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.policy.waters import MIN_SLACK_BYTES, derive, requested_bytes, rest_bytes, slack_bytes
+from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
 from tests.fakes.ranks import ASCEND, GIB, H100, MIB, reading
 
 
@@ -53,13 +53,13 @@ def test_with_next_to_no_slack_there_is_no_rule():
 
 def test_what_moves_is_no_rest():
     """Encoder outputs, the releasable reserve and other tensors come and go."""
-    assert rest_bytes(reading(rest=60 * GIB, encoder=2 * GIB, cached=3 * GIB, other=GIB)) == 60 * GIB
+    assert at_rest_bytes(reading(rest=60 * GIB, encoder=2 * GIB, cached=3 * GIB, other=GIB)) == 60 * GIB
 
 
 def test_reserve_that_release_cannot_give_back_is_rest():
     """Graphs' pools and split blocks stay, by the worker's word or by the allocator's."""
-    assert rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=GIB)) == 62 * GIB
-    assert rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=None, split=GIB)) == 61 * GIB
+    assert at_rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=GIB)) == 62 * GIB
+    assert at_rest_bytes(reading(rest=60 * GIB, cached=3 * GIB, releasable=None, split=GIB)) == 61 * GIB
 
 
 def test_a_neighbour_that_grows_does_not_lower_the_waters():

@@ -85,7 +85,7 @@ async def test_a_drop_in_that_hangs_the_engine_is_refused():
     """0.12, in any mode: refused and recorded; force is the operator's own word."""
     core = await grown(version="0.12.0")
     for mode in ("now", "safe"):
-        with pytest.raises(Refused, match="can hang for ever"):
+        with pytest.raises(Refused, match="can hang without end"):
             await core.relief.drop_in("reset_mm_cache", query="", mode=mode, force=False)
     assert core.fake.resets() == []
     assert core.counted.remedies == [("reset_mm_cache", "drop-in", "refused")] * 2
@@ -284,7 +284,7 @@ async def test_a_dry_run_tells_the_moment():
     core = await grown()
     (measured,) = await core.relief.reclaim(requests("reset_mm_cache"), mode="safe", dry_run=True)
     assert measured.result.reason == (
-        "dry run; would hold new requests for at most 0.05 s until those under way are done"
+        "dry run; would hold new requests for at most 0.05 s until running requests are done"
     )
 
 

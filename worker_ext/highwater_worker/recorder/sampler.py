@@ -3,7 +3,7 @@
 Constant values are read once, expensive ones seldom, and values that need no such thread by another (`host`). Being on
 the engine's thread, it can neither meet the engine in the middle of something nor wait for a lock that the engine
 holds: torch's allocator is called with Python's lock held, and sleep mode's allocator calls Python with its own lock
-held (vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread both could wait for ever.
+held (vllm 0.32.0 device_allocator/cumem.py:204), so that from another thread both could wait without end.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Watchdog:
     it before loses it: vLLM uses none (0.12.0, 0.23.0, 0.27.0 and 0.32.0 searched).
 
     It is stopped before a fork. A child would have it armed without its thread, and stopping it then, as Python itself
-    does at the child's end, waits for that thread for ever.
+    does at the child's end, never returns.
 
     Args:
         ring: The file for the stack.

@@ -101,15 +101,15 @@ class ResetMmCache(_Reset):
             # The thread that takes requests in dies of the first difference (vllm/v1/engine/core.py,
             # `process_input_sockets`), also when the reset itself found the engine idle.
             return (
-                f"{version} can hang for ever when requests use the images that this makes new (upstream issue 31404); "
-                "0.25.1 and newer do not. ?force=true calls it all the same, and may end the engine"
+                f"{version} can hang without end when requests use the images that this makes new (upstream issue "
+                "31404); 0.25.1 and newer do not. ?force=true calls it all the same, and may end the engine"
             )
         if not capabilities.at_least("0.25"):
             # A request between the two clearings leaves a key without an item behind (vllm/utils/cache.py, `touch`),
-            # on which the next reset turns for ever.
+            # on which the next reset loops without end.
             return (
-                f"{version} can hang for ever when this is called with requests under way, and fails some that use the "
-                "images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and may "
+                f"{version} can hang without end when this is called with requests under way, and fails some that use "
+                "the images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and may "
                 "end the engine"
             )
         return None

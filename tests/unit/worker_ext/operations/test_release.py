@@ -92,7 +92,7 @@ def test_a_cpu_worker_gains_what_its_process_lost():
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_pinned_host_memory_goes_back_too(kind, torch_device):
-    """torch would keep for ever what a restore has left behind."""
+    """torch would keep without end what a restore has left behind."""
     module = torch_device(kind)
     stats = {"allocated_bytes.current": 900, "active_bytes.current": 500}
     module.host_memory_stats = lambda: stats

@@ -267,7 +267,7 @@ def test_garbage_is_refused(scene, text):
 
 
 def test_a_reading_that_fails_ends_the_trace(scene):
-    """And tracemalloc is off: a trace without an end would cost for ever."""
+    """And tracemalloc is off: a trace without an end would cost as long as the process runs."""
     scene.ask()
     scene.tracer.error = MemoryError("no room")
     scene.after(240)
@@ -312,7 +312,7 @@ def test_a_forked_child_does_not_trace_on(scene):
 
 
 def test_the_end_of_the_process_is_written_down(scene):
-    """Without a reading, which would hold it up; where only its file was removed, nothing is traced for ever."""
+    """Without a reading, which would hold it up; where only its file was removed, nothing is traced without end."""
     scene.ask()
     scene.trace.close()
     assert scene.result()["why"] == "the process, or what it writes of itself, ended"
