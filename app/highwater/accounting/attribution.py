@@ -218,12 +218,25 @@ def growth(
     )
 
 
-def seconds_until(room_bytes: float | None, bytes_per_second: float | None) -> float | None:
-    """Return when so many bytes are used up; ``None`` where that is noise, not within a day, or unknown."""
-    if room_bytes is None or bytes_per_second is None or bytes_per_second < SLOWEST_BYTES_PER_SECOND:
+def seconds_until(
+    room_bytes: float | None,
+    bytes_per_second: float | None,
+    *,
+    slowest: float = SLOWEST_BYTES_PER_SECOND,
+    horizon: float = HORIZON_SECONDS,
+) -> float | None:
+    """Return when so many bytes are used up; ``None`` where that is noise, beyond the horizon, or unknown.
+
+    Args:
+        room_bytes: What is left.
+        bytes_per_second: The pace.
+        slowest: The pace below which growth is noise.
+        horizon: In seconds.
+    """
+    if room_bytes is None or bytes_per_second is None or bytes_per_second < slowest:
         return None
     seconds = max(room_bytes, 0) / bytes_per_second
-    return seconds if seconds <= HORIZON_SECONDS else None
+    return seconds if seconds <= horizon else None
 
 
 def without_forecast(grown: Growth) -> Growth:

@@ -55,8 +55,8 @@ class ReclaimRequest(StrictModel):
         None,
         min_length=1,
         max_length=16,
-        description="names, in this order; trim_encoder_cache also as an object with its target. Not given: release, and "
-        "then reset_encoder_cache, or trim_encoder_cache on an engine without that",
+        description="names, in this order; trim_encoder_cache also as an object with its target. Not given: release, "
+        "and then reset_encoder_cache, or trim_encoder_cache on an engine without that",
     )
     mode: Mode = "safe"
     dry_run: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from highwater.accounting.attribution import seconds_until
 from highwater.growth.judging import Judgement
 from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
@@ -63,8 +64,9 @@ def _rate(leak: Rise) -> GrowthRate:
 
 def _exhausted_at(leak: Rise, room: float, now: float) -> float | None:
     hourly = leak.lines.get("hour")
-    seconds = None if hourly is None else max(room, 0.0) / hourly.slope * HOUR_SECONDS
-    return None if seconds is None or seconds > _HORIZON_SECONDS else now + seconds
+    pace = None if hourly is None else hourly.slope / HOUR_SECONDS
+    seconds = seconds_until(room, pace, slowest=0.0, horizon=_HORIZON_SECONDS)
+    return None if seconds is None else now + seconds
 
 
 def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import linear_regression
 from typing import Final
 
+from highwater.accounting.attribution import seconds_until
 from highwater.host.reading import ContainerMemory
 from highwater.units import MIB
 
@@ -55,10 +56,9 @@ class OutlookWindow:
         window = now - self._values[0][0]
         if window < MIN_WINDOW_SECONDS:
             return Outlook(window_seconds=window)
-        slope, room = linear_regression(*zip(*self._values, strict=True)).slope, container.room_bytes
-        seconds = room / slope if room is not None and slope >= MIN_SLOPE else None
+        slope = linear_regression(*zip(*self._values, strict=True)).slope
         return Outlook(
             bytes_per_second=slope,
-            seconds_to_limit=seconds if seconds is not None and seconds <= MAX_SECONDS else None,
+            seconds_to_limit=seconds_until(container.room_bytes, slope, slowest=MIN_SLOPE, horizon=MAX_SECONDS),
             window_seconds=window,
         )

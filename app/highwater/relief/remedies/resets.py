@@ -109,8 +109,8 @@ class ResetMmCache(_Reset):
             # on which the next reset loops without end.
             return (
                 f"{version} can hang without end when this is called with requests under way, and fails some that use "
-                "the images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and may "
-                "end the engine"
+                "the images that it makes new; 0.25.1 and newer do not hang. ?force=true calls it all the same, and "
+                "may end the engine"
             )
         return None
 

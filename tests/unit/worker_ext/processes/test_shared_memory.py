@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 
 from highwater.host import shared_memory as sidecar
+from highwater.host.parts import SHM_TITLES
 from highwater_worker.processes import shared_memory
 
 
 def test_both_sides_tell_owners_apart_by_the_same_table():
     """The sidecar reads its own view where it is the engine's too."""
     assert shared_memory.OWNERS == sidecar.OWNERS
+    names = [f"{start}1" for start, _ in sidecar.OWNERS] + ["engine-cpushm", "mine"]
+    assert [shared_memory.owner_of(name) for name in names] == [sidecar.owner_of(name) for name in names]
+    assert {sidecar.owner_of(name) for name in names} == set(SHM_TITLES)
 
 
 def test_files_are_counted_by_owner_with_what_they_may_still_take(tmp_path):
