@@ -60,31 +60,41 @@ def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool
     PROCESS is a pid, or api-server, engine-core or worker, with a number where there are several. Run it on the
     engine's machine, as the engine's user or as root. The process is slower meanwhile.
     """
-    from highwater.host.trace import CannotTrace, ask, find_process, read_result, trace_text, withdraw
+    from highwater.host.trace import CannotTrace, ask, find_process, has_ended, read_result, trace_text, withdraw
     from highwater.text.printable import printable
 
     try:
         record, name = find_process(folder, process)
+        who = f"{name} (pid {record.pid})"
         old = read_result(folder, record)
         if stop:
-            _check_running(old, f"{name} (pid {record.pid})")
+            _check_running(old, who)
         request = ask(folder, record, action="stop" if stop else "start", minutes=minutes, frames=frames)
     except CannotTrace as exc:
         raise click.ClickException(printable(str(exc))) from exc
     # A refusal cannot always name its request.
     ids = {request, None, *([old.id] if stop and old is not None else [])}
     seconds = _GRACE_SECONDS + (0.0 if stop else minutes * 60)
-    result = _waited_for(lambda: read_result(folder, record), lambda one: one.id in ids and one != old, seconds)
+
+    def read() -> TraceResult | None:
+        result = read_result(folder, record)
+        return result if result is not None and result.id in ids and result != old else None
+
+    result, is_gone = _waited_for(read, lambda: has_ended(folder, record), seconds)
+    if is_gone and (result is None or result.state == "running"):
+        withdraw(folder, record)
+        raise click.ClickException(printable(f"{who} has no result of its trace: the process ended meanwhile"))
     if result is None:
         withdraw(folder, record)
         raise click.ClickException(
-            f"{name} (pid {record.pid}) has not answered: it looks once a second, and only where the worker package is "
-            "current"
+            printable(f"{who} has not answered: it looks once a second, and only where the worker package is current")
         )
     text = json.dumps(asdict(result)) if as_json else trace_text(result, name)
     click.echo(printable(text, keep="\n"))
     if result.state != "ended":
         raise click.exceptions.Exit(1)
+    if result.after is None:
+        raise click.ClickException(printable(f"{who} ended its trace without a last reading: {result.why}"))
 
 
 def _check_running(result: TraceResult | None, name: str) -> None:
@@ -93,15 +103,17 @@ def _check_running(result: TraceResult | None, name: str) -> None:
 
 
 def _waited_for(
-    read: Callable[[], TraceResult | None], is_new: Callable[[TraceResult], bool], seconds: float
-) -> TraceResult | None:
-    """Return the result once the process is done, or the last state of it when the time is over."""
-    began, last = time.monotonic(), None
-    while time.monotonic() < began + (seconds if last is not None else _GRACE_SECONDS):
+    read: Callable[[], TraceResult | None], has_ended: Callable[[], bool], seconds: float
+) -> tuple[TraceResult | None, bool]:
+    """Return the result once the process is done or has ended, or its last one when the time is over.
+
+    The second value is True if the process has ended.
+    """
+    began, last, is_gone = time.monotonic(), None, False
+    while not is_gone and time.monotonic() < began + (seconds if last is not None else _GRACE_SECONDS):
         time.sleep(_LOOK_SECONDS)
-        result = read()
-        if result is not None and is_new(result):
-            last = result
-            if result.state != "running":
-                return result
-    return last
+        is_gone = has_ended()
+        last = read() or last  # read after that: a process that ends in order writes its result first
+        if last is not None and last.state != "running":
+            break
+    return last, is_gone

@@ -120,6 +120,12 @@ class ProcessFiles:
         is_namespace_shared = self._namespace is not None and record.pid_namespace == self._namespace
         return is_namespace_shared and self._machine.is_boot(record.boot_id)
 
+    def has_ended(self, record: ProcessRecord) -> bool:
+        """Return whether a process is known to have ended: never where its PID namespace is another one."""
+        if not self.shares_processes_with(record) or record.started is None:
+            return False
+        return self._machine.process_state(record.pid, record.started) in {None, "Z"}
+
     def _listed(self, problems: list[str]) -> list[str]:
         try:
             names = first_names(self._folder, MAX_ENTRIES + 1) if self._has_folder else []
@@ -159,11 +165,7 @@ class ProcessFiles:
             return stamp, str(exc)
 
     def _is_running(self, record: ProcessRecord) -> bool:
-        if self._age(record) > CURRENT_SECONDS:
-            return False
-        if not self.shares_processes_with(record) or record.started is None:
-            return True
-        return self._machine.process_state(record.pid, record.started) is not None
+        return self._age(record) <= CURRENT_SECONDS and not self.has_ended(record)
 
     def _age(self, record: ProcessRecord) -> float:
         if self._machine.is_boot(record.boot_id):

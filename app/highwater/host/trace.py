@@ -192,6 +192,12 @@ def read_result(folder: Path, record: ProcessRecord) -> TraceResult | None:
     return cleaned(result) if (result.pid, result.started) == (record.pid, record.started) else None
 
 
+def has_ended(folder: Path, record: ProcessRecord) -> bool:
+    """Return whether a process has ended, or writes nothing of itself any more: no result will come then."""
+    name = f"highwater-{record.pid}-{record.started}.process"
+    return not os.path.lexists(folder / name) or ProcessFiles(folder).has_ended(record)
+
+
 def trace_text(result: TraceResult, name: str) -> str:
     """Return the result of the process of that name in sentences."""
     head = f"{name} (pid {result.pid}): {result.state}{f', {result.why}' if result.why else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import threading
 import time
 
@@ -177,6 +178,68 @@ def test_a_stop_without_a_trace_is_an_error(traced):
         1,
         f"Error: no trace of API server (pid {os.getpid()}) is under way\n",
     )
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Another process, under the name of a worker."""
+    monkeypatch.setattr(host_trace, "_LOOK_SECONDS", 0.01)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        record_of(tmp_path, process.pid, pid_started(pid=process.pid), "worker", rank=0, pid_namespace=namespace)
+        yield process, tmp_path
+        process.kill()
+
+
+def ended_meanwhile(stand_in, as_it_ends):
+    """Trace the stand-in, which ends once it has taken the request, and return what the command says."""
+    process, folder = stand_in
+    name = f"highwater-{process.pid}-{pid_started(pid=process.pid)}"
+
+    def end():
+        while not list(folder.glob("*.trace-request")):
+            time.sleep(0.01)
+        (request,) = folder.glob("*.trace-request")
+        own = {"id": json.loads(request.read_text())["id"], "pid": process.pid, "started": int(name.split("-")[2])}
+        request.unlink()
+        for state in as_it_ends:
+            (folder / f".{name}.tmp").write_text(json.dumps({**own, **state}))
+            (folder / f".{name}.tmp").rename(folder / f"{name}.trace.json")
+        process.kill()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    done = CliRunner().invoke(trace, ["worker", "--minutes", "10", "--folder", str(folder)])
+    thread.join()
+    return process.pid, done
+
+
+def test_a_process_that_is_killed_meanwhile_is_an_error(stand_in):
+    """At once, not when the trace's time is over."""
+    pid, done = ended_meanwhile(stand_in, [{"state": "running", "seconds": 600.0}])
+    assert (done.exit_code, done.output) == (
+        1,
+        f"Error: worker rank 0 (pid {pid}) has no result of its trace: the process ended meanwhile\n",
+    )
+
+
+def test_a_process_that_ends_in_order_meanwhile_is_an_error(stand_in):
+    """What it wrote as it ended is shown."""
+    why = "the process, or what it writes of itself, ended"
+    pid, done = ended_meanwhile(stand_in, [{"state": "ended", "why": why}])
+    assert (done.exit_code, done.output.splitlines()) == (
+        1,
+        [
+            f"worker rank 0 (pid {pid}): ended, {why}",
+            f"Error: worker rank 0 (pid {pid}) ended its trace without a last reading: {why}",
+        ],
+    )
+
+
+def test_a_process_that_ends_after_its_result_is_none(stand_in):
+    """The trace was over."""
+    _, done = ended_meanwhile(stand_in, [{"state": "ended", "why": "its time is over", "after": {}}])
+    assert (done.exit_code, "its time is over" in done.output) == (0, True)
 
 
 def test_a_process_that_does_not_answer_is_named(folder, monkeypatch):
