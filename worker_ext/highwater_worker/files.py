@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 ROOT = Path("/")
@@ -120,12 +121,39 @@ def checked(head: bytes, body: bytes) -> bytes:
     return b"".join((head, struct.pack("<I", zlib.crc32(body, zlib.crc32(head))), body))
 
 
-def is_at(path: Path, descriptor: int) -> bool:
-    """Return whether an open file is still in its place: a removed file can be written and never be found."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except OSError:
-        return False
+class OpenFile:
+    """A file that is written until its process ends, and that readers find by its path."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        # No write may go into a descriptor that was closed, and is another file's by now.
+        self._lock = Lock()
+
+    def is_there(self) -> bool:
+        """Return whether the file is still in its place: a removed file can be written and never be found."""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self, *, removes: bool = False) -> None:
+        """Close the file and leave it to its readers, or remove it from its place; a second call does nothing."""
+        is_removed = removes and self.is_there()
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        with suppress(OSError):  # the disk is unreachable; there is nowhere to report it
+            if descriptor >= 0:
+                os.close(descriptor)
+        with suppress(OSError):
+            if is_removed:
+                self.path.unlink()
+
+    def _pwrite(self, content: bytes, position: int) -> None:
+        with self._lock:
+            done = os.pwrite(self._descriptor, content, position)
+        if done != len(content):
+            raise OSError(f"only {done} of {len(content)} bytes were written to {self.path}")
 
 
 def file_system_of(path: Path, root: Path = ROOT) -> str | None:

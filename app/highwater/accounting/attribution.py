@@ -225,13 +225,9 @@ def seconds_until(
     slowest: float = SLOWEST_BYTES_PER_SECOND,
     horizon: float = HORIZON_SECONDS,
 ) -> float | None:
-    """Return when so many bytes are used up; ``None`` where that is noise, beyond the horizon, or unknown.
+    """Return the seconds until so many bytes are used up; ``None`` where unknown, or beyond the horizon in seconds.
 
-    Args:
-        room_bytes: What is left.
-        bytes_per_second: The pace.
-        slowest: The pace below which growth is noise.
-        horizon: In seconds.
+    Also where the pace is below ``slowest``, and thus noise.
     """
     if room_bytes is None or bytes_per_second is None or bytes_per_second < slowest:
         return None

@@ -42,13 +42,8 @@ HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
 class GrowthWatch:
     """Verdicts on growth.
 
-    Args:
-        history: The events that may have made a step.
-        file: Keeps floors over a restart of the sidecar.
-        host_series: Reads the host's series now, given the seconds for which the engine has been idle.
-        clock: Monotonic seconds since the machine's boot.
-        wall_clock: Unix seconds.
-        internal_error: Counts an internal error.
+    ``host_series`` reads the host's series now, given the seconds for which the engine has been idle. ``clock`` is in
+    monotonic seconds since the machine's boot, ``wall_clock`` in Unix seconds.
     """
 
     def __init__(

@@ -143,12 +143,8 @@ class ProcessFiles:
         owners = {0, os.geteuid()}
         with suppress(OSError):
             owners.add(os.stat(self._folder).st_uid)
-        writers = (self._owner(name) for name in listed if name.endswith(".ring"))
-        return frozenset(owners.union(owner for owner in writers if owner is not None))
-
-    def _owner(self, name: str) -> int | None:
-        status = status_of(self._folder / name)
-        return None if status is None else status.st_uid
+        rings = (status_of(self._folder / name) for name in listed if name.endswith(".ring"))
+        return frozenset(owners.union(status.st_uid for status in rings if status is not None))
 
     def _record(self, name: str, owners: frozenset[int]) -> _Known | None:
         if (status := status_of(self._folder / name)) is None:  # removed meanwhile

@@ -35,12 +35,7 @@ class HostNow:
 class HostWatch:
     """Keeps the last reading, and the pace of the container's memory.
 
-    Args:
-        reader: Reads host memory.
-        counts: Returns the counters of the engine and its workers.
-        monotonic: Monotonic seconds.
-        internal_error: Counts an internal error.
-        sleep: Waits for so many seconds.
+    ``counts`` returns the counters of the engine and its workers. The clock is in monotonic seconds.
     """
 
     def __init__(

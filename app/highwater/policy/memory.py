@@ -17,11 +17,9 @@ MAX_RELAPSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The end of an ineffective or refused remedy's wait on one rank: whichever condition comes first.
+    """An ineffective or refused remedy's wait on one rank.
 
-    Attributes:
-        figure_bytes: What the remedy must be able to give; ``None`` where it has no figure.
-        until: The time.
+    It ends when the remedy can give ``figure_bytes`` (``None``: it has no figure), or at a time.
     """
 
     figure_bytes: int | None = None
@@ -55,11 +53,7 @@ class LastRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastReading:
-    """One rank at its last fresh reading.
-
-    Attributes:
-        retried_at: When the allocator's count of retries was last seen to rise.
-    """
+    """One rank at its last fresh reading, and when the allocator's count of retries was last seen to rise."""
 
     level: PolicyLevel
     alloc_retries: int | None = None
@@ -107,8 +101,6 @@ class LifeMemory:
     """One life of the engine.
 
     Attributes:
-        life: Its id.
-        rules: By rule's name.
         idle_since: Since when no request runs or waits; ``None`` while one does, or where that is unknown.
         is_tidied: True if this idle period has had its release.
         work_done: The engine's counters of work, when they were last known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
@@ -150,7 +150,7 @@ _GROWTH = frozenset({"device_growth_bytes", "host_growth_bytes"})
 
 def _own(rule: Rule, reading: RankReading) -> Pressure:
     high, low = rule.high_water or 0.0, rule.low_water or 0.0
-    value = _value(rule.signal, reading)
+    value = _VALUES[rule.signal](reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
     scale = _scale(rule.signal, reading)
@@ -182,14 +182,13 @@ def _growth(rule: Rule, report: Report) -> list[Pressure]:
     ]
 
 
-def _value(signal: str, reading: RankReading) -> float | None:
-    if signal == "device_used_ratio":
-        return reading.used_ratio
-    if signal == "device_free_bytes":
-        return reading.free_bytes
-    if signal == "encoder_cache_bytes":
-        return reading.components.encoder_cache_bytes
-    return host_ratio(reading)
+# A rank's value of each signal that is its own.
+_VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
+    "device_used_ratio": lambda reading: reading.used_ratio,
+    "device_free_bytes": lambda reading: reading.free_bytes,
+    "encoder_cache_bytes": lambda reading: reading.components.encoder_cache_bytes,
+    "host_used_ratio": host_ratio,
+}
 
 
 def _scale(signal: str, reading: RankReading) -> float:

@@ -110,11 +110,11 @@ def _rank(rule: Rule, pressure: Pressure, bytes_per_second: float | None) -> Ran
 def _remedy(
     name: str, run: LastRun | None, unavailable: str | None, rest_until: float | None, to_unix: float
 ) -> RemedyState:
+    state = RemedyState(name=name, unavailable=unavailable)
     if run is None:
-        return RemedyState(name=name, unavailable=unavailable)
-    return RemedyState(
-        name=name,
-        unavailable=unavailable,
+        return state
+    return replace(
+        state,
         last_run_at=run.at + to_unix,
         last_outcome=run.judged,
         last_reason=run.reason,

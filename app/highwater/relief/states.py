@@ -44,11 +44,7 @@ _NEXT: Mapping[State, frozenset[State]] = {
 
 
 class States:
-    """The state that the one relief under way is in.
-
-    Attributes:
-        now: That state.
-    """
+    """The state that the one relief under way is in, ``now``."""
 
     def __init__(self) -> None:
         self.now: State = "idle"
@@ -63,11 +59,7 @@ class States:
 
     @asynccontextmanager
     async def enter(self, state: State, seconds: float) -> AsyncIterator[None]:
-        """Enter a state for as long as the block lasts.
-
-        Args:
-            state: One that may follow the present one.
-            seconds: Its deadline.
+        """Enter a state, which must be one that follows the present one, for as long as the block lasts.
 
         Raises:
             TimeoutError: The deadline is over; what the block waited for was cancelled.

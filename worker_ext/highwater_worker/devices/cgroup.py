@@ -34,6 +34,8 @@ class GroupFiles(NamedTuple):
     """The memory groups of this process, its own first, and the names of their files."""
 
     levels: tuple[Path, ...]
+    path: str
+    """Of the own group, as the kernel names it."""
     version: int
     limit: str
     usage: str
@@ -63,11 +65,11 @@ class GroupFiles(NamedTuple):
 
 
 _VERSION_1 = GroupFiles(
-    *((), 1, "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
+    *((), "", 1, "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
     ("total_inactive_file", "total_active_file"),
 )
 _VERSION_2 = GroupFiles(
-    *((), 2, "memory.max", "memory.current", "memory.events"),
+    *((), "", 2, "memory.max", "memory.current", "memory.events"),
     ("inactive_file", "active_file"),
 )
 
@@ -99,40 +101,28 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
     if files is None:
         return None
     own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
+    refused = _number_in(own / "memory.failcnt")
+    # What only one version has is missing in the other.
     counters: dict[str, Any] = {
         "version": files.version,
         "inode": _inode(own),
-        "path": printable(_path(root, is_version_2=is_version_2), _MAX_PATH),
+        "path": printable(files.path, _MAX_PATH),
         "used": _number_in(own / files.usage),
         "stat": _counters(own / "memory.stat", _STAT_2 if is_version_2 else _STAT_1),
-        **(_version_2(own) if is_version_2 else _version_1(own)),
+        "peak": _number_in(own / ("memory.peak" if is_version_2 else "memory.max_usage_in_bytes")),
+        "kernel": _number_in(own / "memory.kmem.usage_in_bytes"),
+        "sock": _number_in(own / "memory.kmem.tcp.usage_in_bytes"),
+        "swap": _counters(own / "memory.stat", ("total_swap",)).get(
+            "total_swap", _number_in(own / "memory.swap.current")
+        ),
+        "swap_limit": _number_in(own / "memory.swap.max"),
+        "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
+        "pressure": _pressure(own / "memory.pressure"),
     }
     tightest = files.tightest(files.page_cache + ("slab_reclaimable",) * is_version_2)
     if tightest is not None:
         counters.update(limit=tightest.limit_bytes, kept=tightest.used_bytes or 0)
     return {name: value for name, value in counters.items() if value is not None}
-
-
-def _version_2(own: Path) -> dict[str, Any]:
-    return {
-        "peak": _number_in(own / "memory.peak"),
-        "swap": _number_in(own / "memory.swap.current"),
-        "swap_limit": _number_in(own / "memory.swap.max"),
-        "events": _counters(own / "memory.events", _EVENTS),
-        "pressure": _pressure(own / "memory.pressure"),
-    }
-
-
-def _version_1(own: Path) -> dict[str, Any]:
-    events = _counters(own / "memory.oom_control", _EVENTS)
-    refused = _number_in(own / "memory.failcnt")
-    return {
-        "peak": _number_in(own / "memory.max_usage_in_bytes"),
-        "kernel": _number_in(own / "memory.kmem.usage_in_bytes"),
-        "sock": _number_in(own / "memory.kmem.tcp.usage_in_bytes"),
-        "swap": _counters(own / "memory.stat", ("total_swap",)).get("total_swap"),
-        "events": events if refused is None else {**events, "max": refused},
-    }
 
 
 def _pressure(path: Path) -> dict[str, list[float]] | None:
@@ -144,13 +134,6 @@ def _pressure(path: Path) -> dict[str, list[float]] | None:
         if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
             pressure[kind] = [float(value) for value in values]
     return pressure or None
-
-
-def _path(root: Path, *, is_version_2: bool) -> str:
-    for controllers, path in _groups(root):
-        if (controllers == "") if is_version_2 else "memory" in controllers.split(","):
-            return path
-    return ""
 
 
 def _groups(root: Path) -> list[tuple[str, str]]:
@@ -177,7 +160,7 @@ def group_files(root: Path) -> GroupFiles | None:
                     levels = [level for level in (own, *own.parents) if level.is_relative_to(top)]
                     levels = [level for level in levels if (level / files.usage).is_file()]
                     if levels:
-                        return files._replace(levels=tuple(levels))
+                        return files._replace(levels=tuple(levels), path=path)
     return None
 
 

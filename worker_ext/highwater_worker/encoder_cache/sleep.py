@@ -51,13 +51,17 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
         # Before the call: the pools go somewhere within it, also where it fails later.
         record.tags |= ALL_TAGS
         record.is_complete = True
-        _drop_reserve(reference())
+        cache = spilling_cache(reference())
+        if cache is not None:
+            # The engine gives up the whole of the device, and empties the allocator's cache after that.
+            cache.restorer.drop_reserve()
 
     def after_wake_up(tags: object) -> None:
         record.tags -= record.tags if tags is None else _names(tags)
         record.is_complete = record.is_complete or tags is None
-        if not record.tags:
-            _keep_reserve(reference())
+        cache = None if record.tags else spilling_cache(reference())
+        if cache is not None:
+            cache.restorer.settle(cache, Notes())
 
     def before_discard(tags: object) -> None:
         record.tags |= _names(tags)
@@ -144,16 +148,3 @@ def _names(tags: object) -> set[str]:
     if isinstance(tags, str):
         return {tags}
     return set(map(str, tags)) if isinstance(tags, (list, tuple, set, frozenset)) else set()
-
-
-def _drop_reserve(worker: object) -> None:
-    """Give the whole of the device up, as the engine does: `sleep` empties the allocator's cache after that."""
-    cache = spilling_cache(worker)
-    if cache is not None:
-        cache.restorer.drop_reserve()
-
-
-def _keep_reserve(worker: object) -> None:
-    cache = spilling_cache(worker)
-    if cache is not None:
-        cache.restorer.settle(cache, Notes())

@@ -290,12 +290,11 @@ class HostTrace:
     def _failed(self, error: Exception) -> None:
         with suppress(Exception):
             if self.is_running:
-                self._request, self._baseline = None, None
+                self._request = self._baseline = None
                 if self._tracer.is_tracing():
                     self._stop()
-            if not self._stem:
-                return  # this process does not know its own name yet
-            self._write({"state": "failed", "why": describe(error)})
+            if self._stem:  # else this process does not know its own name yet
+                self._write({"state": "failed", "why": describe(error)})
 
     def leave(self) -> None:
         """End a trace that this process was forked with: the file is the parent's, and no other thread is here."""

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any
 from highwater_worker.devices.cgroup import read_container
 from highwater_worker.devices.host import read_machine
 from highwater_worker.errors import Notes, printable
-from highwater_worker.files import ROOT, checked, encoded, file_system_of, is_at, is_remote, new_file, remove_silent
+from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.host_trace import HostTrace
@@ -54,13 +55,10 @@ MAX_BODY_BYTES = FILE_BYTES - _HEAD.size - _CHECKSUM_BYTES
 _READABLE_BY_ALL = 0o644
 
 
-class ProcessFile:
-    """The open file."""
+class ProcessFile(OpenFile):
+    """The open file; it is removed where its process ends in order."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
-        self._written = 1
+    _written = 1
 
     def write(self, body: bytes) -> None:
         """Write one JSON object in ASCII, of at most `MAX_BODY_BYTES`, over the old content.
@@ -70,22 +68,7 @@ class ProcessFile:
             ValueError: The object is too long.
         """
         self._written += 1
-        os.pwrite(self._descriptor, _framed(self._written, body), 0)
-
-    def is_there(self) -> bool:
-        """Return whether the file is still in its place."""
-        return is_at(self.path, self._descriptor)
-
-    def close(self, *, removes: bool) -> None:
-        """Close the file, and remove it where its process ends in order; a second call does nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor < 0:
-            return
-        with suppress(OSError):
-            if removes and is_at(self.path, descriptor):
-                os.unlink(self.path)
-        with suppress(OSError):
-            os.close(descriptor)
+        self._pwrite(_framed(self._written, body), 0)
 
 
 def make_process_file(path: Path, body: bytes) -> ProcessFile:
@@ -230,7 +213,7 @@ class ProcessWriter:
             "at": round(self._wall_clock(), 3),
             "mono": round(now, 3),
             "pid": self.pid,
-            **self._constant(),
+            **self._constant,
             "role": self._role.role,
             "index": self._role.number,
             **self._worker,
@@ -252,18 +235,16 @@ class ProcessWriter:
             )
         return record
 
+    @cached_property
     def _constant(self) -> dict[str, Any]:
-        if "constant" not in self._kept:
-            notes, root = Notes(), self._root
-            self._kept["constant"] = {
-                "started": notes.attempt("started", lambda: pid_started(root)),
-                "boot_id": notes.attempt("boot_id", lambda: boot_id(root)),
-                "host": notes.attempt("host", lambda: printable(socket.gethostname(), 64)),
-                "pid_namespace": notes.attempt("pid_namespace", lambda: os.stat(root / "proc/self/ns/pid").st_ino),
-                "vllm": _version(),
-            }
-        kept: dict[str, Any] = self._kept["constant"]
-        return kept
+        attempt, root = Notes().attempt, self._root
+        return {
+            "started": attempt("started", lambda: pid_started(root)),
+            "boot_id": attempt("boot_id", lambda: boot_id(root)),
+            "host": attempt("host", lambda: printable(socket.gethostname(), 64)),
+            "pid_namespace": attempt("pid_namespace", lambda: os.stat(root / "proc/self/ns/pid").st_ino),
+            "vllm": _version(),
+        }
 
     def _update_role(self) -> None:
         role = own_role()

@@ -42,14 +42,10 @@ _MAX_NAME = 200
 
 
 def begin_recorder(worker: object, options: Options, notes: Notes, *, is_starting: bool = False) -> Recorder:
-    """Start a recorder in the place of any other, and return it.
+    """Start a recorder in the place of any other, and return it; `notes` gets the values that will not be recorded.
 
-    Args:
-        worker: The worker.
-        options: The recorder's.
-        notes: Gets the names of values that will not be recorded.
-        is_starting: The model is not loaded yet: whether there will be an encoder cache is unknown, and perhaps no
-            sidecar removes the files of earlier starts.
+    While the model is not loaded yet (`is_starting`), it is unknown whether there will be an encoder cache, and perhaps
+    no sidecar removes the files of earlier starts.
 
     Raises:
         RefusedError: The folder is not on this machine.
@@ -80,7 +76,7 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
             notes.add("path", f"the recorder before this one {NOT_ENDED}")
         recorder.start(notes)
     except BaseException:
-        ring.discard()
+        ring.close(removes=True)
         raise
     state.recorder = recorder
     return recorder

@@ -83,14 +83,10 @@ class EncoderIndex:
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
     def update(self, worker: object, now: float, change: object, host: HostMemory, *, whole: bool) -> None:
-        """Go on reading, if it is due and if anything may have changed.
+        """Go on reading, if it is due at `now` (monotonic seconds) and if anything may have changed.
 
-        Args:
-            worker: The worker.
-            now: Monotonic seconds.
-            change: A value that differs after everything that may have changed the cache; None where unseen.
-            host: The host's memory.
-            whole: Whether to read to the end, however long that takes.
+        `change` is a value that differs after everything that may have changed the cache; None where that is unseen.
+        With `whole` the cache is read to its end, however long that takes.
 
         Raises:
             UnreadableError: The cache is of an unknown kind.

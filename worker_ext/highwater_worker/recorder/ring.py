@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 import os
 import struct
-from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import NamedTuple
 
-from highwater_worker.files import checked, is_at, new_file
+from highwater_worker.files import OpenFile, checked, new_file
 
 HEADER_BYTES = 4096
 SLOT_BYTES = 2048
@@ -98,7 +96,7 @@ class Options(NamedTuple):
         return self.directory / f"highwater-{self.instance}-{pid}.ring"
 
 
-class Ring:
+class Ring(OpenFile):
     """The open file. Each kind of write has one caller at a time: samples and tables, heartbeats, the stack's head.
 
     What is written is JSON in ASCII. Every write raises an OSError where it fails, and a ValueError where a record is
@@ -106,11 +104,8 @@ class Ring:
     """
 
     def __init__(self, path: Path, descriptor: int, layout: Layout) -> None:
-        self.path = path
+        super().__init__(path, descriptor)
         self.layout = layout
-        self._descriptor = descriptor
-        # No write may go into a descriptor that was closed, and is another file's by now.
-        self._lock = Lock()
         self._written = self._heartbeats = self._tables = 0
 
     def write(self, body: bytes) -> None:
@@ -133,47 +128,19 @@ class Ring:
         self._tables += 1
 
     def clear_stack(self, mono: float, seconds: float) -> int:
-        """Empty the stack area, and return a descriptor whose next plain `write` begins in it.
+        """Empty the stack area at a monotonic time, and return a descriptor whose next plain `write` begins in it.
 
-        Args:
-            mono: The time, in monotonic seconds.
-            seconds: The time until a stack is written there, unless the area is cleared again.
+        Unless it is cleared again, a stack is written there in so many seconds.
         """
         self._pwrite(_STACK_HEAD.pack(mono, seconds) + _NO_STACK, self.layout.stack_at)
         # Everything else is written with `pwrite`, which leaves the offset alone.
         os.lseek(self._descriptor, self.layout.stack_at + _STACK_HEAD.size, os.SEEK_SET)
         return self._descriptor
 
-    def is_there(self) -> bool:
-        """Return whether the file is still in its place."""
-        return is_at(self.path, self._descriptor)
-
-    def close(self) -> None:
-        """Close the file and leave it to its readers; a second call does nothing."""
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with suppress(OSError):  # the disk is unreachable; there is nowhere to report it
-                os.close(descriptor)
-
-    def discard(self) -> None:
-        """Close the file and remove it: nothing will be written into it."""
-        is_there = self.is_there()
-        self.close()
-        if is_there:
-            with suppress(OSError):
-                self.path.unlink()
-
     def _write_frame(self, sequence: int, body: bytes, limit: int, position: int) -> None:
         if len(body) > limit:
             raise ValueError(f"a record of {len(body)} bytes does not fit into {limit}")
         self._pwrite(checked(_SLOT.pack(sequence, len(body)), body), position)
-
-    def _pwrite(self, content: bytes, position: int) -> None:
-        with self._lock:
-            done = os.pwrite(self._descriptor, content, position)
-        if done != len(content):
-            raise OSError(f"only {done} of {len(content)} bytes were written to {self.path}")
 
 
 def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:

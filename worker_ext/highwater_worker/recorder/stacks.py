@@ -55,12 +55,9 @@ class Stacks:
         self._call_due = float("-inf")
 
     def look(self, since: float | None, thread: int, now: float) -> str | None:
-        """Return the last dump of a call that lasts, None where nothing has lasted for long.
+        """Return the last dump of the call that has lasted for longest, `thread` first; None where none lasts.
 
-        Args:
-            since: The beginning of the call that has lasted for longest, None without one.
-            thread: The thread that comes first in the dump.
-            now: Monotonic seconds.
+        Times are monotonic seconds; `since` is None without a call.
 
         Raises:
             OSError: No dump can be taken here.
@@ -152,10 +149,6 @@ class Watchdog:
 
     It is stopped before a fork. A child would have it armed without its thread, and stopping it then, as Python itself
     does at the child's end, never returns.
-
-    Args:
-        ring: The file for the stack.
-        gives_way: Whether the timer is never used.
     """
 
     def __init__(self, ring: Ring, *, gives_way: bool = False) -> None:

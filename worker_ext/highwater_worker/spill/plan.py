@@ -42,12 +42,8 @@ def read_host_budget(
     Never more than the host has left for this worker: the kernel ends a process that takes more, and so the engine. The
     engine's other workers on the machine get the same call at the same time.
 
-    Args:
-        worker: The worker.
-        given: The caller's limit; None without one.
-        taken: The bytes that this worker has spilled already.
-        notes: Gets the reason where the budget is less than given.
-        host: The host's memory; None to read it.
+    `taken` are the bytes that this worker has spilled already. `notes` gets the reason where the budget is less than
+    the caller's limit (`given`). Without `host` the host's memory is read.
 
     Raises:
         RefusedError: There is no limit, and the host's free memory is unknown.

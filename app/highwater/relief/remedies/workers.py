@@ -121,18 +121,9 @@ async def call_workers_in_rounds(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> RunResult:
-    """Call every worker again until none has anything left, or ``MAX_SECONDS`` have passed.
+    """Call every worker until none has anything left, or ``MAX_SECONDS`` have passed; return what all calls moved.
 
-    Args:
-        engine: The engine.
-        op: The operation.
-        payload: Of the first call.
-        again: Returns the next call's payload, from the last one's payload and answers.
-        clock: Monotonic seconds.
-        pause: Waits for so many seconds; replaced in tests.
-
-    Returns:
-        The last answer of each worker, with what all its calls moved.
+    ``again`` returns the next call's payload, from the last one's payload and answers.
 
     Raises:
         EngineError: The engine gave no usable response to the first call. Later, what was done until then is returned.

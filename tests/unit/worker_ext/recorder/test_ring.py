@@ -185,9 +185,9 @@ def test_a_file_that_was_taken_away_is_not_there(path):
     assert ring.is_there()
     other = make_ring(path, IDENTITY, FIVE)
     assert (ring.is_there(), other.is_there()) == (False, True)
-    ring.discard()
+    ring.close(removes=True)
     assert other.is_there()
-    other.discard()
+    other.close(removes=True)
     assert os.listdir(path.parent) == []
 
 
