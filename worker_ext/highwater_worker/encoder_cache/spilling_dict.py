@@ -80,7 +80,7 @@ class SpillingDict(dict[Any, Any]):
     Where `restorer` raises, the entry stays spilled.
     """
 
-    __slots__ = ("_away", "_clock", "_groups", "_ledger", "_origins", "_since", "_tick", "_uses", "restorer")
+    __slots__ = ("_away", "_clock", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class SpillingDict(dict[Any, Any]):
         # entry was used last; by their clocks they would not.
         self._tick = 0
         self._uses: dict[Any, tuple[int, float]] = {}
-        self._origins: dict[Any, tuple[str, int]] = {}
-        self._groups: dict[Any, SpilledGroup] = {}
+        # Of entries that came back: the storage that each was made in, and the group that it came back from.
+        self._returned: dict[Any, tuple[tuple[str, int], SpilledGroup]] = {}
         # Keys that may lie in host memory. One is added before its entry goes and taken out after it came back, so that
         # no key is missing, whatever ends a move in the middle.
         self._away: set[Any] = set()
@@ -126,11 +126,13 @@ class SpillingDict(dict[Any, Any]):
 
     def origin(self, key: Hashable) -> tuple[str, int] | None:
         """Return the storage that an entry was made in, None where it still lies there."""
-        return self._origins.get(key)
+        returned = self._returned.get(key)
+        return returned[0] if returned else None
 
     def group(self, key: Hashable) -> SpilledGroup | None:
         """Return the group that an entry came back from, None where it never did."""
-        return self._groups.get(key)
+        returned = self._returned.get(key)
+        return returned[1] if returned else None
 
     def put_away(self, spilled: Mapping[Any, Spilled]) -> None:
         """Put entries' copies in host memory in their place. This counts as no access: their last use stays."""
@@ -145,8 +147,8 @@ class SpillingDict(dict[Any, Any]):
         Others make room for an urgent one.
         """
         tensor = self._timed(value, is_urgent=is_urgent)
-        self._groups[key] = value.group
-        self._origins.setdefault(key, value.origin)  # the first, however often it goes and comes back
+        # The first origin, however often it goes and comes back.
+        self._returned[key] = self.origin(key) or value.origin, value.group
         super().__setitem__(key, tensor)
         self._ledger.restores += 1
         self._left_the_host(key)
@@ -168,9 +170,7 @@ class SpillingDict(dict[Any, Any]):
 
     def __setitem__(self, key: Hashable, value: object) -> None:
         super().__setitem__(key, value)
-        self._origins.pop(key, None)
-        self._groups.pop(key, None)
-        self._left_the_host(key)
+        self._forget(key)
         self._tick += 1
         self._uses[key] = self._tick, self._clock()
 
@@ -219,8 +219,7 @@ class SpillingDict(dict[Any, Any]):
 
     def _forget(self, key: Hashable) -> None:
         self._uses.pop(key, None)
-        self._origins.pop(key, None)
-        self._groups.pop(key, None)
+        self._returned.pop(key, None)
         self._left_the_host(key)
 
     def _left_the_host(self, key: Hashable) -> None:
@@ -235,8 +234,7 @@ class SpillingDict(dict[Any, Any]):
         """Drop everything, wherever it lies."""
         super().clear()
         self._uses.clear()
-        self._origins.clear()
-        self._groups.clear()
+        self._returned.clear()
         if self._away:
             self._away.clear()
             self.restorer.drop_reserve()

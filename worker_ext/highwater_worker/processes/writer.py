@@ -301,12 +301,16 @@ def start_process_file(directory: str) -> None:
     kind = file_system_of(folder)
     if is_remote(kind):
         raise ValueError(f"{directory!r} lies on {kind}; it must be on this machine")
-    writer = ProcessWriter(folder)
-    writer.start()
-    _Current.writer = writer
+    _start(folder)
     if not _Current.follows_forks:
         _Current.follows_forks = True
         os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _start(folder: Path) -> None:
+    writer = ProcessWriter(folder)
+    writer.start()
+    _Current.writer = writer
 
 
 def worker_made(worker: object) -> None:
@@ -322,6 +326,4 @@ def _after_fork_in_child() -> None:
     _Current.writer = None
     with suppress(Exception):
         before.leave()
-        writer = ProcessWriter(before.folder)
-        writer.start()
-        _Current.writer = writer
+        _start(before.folder)
