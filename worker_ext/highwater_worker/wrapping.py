@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -25,6 +26,32 @@ def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Cal
     functools.update_wrapper(wrapper, method)
     setattr(worker, name, wrapper)
     return True
+
+
+def notice_calls(
+    worker: Any,  # noqa: ANN401 - as above
+    name: str,
+    *,
+    before: Callable[..., object] = lambda *_, **__: None,
+    after: Callable[..., object] = lambda *_, **__: None,
+) -> None:
+    """Have calls of `worker.name` noticed: `before` gets their arguments, `after` what they return and the arguments.
+
+    What these two raise is dropped: a fault of this package must not fail the engine's call.
+    """
+
+    def make(method: Callable[..., Any]) -> Callable[..., Any]:
+        def noticed(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
+            with suppress(Exception):
+                before(*arguments, **named)
+            returned = method(*arguments, **named)
+            with suppress(Exception):
+                after(returned, *arguments, **named)
+            return returned
+
+        return noticed
+
+    wrap_method(worker, name, make)
 
 
 def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from highwater.commands.shm_check import judge_shm
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
 from highwater.readings import Event, Report, are_recorded
 from highwater.text.table import missing_text, waters_text
-from highwater.units import span_text
+from highwater.units import size_text, span_text
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
@@ -30,6 +29,7 @@ _TO_WATCH = (
     "sidecar's own recorder_dir; where VLLM_PLUGINS is set, it must contain highwater"
 )
 _RECENT_SECONDS = 3600.0
+_SHM_LEVELS: Mapping[str, Level] = {"shm_promised_too_much": "fail", "shm_too_small": "warn"}
 
 
 _Judged: TypeAlias = tuple[Level, str] | tuple[Level, str, str | None]
@@ -238,6 +238,38 @@ def _recorder(facts: SetupFacts) -> _Judged:
     return "note", text, change
 
 
+def _shm(facts: SetupFacts) -> _Judged:
+    """Judge by the sidecar's own findings, and by its figures where it has none; a missing figure is not known."""
+    host = facts.host
+    shm, needs = _part(_part(host, "reading"), "shm"), _part(host, "shm_needs")
+    size, free = _number(shm.get("size_bytes")), _number(shm.get("free_bytes"))
+    if size is None or free is None:
+        text = "not known: no process of the engine writes a file (HIGHWATER_RECORDER_DIR)"
+        return "skip", text
+    unknown = [str(row.get("name")) for row in _rows(needs.get("rows")) if row.get("bytes") is None]
+    not_known = f", and what {', '.join(unknown)} need is not known" if unknown else ""
+    for finding in _rows(host.get("findings")):
+        if level := _SHM_LEVELS.get(str(finding.get("name"))):
+            return level, f"{finding.get('text')}{not_known if level == 'warn' else ''}", str(finding.get("advice"))
+    has, known = f"{size_text(size)}, {size_text(free)} free", _number(needs.get("known_bytes"))
+    if known is None:
+        return "ok", f"{has}; what this command line can need is not known: no worker reports its settings"
+    return "ok", f"{has}; this command line can need {size_text(known)}{not_known}"
+
+
+def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = whole.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _rows(rows: object) -> list[Mapping[str, Any]]:
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
+
+
 def _thresholds(facts: SetupFacts) -> _Judged:
     policy = facts.report.policy
     if policy is None or not policy.rules:
@@ -356,7 +388,7 @@ SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
     "readings": _readings,
     "statistics": _statistics,
     "recorder": _recorder,
-    "/dev/shm": lambda facts: judge_shm(facts.host),  # noqa: S108 - a name to show
+    "/dev/shm": _shm,  # noqa: S108 - a name to show
     "thresholds": _thresholds,
     "policy": _mode,
     "state file": _state_file,

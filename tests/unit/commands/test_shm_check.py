@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from highwater.commands.shm_check import judge_shm
 from highwater.host.reading import EngineMemorySettings, ShmMemory, ShmOwner
 from highwater.host.report import HostReport, report_of
 from highwater.units import MIB
+from tests.unit.commands.test_setup_checks import facts, result
 from tests.unit.host.recorded import reading
 
 NEEDS_664_MIB = EngineMemorySettings(tensor_parallel=2, pipeline_parallel=1, executor="mp", device="cuda")
@@ -42,6 +42,6 @@ def host(size: int, free: int, promised: int, engine: EngineMemorySettings | Non
 )
 def test_the_level_follows_from_what_is_free_promised_and_needed(given, level, word):
     """Files that have promised more than there is are a failure; a rule's sum is a warning."""
-    found, text, change = judge_shm(given)
-    assert (found, word in text) == (level, True), text
-    assert (change is not None and "--shm-size" in change) == (level in {"warn", "fail"})
+    found = result("/dev/shm", facts(host=given))
+    assert (found.level, word in found.text) == (level, True), found.text
+    assert (found.change is not None and "--shm-size" in found.change) == (level in {"warn", "fail"})

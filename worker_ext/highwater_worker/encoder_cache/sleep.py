@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
 
 from highwater_worker.attributes import look_up
 from highwater_worker.encoder_cache.encoder_outputs import spilling_cache
 from highwater_worker.errors import Notes, RefusedError
-from highwater_worker.wrapping import wrap_method
+from highwater_worker.wrapping import notice_calls
 
 ALL_TAGS = frozenset({"weights", "kv_cache"})
 """All pools that `sleep` takes (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
@@ -47,7 +45,7 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
     record.is_watching = True
     reference = weakref.ref(worker)
 
-    def before_sleep(_: object) -> None:
+    def before_sleep(*_: object, **__: object) -> None:
         # Before the call: the pools go somewhere within it, also where it fails later.
         record.tags |= ALL_TAGS
         record.is_complete = True
@@ -56,42 +54,20 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
             # The engine gives up the whole of the device, and empties the allocator's cache after that.
             cache.restorer.drop_reserve()
 
-    def after_wake_up(tags: object) -> None:
+    def after_wake_up(_: object, tags: object = None, *__: object, **___: object) -> None:
         record.tags -= record.tags if tags is None else _names(tags)
         record.is_complete = record.is_complete or tags is None
         cache = None if record.tags else spilling_cache(reference())
         if cache is not None:
             cache.restorer.settle(cache, Notes())
 
-    def before_discard(tags: object) -> None:
+    def before_discard(tags: object = None, *_: object, **__: object) -> None:
         record.tags |= _names(tags)
 
     # `discard` puts single pools to sleep (vllm 0.32.0 v1/worker/gpu_worker.py:358; not in 0.27).
-    wrap_method(worker, "sleep", _watching(before=before_sleep))
-    wrap_method(worker, "wake_up", _watching(after=after_wake_up))
-    wrap_method(worker, "discard", _watching(before=before_discard))
-
-
-def _ignore(_: object) -> None:
-    pass
-
-
-def _watching(
-    before: Callable[[object], None] = _ignore, after: Callable[[object], None] = _ignore
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def make(method: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            tags = arguments[0] if arguments else named.get("tags")
-            with suppress(Exception):  # a fault of this package must not fail the engine's sleep or wake-up
-                before(tags)
-            result = method(*arguments, **named)
-            with suppress(Exception):  # as above
-                after(tags)
-            return result
-
-        return watched
-
-    return make
+    notice_calls(worker, "sleep", before=before_sleep)
+    notice_calls(worker, "wake_up", after=after_wake_up)
+    notice_calls(worker, "discard", before=before_discard)
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:

@@ -23,7 +23,7 @@ from highwater_worker.devices.host import HostMemory, read_host
 from highwater_worker.errors import Notes, describe
 from highwater_worker.memory.kv_cache import describe_layers
 from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
-from highwater_worker.wrapping import unwrap_method, wrap_method
+from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
 
 PHASES = {
     "init_device": "init",
@@ -77,16 +77,10 @@ class StartPhases:
         """Keep the account from now on."""
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
-        wrap_method(self._worker(), SPECS, self._seen)
+        notice_calls(self._worker(), SPECS, after=self._keep_layers)
 
-    def _seen(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def specs(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
-            returned = method(*arguments, **named)
-            with suppress(Exception):  # as in `_timed`
-                self.kv_layers = describe_layers(returned)
-            return returned
-
-        return specs
+    def _keep_layers(self, specs: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - vLLM's, of any version
+        self.kv_layers = describe_layers(specs)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:

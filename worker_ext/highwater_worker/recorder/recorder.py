@@ -118,7 +118,7 @@ class Recorder:
         # Of the engine's thread:
         self._main_thread = main_thread().ident
         self._tick = 0
-        self._rest_until = self._write_from = float("-inf")
+        self._sample_from = self._write_from = float("-inf")
         self._last_cost_ms: float | None = None
         self._has_table = False
         self._engine_budget: dict[str, Any] | None = None
@@ -215,7 +215,7 @@ class Recorder:
     def _after_call(self, must_look: bool) -> None:
         tick = math.floor(self._wall_clock() * self.options.rate)
         # By the wall clock: ranks of one machine sample after the same step, and hold each other up once for all.
-        if must_look or (tick != self._tick and self._clock() >= self._rest_until):
+        if must_look or (tick != self._tick and self._clock() >= self._sample_from):
             self._tick = tick
             # Where nothing comes after, everything is read now; no request waits for the engine then.
             self._sample(whole=must_look)
@@ -239,7 +239,7 @@ class Recorder:
             self._write_from = now.mono + _RETRY_SECONDS
         cost = time.perf_counter() - started
         self._last_cost_ms = round(cost * 1000, 3)
-        self._rest_until = now.mono + _SAMPLE_SHARE * cost
+        self._sample_from = now.mono + _SAMPLE_SHARE * cost
 
     def _write_sample(self, worker: object, now: _Now, *, whole: bool) -> None:
         notes = Notes()
