@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.engine_soak.page import facts, figures, verdicts, with_run
 from bench.engine_soak.traffic import REST_SECONDS, SIDES, Counts, Mix, video_url
-from highwater.growth.floors import HOST_REST_SECONDS
+from highwater.growth.floors import HOST_IDLE_SECONDS
 
 MB = 1_000_000
 
@@ -88,4 +88,4 @@ def test_a_video_is_several_pictures():
 
 def test_each_rest_is_long_enough_for_an_idle_floor():
     """With some seconds for the sidecar to see it: without floors no series has a verdict."""
-    assert REST_SECONDS >= HOST_REST_SECONDS + 5.0
+    assert REST_SECONDS >= HOST_IDLE_SECONDS + 5.0
