@@ -92,8 +92,7 @@ class Engine:
         clock: Monotonic seconds.
 
     Attributes:
-        rpc_allowed: Whether our extension is known to be loaded; otherwise no worker is called.
-        has_rpc_failed: The engine itself failed at a worker call since this was set to False.
+        has_rpc_failed: The engine itself failed at a worker call since it was forgotten last.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Engine:
     ) -> None:
         self.url = url
         self._clock = clock
-        self.rpc_allowed = False
+        self._is_rpc_allowed = False
         self.has_rpc_failed = False
         self._request_seconds = request_seconds
         self._rpc_deadline = rpc_deadline_seconds
@@ -259,8 +258,23 @@ class Engine:
 
     # --- worker calls ---
 
-    def forget_call(self) -> None:
-        """Drop the worker call under way: its engine has ended."""
+    @property
+    def rpc_allowed(self) -> bool:
+        """True if our extension is known to be loaded; otherwise no worker is called."""
+        return self._is_rpc_allowed
+
+    def allow_rpc(self) -> None:
+        """Allow worker calls; ``Detection`` alone knows when."""
+        self._is_rpc_allowed = True
+
+    def forbid_rpc(self) -> None:
+        """Refuse worker calls from now on; one that was sent goes on."""
+        self._is_rpc_allowed = False
+
+    def forget(self) -> None:
+        """Drop the worker call under way, the permission and the failures: the engine has ended."""
+        self.forbid_rpc()
+        self.has_rpc_failed = False
         if self._outstanding is not None:
             self._outstanding.cancel()
             self._outstanding = None
@@ -293,7 +307,7 @@ class Engine:
             EngineUnresponsive: This or an earlier call has not come back.
             EngineGarbled: A response that the contract does not allow.
         """
-        if not self.rpc_allowed:
+        if not self._is_rpc_allowed:
             raise EngineRefused("the worker extension is not known to be loaded", 409)
         async with self._rpc_lock:
             self._refuse_while_outstanding()

@@ -12,6 +12,7 @@ from typing import Protocol
 import httpx
 
 from highwater.engine.client import Engine
+from highwater.engine.detection import Detection
 from highwater.engine.life import Lives, local_start
 from highwater.files.state_file import StateFile
 from highwater.memory.engine_budgets import EngineBudgets
@@ -111,6 +112,7 @@ class Core:
         self._record_notice("policy", self.policy.startup_notice)
         rounds = Rounds(
             engine,
+            Detection(engine, assume_extension=settings.engine_has_extension, clock=clock),
             sources(engine, self.budgets),
             recorders,
             PollTimes(
@@ -120,7 +122,6 @@ class Core:
                 max_step_seconds=settings.max_step_seconds,
             ),
             requests_under_way=requests_under_way,
-            engine_has_extension=settings.engine_has_extension,
             observer=observer,
             clock=clock,
             wall_clock=wall_clock,

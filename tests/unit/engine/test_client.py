@@ -23,7 +23,7 @@ def fake() -> FakeEngine:
 async def engine(fake):
     # The deadline is wall time inside asyncio.wait: nothing sleeps, and a hanging call ends at once.
     async with Engine("http://engine:8000", rpc_deadline_seconds=0.02, transport=fake.transport()) as client:
-        client.rpc_allowed = True
+        client.allow_rpc()
         yield client
 
 
@@ -64,7 +64,7 @@ async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):
 
 async def test_no_worker_call_before_the_extension_is_known(engine, fake):
     """A missing method would desynchronise vLLM's queues for ever."""
-    engine.rpc_allowed = False
+    engine.forbid_rpc()
     with pytest.raises(EngineRefused, match="not known to be loaded"):
         await engine.rpc("memory")
     assert fake.calls == []
@@ -150,7 +150,7 @@ async def test_closing_lets_go_of_a_late_call(fake):
     """Shutting down never waits for a stuck engine."""
     fake.hang = asyncio.Event()
     async with Engine("http://engine", rpc_deadline_seconds=0.01, transport=fake.transport()) as engine:
-        engine.rpc_allowed = True
+        engine.allow_rpc()
         with pytest.raises(EngineUnresponsive):
             await engine.rpc("memory")
     assert engine._outstanding.cancelled()
@@ -291,7 +291,7 @@ async def test_foreign_errors_are_mapped_at_the_door(raised, mapped):
         raise raised
 
     async with Engine("http://engine", transport=httpx.MockTransport(handler)) as engine:
-        engine.rpc_allowed = True
+        engine.allow_rpc()
         with pytest.raises(mapped):
             await engine.get_json("/version")
         with pytest.raises(EngineError):
