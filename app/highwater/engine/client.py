@@ -34,14 +34,12 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
-# The sidecar's proxy responds so where it is its own client (RFC 5842 7.2); vLLM never does.
-_LOOP_STATUS = 508
 # Larger responses of worker calls (thousands of cache entries) are parsed in a thread: that takes tens of milliseconds,
 # which every stream of the proxy would wait for. For smaller ones a thread costs more than it saves.
 _LARGE_BYTES = 256 * 1024
 
 # Of any other response: a page of metrics has a few hundred kilobytes, /server_info less.
-MAX_ANSWER_BYTES = 16 * 1024**2
+MAX_RESPONSE_BYTES = 16 * 1024**2
 
 # Of the time for a GET, the part within which its connection must be there.
 _CONNECT_SHARE = 0.9
@@ -56,7 +54,7 @@ _KEEPALIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class EngineResponse:
     """One whole HTTP response of the engine."""
 
     status: int
@@ -179,11 +177,11 @@ class Engine:
         """Return whether a GET on ``path`` finds a route."""
         return (await self._read(path)).status < HTTP_ERROR
 
-    async def get(self, path: str, query: str = "") -> EngineAnswer:
+    async def get(self, path: str, query: str = "") -> EngineResponse:
         """GET, the query string passed on as it is."""
         return await self._read(f"{path}?{query}" if query else path)
 
-    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
+    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineResponse:
         """GET a text that may be large, whole within so many seconds, the connection included.
 
         Raises:
@@ -198,9 +196,9 @@ class Engine:
         *,
         params: Mapping[str, str] | None = None,
         seconds: float | None = None,
-        max_bytes: int = MAX_ANSWER_BYTES,
+        max_bytes: int = MAX_RESPONSE_BYTES,
         headers: Mapping[str, str] | None = None,
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         seconds = seconds or _patience(path) or self._request_seconds
         # To compress it would cost the engine more than to send it to its neighbour.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
@@ -213,7 +211,7 @@ class Engine:
 
     # Now and then the engine closes a kept connection just as it is used again: a harmless failure.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
-    async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineAnswer:  # noqa: ANN401 - httpx's own
+    async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineResponse:  # noqa: ANN401 - httpx's own
         body = bytearray()
         async with self._client.stream("GET", path, **options) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -222,18 +220,19 @@ class Engine:
                 body += piece
                 if len(body) > max_bytes:
                     raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
-        if response.status_code == _LOOP_STATUS:
+        if response.status_code == httpx.codes.LOOP_DETECTED:
+            # The sidecar's proxy responds so where it is its own client (RFC 5842 7.2); vLLM never does.
             raise EngineUnreachable(
                 f"engine_url ({self.url}) leads back to this sidecar itself; set engine_url to vLLM's own address"
             )
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
+        return EngineResponse(response.status_code, response.headers.get("content-type", ""), bytes(body))
 
-    async def post(self, path: str, query: str = "") -> EngineAnswer:
+    async def post(self, path: str, query: str = "") -> EngineResponse:
         """POST without a body, the query string passed on as it is; a reset waits for the running step."""
         url = f"{path}?{query}" if query else path
         with self._mapped(f"POST {url}"):
             response = await self._client.post(url, timeout=self._rpc_deadline)
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
+        return EngineResponse(response.status_code, response.headers.get("content-type", ""), response.content)
 
     @contextmanager
     def _mapped(self, call: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from highwater.engine.client import MAX_ANSWER_BYTES, Engine, EngineAnswer
+from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse
 from highwater.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
 
@@ -252,7 +252,12 @@ class _Body(httpx.AsyncByteStream):
 @pytest.mark.parametrize(
     ("body", "headers", "error", "match"),
     [
-        (_Body(b"x" * (MAX_ANSWER_BYTES // 2), b"x" * MAX_ANSWER_BYTES), {}, EngineGarbled, "more than 16777216 bytes"),
+        (
+            _Body(b"x" * (MAX_RESPONSE_BYTES // 2), b"x" * MAX_RESPONSE_BYTES),
+            {},
+            EngineGarbled,
+            "more than 16777216 bytes",
+        ),
         (_Body(b"x"), {"content-encoding": "gzip"}, EngineGarbled, "compressed, though"),
         (_Body(b"x", ends=False), {}, EngineUnresponsive, "no answer in time"),
     ],
@@ -332,7 +337,7 @@ async def test_a_post_keeps_its_query_string_and_has_no_body(engine, fake):
 @pytest.mark.parametrize("body", [b"", b"null", b"[1]", b"ok", b"\xff"])
 def test_an_answer_that_is_no_object_is_an_empty_one(body):
     """vLLM answers most resets with an empty 200."""
-    assert EngineAnswer(200, "text/plain", body).json_object() == {}
+    assert EngineResponse(200, "text/plain", body).json_object() == {}
 
 
 async def test_a_proxy_variable_does_not_catch_calls_to_the_neighbour(monkeypatch):
