@@ -47,7 +47,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _serve(config: str | None, **flags: str | None) -> None:
-    from highwater.settings_sources import load  # noqa: PLC0415 - see _Serve
+    from highwater.settings.sources import load  # noqa: PLC0415 - see _Serve
 
     given = {_key(name): value for name, value in flags.items() if value is not None}
     try:
@@ -111,7 +111,7 @@ class _Serve(click.Command):
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
         """A flag for each setting, and ``--config``."""
         from highwater.settings import keys  # noqa: PLC0415
-        from highwater.settings_sources import CONFIG_VARIABLE  # noqa: PLC0415
+        from highwater.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415
 
         text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"
         file = click.Option(["--config"], metavar="FILE", help=text)
