@@ -44,7 +44,7 @@ MAX_RESPONSE_BYTES = 16 * 1024**2
 # Of the time for a GET, the part within which its connection must be there.
 _CONNECT_SHARE = 0.9
 
-# Half a minute of silence, then three questions ten seconds apart.
+# After half a minute of silence, three probes ten seconds apart.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -129,7 +129,7 @@ class Engine:
             limits=limits,
             transport=transport,
             verify=verify,
-            # A proxy variable meant for the internet must not catch calls to the neighbour.
+            # A proxy variable meant for the internet must not apply to calls to the engine beside us.
             trust_env=False,
         )
 
@@ -140,7 +140,7 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. A worker call under way is dropped; vLLM discards its response harmlessly."""
+        """Close the connections. A running worker call is cancelled; vLLM discards its response harmlessly."""
         if self._outstanding is not None and not self._outstanding.done():
             self._outstanding.cancel()
             await asyncio.wait({self._outstanding})
@@ -200,16 +200,16 @@ class Engine:
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
         seconds = seconds or _patience(path) or self._request_seconds
-        # To compress it would cost the engine more than to send it to its neighbour.
+        # To compress it would cost the engine more than to send it over the loopback interface.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
         # Connecting has an earlier deadline: unreachable is not unresponsive.
         connecting = httpx.Timeout(None, connect=_CONNECT_SHARE * seconds)
         with self._mapped(f"GET {path}"):
-            # httpx's own limit is for each read: a response of a byte now and then would never end.
+            # httpx's own limit is for each read: a response that trickles byte by byte would never end.
             async with asyncio.timeout(seconds):
                 return await self._read_twice(path, max_bytes, params=params or None, headers=plain, timeout=connecting)
 
-    # Now and then the engine closes a kept connection just as it is used again: a harmless failure.
+    # Sometimes the engine closes an idle connection just as it is used again: a harmless failure.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
     async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineResponse:  # noqa: ANN401 - httpx's own
         body = bytearray()
@@ -271,7 +271,7 @@ class Engine:
         self._is_rpc_allowed = False
 
     def forget(self) -> None:
-        """Drop the worker call under way, the permission and the failures: the engine has ended."""
+        """Drop the running worker call, the permission and the failures: the engine has ended."""
         self.forbid_rpc()
         self.has_rpc_failed = False
         if self._outstanding is not None:
@@ -285,7 +285,7 @@ class Engine:
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """The time that the worker call under way has waited; ``None`` without one."""
+        """For how long the running worker call has waited for its response; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since
@@ -365,6 +365,6 @@ def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
         raise EngineGarbled(f"worker call {op}: {len(results)} answers, not every one an object")
     strays = {str(result.get("op")) for result in results} - {op}
     if strays:
-        # One raising worker method shifts vLLM's per-rank queues by one for ever (vLLM pull request 57846).
+        # One raising worker method shifts vLLM's per-rank queues by one until a restart (vLLM pull request 57846).
         raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
     return results

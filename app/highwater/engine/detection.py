@@ -69,7 +69,7 @@ class Detection:
         self._engine.forbid_rpc()
 
     def forget_engine(self) -> None:
-        """Drop the worker call under way and what it was allowed by: they belong to an engine that has ended."""
+        """Drop the running worker call and what allowed it: they belong to an engine that has ended."""
         self._engine.forget()
         self.detect_again()
 

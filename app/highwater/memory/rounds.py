@@ -151,7 +151,7 @@ class Rounds:
         return self.detection.capabilities.model or by_recorders
 
     def forget_engine(self) -> None:
-        """Drop the call under way and everything detected: they belong to an engine that has ended."""
+        """Drop the running worker call and everything detected: they belong to an engine that has ended."""
         self.detection.forget_engine()
         self._answered_at.clear()
         self._loop_answered_at = self._loop_silent_since = None

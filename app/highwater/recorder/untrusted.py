@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from highwater.readings.schema import MAX_NUMBER
 from highwater.text.printable import printable
 from highwater.text.strict_json import parse_json
 
-MAX_NUMBER = 2**63 - 1
-"""Beyond it, sums in floats and in C would go wrong elsewhere."""
 _MAX_TEXT = 200
 
 
