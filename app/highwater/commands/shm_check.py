@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
+from highwater.text.strict_json import part
 from highwater.units import size_text
 
 Judged: TypeAlias = tuple[Literal["ok", "warn", "fail", "skip"], str, str | None]
@@ -16,7 +17,7 @@ def judge_shm(host: Mapping[str, Any]) -> Judged:
 
     Figures that are missing in the response are not known.
     """
-    shm, needs = _part(_part(host, "reading"), "shm"), _part(host, "shm_needs")
+    shm, needs = part(part(host, "reading"), "shm"), part(host, "shm_needs")
     size, free = _number(shm.get("size_bytes")), _number(shm.get("free_bytes"))
     if size is None or free is None:
         text = "not known: no process of the engine writes a file (HIGHWATER_RECORDER_DIR)"
@@ -30,11 +31,6 @@ def judge_shm(host: Mapping[str, Any]) -> Judged:
     if known is None:
         return "ok", f"{has}; what this command line can need is not known: no worker reports its settings", None
     return "ok", f"{has}; this command line can need {size_text(known)}{not_known}", None
-
-
-def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = whole.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _number(value: object) -> int | None:

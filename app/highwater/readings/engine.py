@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from highwater.readings.rank import StartPhase
 
@@ -145,9 +145,13 @@ class EngineLoad:
         return self.requests_running == 0 and self.requests_waiting == 0
 
 
+LOAD_FIGURES: Final = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+"""The figures of ``EngineLoad`` that ``EngineStatus`` has as well, and that the history keeps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as of the last poll; figures of its load as in ``EngineLoad``."""
+    """The engine as of the last poll; ``LOAD_FIGURES`` as in ``EngineLoad``."""
 
     url: str
     state: EngineState  # the verdict (app/highwater/engine/verdict.py)

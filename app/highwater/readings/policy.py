@@ -71,7 +71,7 @@ class RuleStatus:
     high_water: float | None = None  # where the rule acts, in the signal's unit; of that rank, where each has its own
     low_water: float | None = None  # where it is satisfied
     reason: str | None = None  # one sentence on why it is in this phase; `None` where it is calm
-    since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of the rest
+    since: float | None = None  # the start of this phase, in Unix seconds; `rest_until`: the end of its cooldown
     rest_until: float | None = None
     ranks: tuple[RankPressure, ...] = ()  # each rank's own figures, for rules about device memory
     remedies: tuple[RemedyState, ...] = ()

@@ -10,7 +10,7 @@ from highwater.readings.rank import Components
 
 Outcome: TypeAlias = Literal["done", "refused", "failed", "observed"]
 Mode: TypeAlias = Literal["safe", "now"]
-# `nothing`: the remedy runs beside requests; `gate`: new requests were held, and the running ones had ended.
+# `nothing`: the remedy runs beside requests; `gate`: new requests were held, and running ones had ended.
 QuiescedBy: TypeAlias = Literal["nothing", "gate"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -41,12 +40,6 @@ def is_within_bounds(value: object) -> bool:
         return 0 <= value <= MAX_NUMBER
     parts = fields(value) if is_dataclass(value) else ()
     return all(is_within_bounds(getattr(value, part.name)) for part in parts)
-
-
-def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object within an object; empty where there is none."""
-    value = whole.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def count(value: object) -> int | None:
