@@ -151,7 +151,7 @@ LOAD_FIGURES: Final = ("requests_running", "requests_waiting", "kv_cache_usage_r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """The engine as of the last poll; ``LOAD_FIGURES`` as in ``EngineLoad``."""
+    """The engine as of the last poll; figures of its load as in ``EngineLoad``."""
 
     url: str
     state: EngineState  # the verdict (app/highwater/engine/verdict.py)
