@@ -134,7 +134,7 @@ class CannotPlan(RequestError, status=422, code="cannot_plan"):
 
 
 class UnreachableWater(RequestError, status=422, code="unreachable_water"):
-    """A rule's high or low water lies where the engine is at rest, or beyond: it would act for ever."""
+    """A rule's high or low water is at or beyond what the idle engine uses: it would act without end."""
 
 
 class Refused(RequestError, status=409, code="refused"):

@@ -49,7 +49,7 @@ def values_schema() -> Schema:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Highwater",
-        "description": "Made by `python -m helm.generator`; `config` follows app/highwater/settings.py.",
+        "description": "Made by `python -m helm.generator`; `config` follows app/highwater/settings/.",
         **table,
         "allOf": [
             {

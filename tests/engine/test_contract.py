@@ -55,7 +55,8 @@ def patient(url: str) -> EngineClient:
 async def clients(engine: Engine) -> Any:
     transport = httpx.ASGITransport(app=FakeEngine(version="0.32.0"))
     async with EngineClient("http://fake", transport=transport) as fake, patient(engine.url) as real:
-        fake.rpc_allowed = real.rpc_allowed = True
+        fake.allow_rpc()
+        real.allow_rpc()
         yield fake, real
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
-from highwater.cli import _run
+from highwater.commands.serve import run
 from highwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,4 +26,4 @@ def start(**settings: Any) -> BaseProcess:
 
 def serve(**settings: Any) -> None:
     """Serve until killed."""
-    _run(Settings(admin_token=TOKEN, log_level="error", **settings))
+    run(Settings(admin_token=TOKEN, log_level="error", **settings))

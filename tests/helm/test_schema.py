@@ -14,7 +14,7 @@ from helm.generator.__main__ import files as generated
 from helm.generator.settings import CHARTS_OWN
 from highwater.errors import SettingsError
 from highwater.settings import is_list, keys, variable
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 from tests.helm.chart import CI_FILES, HELM, chart, ci_values, container, env, files, merged, pod
 
 # A value of each setting that is not its default. What is none of these is text or a number that doubles.

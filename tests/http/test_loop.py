@@ -13,7 +13,7 @@ import pytest
 from highwater.errors import SettingsError
 from highwater.main import create_app
 from highwater.settings import Settings
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import alive, sidecar_before

@@ -34,7 +34,7 @@ def fake() -> FakeEngine:
 @pytest.fixture
 async def engine(fake):
     async with Engine("http://engine", transport=fake.transport()) as client:
-        client.rpc_allowed = True
+        client.allow_rpc()
         yield client
 
 

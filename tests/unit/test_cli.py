@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater import __version__, cli
+from highwater.commands import serve
 from highwater.settings import Settings, keys, variable
 
 KEYS = dict(keys())
@@ -19,7 +20,7 @@ TOKEN = "hunter2hunter2"
 def started(monkeypatch) -> list[Settings]:
     """Settings that `serve` would have run with; nothing is served."""
     settings: list[Settings] = []
-    monkeypatch.setattr(cli, "_run", settings.append)
+    monkeypatch.setattr(serve, "run", settings.append)
     return settings
 
 
@@ -43,7 +44,7 @@ def test_the_help_tells_of_every_key(key):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_in_one_group_of_the_help(key):
     """Grouped by what it is about."""
-    assert sum(cli._is_among(key, keys) for keys in cli.SETTINGS.values()) == 1
+    assert sum(serve._is_among(key, keys) for keys in serve.SETTINGS.values()) == 1
 
 
 def test_every_command_is_in_one_group_of_the_help():

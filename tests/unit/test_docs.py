@@ -17,7 +17,7 @@ from highwater.main import create_app
 from highwater.policy.settings import PolicyChange, PolicySettings
 from highwater.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
 from highwater.settings import keys, variable
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -15,7 +15,7 @@ from highwater.policy.settings import PolicyChange
 from highwater.process import descriptors
 from highwater.recorder.ring import MAX_FILE_BYTES
 from highwater.settings import PREFIX, Settings, is_list, keys, variable
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"

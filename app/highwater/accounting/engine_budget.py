@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-MAX_NUMBER = 2**63 - 1
+from highwater.readings.schema import MAX_NUMBER
+
 _MAX_LIST = 600
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
-from highwater.engine.client import EngineAnswer
+from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents
@@ -54,5 +54,5 @@ class Services:
     report: Callable[[], Report]
     alive: Callable[[], bool]
     stopping: Callable[[], bool]
-    server_info: Callable[[str], Awaitable[EngineAnswer]]
+    server_info: Callable[[str], Awaitable[EngineResponse]]
     control: Access

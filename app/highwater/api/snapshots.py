@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
-from highwater.memory.snapshots import Taken, pieces
+from highwater.memory.snapshot_folder import pieces
+from highwater.memory.snapshots import Taken
 from highwater.readings import Caller
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -82,12 +83,12 @@ def snapshots_router(services: Services) -> APIRouter:
     @router.get("/memory/snapshots")
     async def listed() -> JSONResponse:
         """Return the snapshot files in the folder, newest first, of every rank that writes into it."""
-        files, problem = await snapshots.listed()
+        files, problem = await snapshots.files.listed()
         return JSONResponse(
             {
                 "schema": 1,
                 "snapshots": [asdict(file) | {"url": _url(file.name)} for file in files],
-                "folder": None if snapshots.folder is None else str(snapshots.folder),
+                "folder": None if snapshots.files.folder is None else str(snapshots.files.folder),
                 "problem": problem,
             },
             headers=_HEADERS,
@@ -96,7 +97,7 @@ def snapshots_router(services: Services) -> APIRouter:
     @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})
     async def one(name: Annotated[str, Path(description="as in the list")]) -> StreamingResponse:
         """Return one file, for https://docs.pytorch.org/memory_viz."""
-        opened = await snapshots.open(name)
+        opened = await snapshots.files.open(name)
         if opened is None:
             raise HTTPException(404, "there is no snapshot of that name; GET /memory/snapshots lists them")
         return _Download(name, *opened)

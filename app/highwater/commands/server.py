@@ -154,7 +154,7 @@ class Server(uvicorn.Server):
         return [first, *await accept_several([first], make, tls=config.ssl, backlog=config.backlog)]
 
     async def main_loop(self) -> None:
-        """Do uvicorn's chores once a second in place of ten times, and end at once when asked to."""
+        """Run uvicorn's periodic work once a second in place of ten times, and end at once when asked to."""
         second = 0
         while not await self.on_tick(second * _TICKS_PER_SECOND):
             second += 1
@@ -182,7 +182,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop, and end the event streams: their clients would keep the process for good."""
+        """Begin to stop, and end the event streams: their clients would keep the process running."""
         super().handle_exit(sig, frame)
         self._sidecar.begin_stop()
         if self._loop is not None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
 from highwater.readings import Event, Report, are_recorded
+from highwater.text.strict_json import part
 from highwater.text.table import missing_text, waters_text
 from highwater.units import size_text, span_text
 
@@ -241,7 +242,7 @@ def _recorder(facts: SetupFacts) -> _Judged:
 def _shm(facts: SetupFacts) -> _Judged:
     """Judge by the sidecar's own findings, and by its figures where it has none; a missing figure is not known."""
     host = facts.host
-    shm, needs = _part(_part(host, "reading"), "shm"), _part(host, "shm_needs")
+    shm, needs = part(part(host, "reading"), "shm"), part(host, "shm_needs")
     size, free = _number(shm.get("size_bytes")), _number(shm.get("free_bytes"))
     if size is None or free is None:
         text = "not known: no process of the engine writes a file (HIGHWATER_RECORDER_DIR)"
@@ -255,11 +256,6 @@ def _shm(facts: SetupFacts) -> _Judged:
     if known is None:
         return "ok", f"{has}; what this command line can need is not known: no worker reports its settings"
     return "ok", f"{has}; this command line can need {size_text(known)}{not_known}"
-
-
-def _part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = whole.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def _number(value: object) -> int | None:

@@ -1,6 +1,6 @@
 /**
- * What the page and the sidecar both know: written by `make docs` from app/highwater/readings.py and
- * app/highwater/accounting/components.py.
+ * What the page and the sidecar both know: written by `make docs` from
+ * app/highwater/readings/engine.py and app/highwater/accounting/components.py.
  */
 
 /** What follows from each state of the engine. @type {Record<string, any>} */

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Self
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptServer
+from highwater.engine.capabilities import EXTENSION
 from highwater.files.worker_package import copy_worker_package
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-EXTENSION_CLASS = "highwater_worker.MemoryExtension"
 SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
@@ -128,7 +128,7 @@ class Engine(KeptServer):
             # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
             command += ["--shutdown-timeout", "5"]
         if options.extension:
-            command += ["--worker-extension-cls", EXTENSION_CLASS]
+            command += ["--worker-extension-cls", EXTENSION]
         return [*command, *options.extra_args]
 
     def _environ(self) -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
+from highwater.text.strict_json import part
+
 if TYPE_CHECKING:
     from highwater.engine.client import Engine
 
@@ -91,7 +93,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
     paths, root_path = await _routes(engine)
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
     info = await engine.get_json("/server_info", config_format="json")
-    config = _section(info, "vllm_config") if isinstance(info, dict) else {}
+    config = part(info, "vllm_config") if isinstance(info, dict) else {}
     extension = _value(config, "parallel_config", "worker_extension_cls", str) or None
     rpc_route = "/collective_rpc" in paths
     return Capabilities(
@@ -136,15 +138,10 @@ def _root_path(page: object) -> str:
     return url.rstrip("/") if isinstance(url, str) and url.startswith("/") else ""
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, dict) else {}
-
-
 def _value(
     config: Mapping[str, Any], section: str, key: str, kind: type[_Value] | tuple[type[_Value], ...]
 ) -> _Value | None:
-    value = _section(config, section).get(key)
+    value = part(config, section).get(key)
     return value if isinstance(value, kind) else None
 
 
@@ -155,7 +152,7 @@ def _size(config: Mapping[str, Any], key: str) -> int | None:
 
 def _replicas(config: Mapping[str, Any]) -> int | None:
     """Return the data-parallel engines of this server; behind an external load balancer the size is the world's."""
-    parallel = _section(config, "parallel_config")
+    parallel = part(config, "parallel_config")
     if parallel.get("data_parallel_external_lb"):
         return 1
     return _size(
@@ -165,14 +162,14 @@ def _replicas(config: Mapping[str, Any]) -> int | None:
 
 def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     # Hugging Face's configuration, which vLLM writes as an object or as that object's own text.
-    hf_config = _section(config, "model_config").get("hf_config")
+    hf_config = part(config, "model_config").get("hf_config")
     if isinstance(hf_config, dict):
         return hf_config.get("is_encoder_decoder") is True
     return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
 
 
 def _model(config: Mapping[str, Any]) -> str | None:
-    served = _section(config, "model_config").get("served_model_name")
+    served = part(config, "model_config").get("served_model_name")
     if isinstance(served, list) and served and isinstance(served[0], str):
         return served[0]
     if isinstance(served, str) and served:

@@ -34,19 +34,17 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
-# The sidecar's proxy responds so where it is its own client (RFC 5842 7.2); vLLM never does.
-_LOOP_STATUS = 508
 # Larger responses of worker calls (thousands of cache entries) are parsed in a thread: that takes tens of milliseconds,
 # which every stream of the proxy would wait for. For smaller ones a thread costs more than it saves.
 _LARGE_BYTES = 256 * 1024
 
 # Of any other response: a page of metrics has a few hundred kilobytes, /server_info less.
-MAX_ANSWER_BYTES = 16 * 1024**2
+MAX_RESPONSE_BYTES = 16 * 1024**2
 
 # Of the time for a GET, the part within which its connection must be there.
 _CONNECT_SHARE = 0.9
 
-# Half a minute of silence, then three questions ten seconds apart.
+# After half a minute of silence, three probes ten seconds apart.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -56,7 +54,7 @@ _KEEPALIVE = (
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class EngineResponse:
     """One whole HTTP response of the engine."""
 
     status: int
@@ -92,8 +90,7 @@ class Engine:
         clock: Monotonic seconds.
 
     Attributes:
-        rpc_allowed: Whether our extension is known to be loaded; otherwise no worker is called.
-        has_rpc_failed: The engine itself failed at a worker call since this was set to False.
+        has_rpc_failed: The engine itself failed at a worker call since it was forgotten last.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class Engine:
     ) -> None:
         self.url = url
         self._clock = clock
-        self.rpc_allowed = False
+        self._is_rpc_allowed = False
         self.has_rpc_failed = False
         self._request_seconds = request_seconds
         self._rpc_deadline = rpc_deadline_seconds
@@ -132,7 +129,7 @@ class Engine:
             limits=limits,
             transport=transport,
             verify=verify,
-            # A proxy variable meant for the internet must not catch calls to the neighbour.
+            # A proxy variable meant for the internet must not apply to calls to the engine beside us.
             trust_env=False,
         )
 
@@ -143,7 +140,7 @@ class Engine:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections. A worker call under way is dropped; vLLM discards its response harmlessly."""
+        """Close the connections. A running worker call is cancelled; vLLM discards its response harmlessly."""
         if self._outstanding is not None and not self._outstanding.done():
             self._outstanding.cancel()
             await asyncio.wait({self._outstanding})
@@ -180,11 +177,11 @@ class Engine:
         """Return whether a GET on ``path`` finds a route."""
         return (await self._read(path)).status < HTTP_ERROR
 
-    async def get(self, path: str, query: str = "") -> EngineAnswer:
+    async def get(self, path: str, query: str = "") -> EngineResponse:
         """GET, the query string passed on as it is."""
         return await self._read(f"{path}?{query}" if query else path)
 
-    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineAnswer:
+    async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineResponse:
         """GET a text that may be large, whole within so many seconds, the connection included.
 
         Raises:
@@ -199,22 +196,22 @@ class Engine:
         *,
         params: Mapping[str, str] | None = None,
         seconds: float | None = None,
-        max_bytes: int = MAX_ANSWER_BYTES,
+        max_bytes: int = MAX_RESPONSE_BYTES,
         headers: Mapping[str, str] | None = None,
-    ) -> EngineAnswer:
+    ) -> EngineResponse:
         seconds = seconds or _patience(path) or self._request_seconds
-        # To compress it would cost the engine more than to send it to its neighbour.
+        # To compress it would cost the engine more than to send it over the loopback interface.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
         # Connecting has an earlier deadline: unreachable is not unresponsive.
         connecting = httpx.Timeout(None, connect=_CONNECT_SHARE * seconds)
         with self._mapped(f"GET {path}"):
-            # httpx's own limit is for each read: a response of a byte now and then would never end.
+            # httpx's own limit is for each read: a response that trickles byte by byte would never end.
             async with asyncio.timeout(seconds):
                 return await self._read_twice(path, max_bytes, params=params or None, headers=plain, timeout=connecting)
 
-    # Now and then the engine closes a kept connection just as it is used again: a harmless failure.
+    # Sometimes the engine closes an idle connection just as it is used again: a harmless failure.
     @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
-    async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineAnswer:  # noqa: ANN401 - httpx's own
+    async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineResponse:  # noqa: ANN401 - httpx's own
         body = bytearray()
         async with self._client.stream("GET", path, **options) as response:
             if response.headers.get("content-encoding", "identity") != "identity":
@@ -223,18 +220,19 @@ class Engine:
                 body += piece
                 if len(body) > max_bytes:
                     raise EngineGarbled(f"GET {path}: more than {max_bytes} bytes")
-        if response.status_code == _LOOP_STATUS:
+        if response.status_code == httpx.codes.LOOP_DETECTED:
+            # The sidecar's proxy responds so where it is its own client (RFC 5842 7.2); vLLM never does.
             raise EngineUnreachable(
                 f"engine_url ({self.url}) leads back to this sidecar itself; set engine_url to vLLM's own address"
             )
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), bytes(body))
+        return EngineResponse(response.status_code, response.headers.get("content-type", ""), bytes(body))
 
-    async def post(self, path: str, query: str = "") -> EngineAnswer:
+    async def post(self, path: str, query: str = "") -> EngineResponse:
         """POST without a body, the query string passed on as it is; a reset waits for the running step."""
         url = f"{path}?{query}" if query else path
         with self._mapped(f"POST {url}"):
             response = await self._client.post(url, timeout=self._rpc_deadline)
-        return EngineAnswer(response.status_code, response.headers.get("content-type", ""), response.content)
+        return EngineResponse(response.status_code, response.headers.get("content-type", ""), response.content)
 
     @contextmanager
     def _mapped(self, call: str) -> Iterator[None]:
@@ -259,8 +257,23 @@ class Engine:
 
     # --- worker calls ---
 
-    def forget_call(self) -> None:
-        """Drop the worker call under way: its engine has ended."""
+    @property
+    def rpc_allowed(self) -> bool:
+        """True if our extension is known to be loaded; otherwise no worker is called."""
+        return self._is_rpc_allowed
+
+    def allow_rpc(self) -> None:
+        """Allow worker calls; ``Detection`` alone knows when."""
+        self._is_rpc_allowed = True
+
+    def forbid_rpc(self) -> None:
+        """Refuse worker calls from now on; one that was sent goes on."""
+        self._is_rpc_allowed = False
+
+    def forget(self) -> None:
+        """Drop the running worker call, the permission and the failures: the engine has ended."""
+        self.forbid_rpc()
+        self.has_rpc_failed = False
         if self._outstanding is not None:
             self._outstanding.cancel()
             self._outstanding = None
@@ -272,7 +285,7 @@ class Engine:
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """The time that the worker call under way has waited; ``None`` without one."""
+        """For how long the running worker call has waited for its response; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since
@@ -293,7 +306,7 @@ class Engine:
             EngineUnresponsive: This or an earlier call has not come back.
             EngineGarbled: A response that the contract does not allow.
         """
-        if not self.rpc_allowed:
+        if not self._is_rpc_allowed:
             raise EngineRefused("the worker extension is not known to be loaded", 409)
         async with self._rpc_lock:
             self._refuse_while_outstanding()
@@ -352,6 +365,6 @@ def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
         raise EngineGarbled(f"worker call {op}: {len(results)} answers, not every one an object")
     strays = {str(result.get("op")) for result in results} - {op}
     if strays:
-        # One raising worker method shifts vLLM's per-rank queues by one for ever (vLLM pull request 57846).
+        # One raising worker method shifts vLLM's per-rank queues by one until a restart (vLLM pull request 57846).
         raise EngineGarbled(f"worker call {op} was answered with {sorted(strays)}: its worker queues are out of step")
     return results

@@ -1,6 +1,6 @@
 """A settings file, TOML or YAML, read with bounds.
 
-A pipe or a device is refused before it is opened: it could make the start wait for ever. A YAML key that is given twice
+A pipe or a device is refused before it is opened: it could block the start without end. A YAML key that is given twice
 is refused too, where the parser itself would silently let the last one win.
 """
 

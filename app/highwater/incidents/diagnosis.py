@@ -19,11 +19,11 @@ from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, L
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings import Components, Device, EngineLoad, EngineStatus, RankReading, TorchMemory, WorkerMemory
+from highwater.readings.engine import LOAD_FIGURES
 from highwater.text.printable import cleaned
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)
 MAX_STACK, MAX_ENTRIES = 16, 20
-_LOAD: Final = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 _WHAT: Final[Mapping[IncidentKind, str]] = {
     "died": "The engine died",
     "hung": "The engine hung",
@@ -96,7 +96,7 @@ def case_of(evidence: Evidence) -> IncidentCase:
         ranks=ranks,
         at=evidence.at,
         engine=evidence.engine,
-        load=EngineLoad(**{name: getattr(engine, name) for name in _LOAD}),
+        load=EngineLoad(**{name: getattr(engine, name) for name in LOAD_FIGURES}),
         grown_bytes=whole if whole is not None else sum(grown.values()) if grown else None,
         grown=grown,
         since="since the engine was ready" if since_ready or whole is not None else "over the minutes that were kept",
@@ -108,7 +108,7 @@ def case_of(evidence: Evidence) -> IncidentCase:
 
 def engine_of(evidence: Evidence) -> EngineStatus:
     """Return the engine at that moment, with the last figures that it reported of its requests."""
-    known = {name: value for name in _LOAD if (value := getattr(evidence.load, name)) is not None}
+    known = {name: value for name in LOAD_FIGURES if (value := getattr(evidence.load, name)) is not None}
     return replace(evidence.engine, **known)
 
 

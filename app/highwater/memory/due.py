@@ -11,8 +11,8 @@ workers' memory     never: their recorders say it all        every round; withou
                     ``idle_poll_seconds``; else every round
 ==================  =======================================  =======================================================
 
-In a long step, and while recorded ranks are stuck in one, only the API server is asked: the engine's loop cannot
-respond. A loop that has left a request without a response is asked until it responds, or the ranks move.
+In a long step, and while recorded ranks are stuck in one, only the API server is called: the engine's loop cannot
+respond. A loop that has left a request without a response is called until it responds, or the ranks move.
 """
 
 from __future__ import annotations

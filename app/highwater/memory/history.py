@@ -20,6 +20,7 @@ from typing import Any, Literal
 from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
 from highwater.accounting.points import ROW, MemoryPoint
 from highwater.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
+from highwater.readings.engine import LOAD_FIGURES
 from highwater.units import mib
 
 MARKS_KEPT = 100
@@ -31,8 +32,6 @@ MAX_WATCHERS_PER_PEER = 16
 MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
-
-ENGINE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +243,7 @@ def _pack(report: Report, mono: float) -> _Sample:
         identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
         counted=first_of_each_card(report.ranks),
         values=values,
-        engine=array("d", (_number(getattr(report.engine, name)) for name in ENGINE_FIELDS)),
+        engine=array("d", (_number(getattr(report.engine, name)) for name in LOAD_FIGURES)),
     )
 
 
@@ -252,7 +251,7 @@ def _unpack(sample: _Sample) -> dict[str, Any]:
     width = len(ROW)
     return {
         "at": sample.at,
-        **dict(zip(ENGINE_FIELDS, map(_known, sample.engine), strict=True)),
+        **dict(zip(LOAD_FIGURES, map(_known, sample.engine), strict=True)),
         "ranks": [
             {"dp_rank": dp_rank, "rank": rank, "pid": pid}
             | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))

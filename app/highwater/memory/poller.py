@@ -87,7 +87,7 @@ class Poller:
     @property
     def capabilities(self) -> Capabilities:
         """The engine's capabilities."""
-        return self._rounds.capabilities
+        return self._rounds.detection.capabilities
 
     @property
     def coverage(self) -> Coverage:
@@ -234,7 +234,7 @@ class Poller:
     def _note_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
         """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
-            self._rounds.detect_again()
+            self._rounds.detection.detect_again()
         if outcome.has_start_ended:
             self._lives.end()
         if self._verdict.state == "gone" and before.state != "gone":
@@ -311,7 +311,7 @@ class Poller:
             kv_cache_usage_ratio=load.kv_cache_usage_ratio,
             work_done=load.work_done,
             work=load.work,
-            capabilities=self._rounds.public_capabilities,
+            capabilities=self._rounds.detection.public_capabilities,
             hint=hint,
             is_loading=True if outcome.is_loading else (False if shows_starts else None),
             extension_versions=recorders.extension_versions if recorders is not None else (),

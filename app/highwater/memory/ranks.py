@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
 from highwater.readings import MissingRank, RankReading
-from highwater.recorder.identity import Identity
+from highwater.recorder.identity import MAX_RANKS, Identity
 from highwater.recorder.rank import RankRecord
 
 
@@ -54,9 +54,6 @@ def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal
     return "dead" if statuses == {"dead"} else "ended"
 
 
-MAX_RANKS = 4096
-
-
 class Sizes(NamedTuple):
     """The parallel sizes that the engine was started with."""
 
@@ -88,7 +85,6 @@ def missing_ranks(
 
     ``before`` were missing at the last poll, ``was`` were present then.
     """
-    # More than any engine has: files may say anything.
     if sizes is None or not len(ranks) < math.prod(sizes) <= MAX_RANKS:
         return ()
     tensor_parallel = sizes.tensor_parallel

@@ -1,8 +1,8 @@
 """Makes the requests of one poll: reads the recorders' files, then requests the rest from the engine.
 
-It keeps what the engine offers (``Capabilities``), when each source responded, and which recorders are followed;
-``due`` decides which requests are made, and ``poller`` what follows from them. A source that fails costs only itself;
-an engine that does not respond ends the round.
+It keeps when each source responded, and which recorders are followed. What the engine can do is kept by
+``Detection``; ``due`` decides which requests are made, and ``poller`` what follows from them. A source that fails costs
+only itself; an engine that does not respond ends the round.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from highwater.engine.capabilities import Capabilities, detect
 from highwater.engine.client import Engine
+from highwater.engine.detection import Detection
 from highwater.engine.verdict import Contact
 from highwater.errors import EngineError, EngineNotListening, EngineRefused, EngineUnreachable, EngineUnresponsive
 from highwater.memory.due import Situation, is_due
@@ -27,8 +27,6 @@ from highwater.recorder.rank import RankRecord
 from highwater.recorder.recorders import Recorders
 
 SERVER_ERROR = 500
-# An engine without our extension is detected again after so long.
-REDETECT_SECONDS = 30.0
 
 
 class PollObserver(Protocol):
@@ -88,22 +86,21 @@ class Round:
 class Rounds:
     """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
 
-    ``requests_under_way`` counts those through this sidecar. ``engine_has_extension``: the operator says that our
-    extension is loaded under another name.
+    ``requests_under_way`` counts those through this sidecar.
 
     Attributes:
-        capabilities: What the engine can do; ``public_capabilities``: the same as ``GET /memory`` shows it.
+        detection: What the engine can do.
     """
 
     def __init__(
         self,
         engine: Engine,
+        detection: Detection,
         sources: Sequence[Source],
         recorders: Recorders | None,
         times: PollTimes,
         *,
         requests_under_way: Callable[[], int],
-        engine_has_extension: bool,
         observer: PollObserver,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -114,15 +111,10 @@ class Rounds:
         self.observer = observer
         self.clock = clock
         self.wall_clock = wall_clock
-        self.capabilities = Capabilities()
-        self.public_capabilities: dict[str, Any] = {}
-        self._engine = engine
+        self.detection = detection
         self._sources = sources
         self._health = Health(engine)
         self._requests_under_way = requests_under_way
-        self._engine_has_extension = engine_has_extension
-        self._detected = Capabilities()
-        self._detected_at: float | None = None
         self._answered_at: dict[str, float] = {}  # by the sources' names
         self._failed: set[str] = set()  # in the last round
         self._load: EngineLoad | None = None
@@ -149,25 +141,18 @@ class Rounds:
     def ranks_expected(self) -> int | None:
         """By the engine's configuration; by the recorders where the engine does not show that, or not yet."""
         by_recorders = None if self.recorders is None else self.recorders.ranks_expected
-        by_engine = self.capabilities.ranks_expected if self._detected_at is not None else None
-        return by_engine or by_recorders or self.capabilities.ranks_expected
+        by_engine = self.detection.capabilities.ranks_expected
+        return (by_engine if self.detection.is_current else None) or by_recorders or by_engine
 
     @property
     def model(self) -> str | None:
         """The model's name by the engine's configuration; by the recorders where the engine does not show that."""
         by_recorders = self.recorders.model if self.recorders is not None and self.recorders.are_followed else None
-        return self.capabilities.model or by_recorders
-
-    def detect_again(self) -> None:
-        """Detect the engine again before its workers are called: it may be another version with other options."""
-        self._detected_at = None
-        self._engine.rpc_allowed = False
+        return self.detection.capabilities.model or by_recorders
 
     def forget_engine(self) -> None:
-        """Drop the call under way and everything detected: they belong to an engine that has ended."""
-        self._engine.forget_call()
-        self._engine.has_rpc_failed = False
-        self.detect_again()
+        """Drop the running worker call and everything detected: they belong to an engine that has ended."""
+        self.detection.forget_engine()
         self._answered_at.clear()
         self._loop_answered_at = self._loop_silent_since = None
         self._load = None
@@ -196,10 +181,8 @@ class Rounds:
     async def _run(self, outcome: Round, *, spare_idle: bool) -> None:
         began = self.clock()
         try:
-            if self._must_detect():
-                self._detected = await detect(self._engine, assume_extension=self._engine_has_extension)
-                self._detected_at = self.clock()
-                self._allow_rpc(self._detected)
+            if self.detection.is_due(is_recorded=self.coverage.is_complete):
+                await self.detection.detect()
         except EngineError as exc:
             self.observer.poll_failed("detection", exc.reason)
             outcome.end(exc, "api_server")
@@ -208,7 +191,8 @@ class Rounds:
             return
         await self._begin_recorders(outcome)
         await self._read_recorders(outcome)
-        available = [source for source in self._sources if source.available(self.capabilities)]
+        can = self.detection.capabilities
+        available = [source for source in self._sources if source.available(can)]
         direct = [source for source in available if source.reach == "api_server"]
         await self._read_api_server(direct, outcome, spare_idle=spare_idle)
         if outcome.failure is not None or not spare_idle:
@@ -277,7 +261,7 @@ class Rounds:
                 if source.reach == "engine":
                     self._loop_silent_since = None
                     # Before that the API server responds by itself.
-                    if self.capabilities.at_least("0.17"):
+                    if self.detection.capabilities.at_least("0.17"):
                         self._loop_answered_at = self.clock()
                 known = outcome.observation
                 outcome.observation = Observation(
@@ -330,7 +314,7 @@ class Rounds:
         if calls != self._calls:
             self._calls, self._called_at = calls, self.clock()
             self._loop_silent_since = None
-        self._allow_rpc_by_recorders()
+        self.detection.trust_recorders(offers_calls=self.coverage.offers_calls)
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
@@ -359,29 +343,6 @@ class Rounds:
             loop_answer_age_seconds=self._since(self._loop_answered_at),
         )
 
-    def _must_detect(self) -> bool:
-        if self._detected_at is None:
-            return True
-        is_settled = self.capabilities.collective_rpc or self.coverage.is_complete
-        return not is_settled and self.clock() - self._detected_at >= REDETECT_SECONDS
-
-    def _allow_rpc_by_recorders(self) -> None:
-        """Allow worker calls while every worker's recorder writes that it has our operations.
-
-        Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
-        """
-        if self._detected_at is None or self._detected.collective_rpc or self.recorders is None:
-            return
-        is_trusted = self._detected.dev_mode and not self._engine.has_rpc_failed
-        may_call = is_trusted and self.coverage.offers_calls
-        if may_call != self.capabilities.collective_rpc:
-            self._allow_rpc(replace(self._detected, collective_rpc=may_call))
-
-    def _allow_rpc(self, capabilities: Capabilities) -> None:
-        self.capabilities = capabilities
-        self.public_capabilities = capabilities.public()
-        self._engine.rpc_allowed = capabilities.collective_rpc
-
     async def _begin_recorders(self, outcome: Round) -> None:
         """Follow recorders that run already; start the others, where workers can be called."""
         progress = outcome.last.progress
@@ -389,7 +350,7 @@ class Rounds:
             return  # of those that run; the others would not receive the call before the step is over
         if self.recorders is None:
             return
-        can_start = self._detected.collective_rpc  # not by the recorders' files: they run then
+        can_start = self.detection.has_extension  # not by the recorders' files: they run then
         await self.recorders.adopt(self_started=can_start)
         if self.coverage.is_complete:
             self.recorders.forget_refusal()

@@ -1,28 +1,21 @@
 """PyTorch's own memory snapshots, for its viewer (https://docs.pytorch.org/memory_viz).
 
-The workers write them into the folder that they share with us; here they are listed, sent, and removed when newer ones
-exist. They are taken on request only: every worker walks all blocks of its allocator, and the engine stands still.
-Others may write into the folder: nothing is opened or removed but regular files with a name of ours.
+The workers write them into the folder that they share with us (``SnapshotFolder``). They are taken on request only:
+every worker walks all blocks of its allocator, and the engine stands still.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import re
-import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.accounting.attribution import rank_key
 from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine
 from highwater.engine.verdict import in_words
@@ -36,27 +29,16 @@ from highwater.errors import (
     RequestError,
     flaw,
 )
-from highwater.files.regular import first_names, open_regular, status_of
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
+from highwater.memory.snapshot_folder import SnapshotFolder
 from highwater.readings import Caller
 from highwater.units import mib
 
-KEPT = 4
 # As in the workers: the disk must have room for twice the file (worker_ext/README.md, "snapshot").
 ROOM = 2
-# Unfinished files are removed after so long: their workers have died.
-UNFINISHED_SECONDS = 3600.0
-MAX_ENTRIES = 10_000
-FILE_NAME = re.compile(
-    r"highwater-snapshot-(?P<snapshot>[0-9]{8}T[0-9]{9}Z)"
-    r"-(?P<dp_rank>[0-9]{1,6}|x)-(?P<rank>[0-9]{1,6}|x)-(?P<pid>[0-9]{1,10})\.pickle"
-)
-_UNFINISHED = re.compile(rf"\.{FILE_NAME.pattern}\.tmp")
 # A worker's refusal by its code; other errors are the engine's.
 _ERRORS: dict[object, type[RequestError]] = {"unavailable": NotOffered, "no_space": NoRoom, "refused": Refused}
-
-log = logging.getLogger("highwater.snapshots")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +60,6 @@ class RankSnapshot:
     def file_name(self) -> str | None:
         """The last part of the path."""
         return None if self.path is None else self.path.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFile:
-    """One file in the folder."""
-
-    name: str
-    snapshot: str  # the part of the name that the files of one request share
-    dp_rank: int | None  # from the name; `None` where the worker did not know it, as `rank`
-    rank: int | None
-    pid: int
-    bytes: int
-    written_at: float  # Unix seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +101,7 @@ class Snapshots:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.folder = folder
+        self.files = SnapshotFolder(folder, clock=clock)
         self._engine = engine
         self._poller = poller
         self._history = history
@@ -150,7 +119,7 @@ class Snapshots:
             NoRoom: The disk has too little room.
             NotAvailable: No response, or a worker failed.
         """
-        if self.folder is None and not dry_run:
+        if self.files.folder is None and not dry_run:
             raise Refused(
                 "recorder_dir is not set (HIGHWATER_RECORDER_DIR): it names the folder that the workers share, "
                 "into which they write snapshots"
@@ -159,7 +128,7 @@ class Snapshots:
             raise Refused("a snapshot is being taken; one at a time, because the engine stands still meanwhile")
         self._check_engine()
         async with self._lock:
-            payload = {} if self.folder is None else {"directory": str(self.folder)}
+            payload = {} if self.files.folder is None else {"directory": str(self.files.folder)}
             measured = await self._write(payload | {"dry_run": True})
             if dry_run:
                 return Taken(None, measured)
@@ -173,8 +142,8 @@ class Snapshots:
         except RequestError as exc:
             self._history.record("snapshot", f"memory snapshot {snapshot} failed: {exc}", caller=caller)
             raise
-        await asyncio.to_thread(self._remove_older, snapshot)
-        files, _ = await self.listed()
+        await asyncio.to_thread(self.files.remove_older, snapshot)
+        files, _ = await self.files.listed()
         size, seconds = sum(rank.bytes for rank in ranks), max(rank.elapsed_ms for rank in ranks) / 1000
         summary = f"memory snapshot {snapshot}: {len(ranks)} ranks, {mib(size)} MiB; the engine stood still for"
         self._history.record("snapshot", f"{summary} {seconds:.2f} s", caller=caller)
@@ -221,91 +190,10 @@ class Snapshots:
         except ValidationError as exc:
             raise NotAvailable(f"worker call {op}: {flaw(exc.errors())}") from exc
 
-    # --- the folder ---
-
-    async def listed(self) -> tuple[list[SnapshotFile], str | None]:
-        """Return the files, newest snapshot first, those of other engines included; and why some may be missing."""
-        return await asyncio.to_thread(self._listed)
-
-    async def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """Open one of the files and return it with its size; ``None`` where it does not exist. The caller closes it.
-
-        Raises:
-            Refused: Our user may not read it.
-        """
-        if self.folder is None or FILE_NAME.fullmatch(name) is None:
-            return None
-        return await asyncio.to_thread(_opened, self.folder / name)
-
-    def _listed(self) -> tuple[list[SnapshotFile], str | None]:
-        try:
-            files = [file for name in self._names() if (file := self._snapshot_file(name)) is not None]
-        except FileNotFoundError:  # nothing was written yet
-            return [], None
-        except OSError as exc:
-            return [], f"recorder_dir: {self.folder} cannot be listed: {exc.strerror or exc}"
-        files.sort(key=lambda file: (*rank_key(file), file.pid))
-        files.sort(key=lambda file: file.snapshot, reverse=True)
-        return files, None
-
-    def _names(self) -> list[str]:
-        return [] if self.folder is None else first_names(self.folder, MAX_ENTRIES)
-
-    def _snapshot_file(self, name: str) -> SnapshotFile | None:
-        match = FILE_NAME.fullmatch(name)
-        status = self._regular(name) if match is not None else None
-        if match is None or status is None:
-            return None
-        return SnapshotFile(
-            name=name,
-            snapshot=match["snapshot"],
-            dp_rank=_rank(match["dp_rank"]),
-            rank=_rank(match["rank"]),
-            pid=int(match["pid"]),
-            bytes=status.st_size,
-            written_at=status.st_mtime,
-        )
-
-    def _regular(self, name: str) -> os.stat_result | None:
-        status = status_of(f"{self.folder}/{name}")
-        return status if status is not None and stat.S_ISREG(status.st_mode) else None
-
-    def _remove_older(self, newest: str) -> None:
-        """Keep this and the newest of the others; by name, so that a clock set back does not cost the new one."""
-        files, _ = self._listed()
-        others = sorted({file.snapshot for file in files} - {newest}, reverse=True)
-        kept = {newest, *others[: KEPT - 1]}
-        gone = [file.name for file in files if file.snapshot not in kept]
-        for name in (*gone, *self._unfinished()):
-            try:
-                os.unlink(f"{self.folder}/{name}")
-            except FileNotFoundError:
-                continue
-            except OSError as exc:
-                log.warning("recorder_dir: %s/%s could not be removed: %s", self.folder, name, exc.strerror)
-
-    def _unfinished(self) -> list[str]:
-        before, names = self._clock() - UNFINISHED_SECONDS, list[str]()
-        with suppress(OSError):
-            names = [name for name in self._names() if _UNFINISHED.fullmatch(name)]
-        return [name for name in names if (status := self._regular(name)) is not None and status.st_mtime < before]
-
-
-def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
-    """Return a file's first ``size`` bytes in pieces, and close it after them."""
-    with file:
-        while size > 0 and (piece := file.read(min(size, most))):
-            size -= len(piece)
-            yield piece
-
 
 def _name(now: float) -> str:
     milliseconds = int(now * 1000)
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(milliseconds // 1000)) + f"{milliseconds % 1000:03d}Z"
-
-
-def _rank(text: str) -> int | None:
-    return None if text == "x" else int(text)
 
 
 def _check_responses(responses: list[dict[str, Any]]) -> None:
@@ -333,16 +221,3 @@ def _check_room(ranks: tuple[RankSnapshot, ...]) -> None:
                 f"recorder_dir has {mib(free)} MiB free on {host}; the snapshots of {len(there)} ranks are written "
                 f"where {mib(needed)} MiB are: twice their size"
             )
-
-
-def _opened(path: Path) -> tuple[BinaryIO, int] | None:
-    try:
-        descriptor = open_regular(path)
-    except PermissionError as exc:
-        raise Refused(
-            f"{path.name} may be read by the engine's user and by the folder's group, and the sidecar's user "
-            f"({os.geteuid()}) is neither: run both as one user, or share a group (docs/http.md)"
-        ) from exc
-    except OSError:
-        return None
-    return os.fdopen(descriptor, "rb"), os.fstat(descriptor).st_size

@@ -1,8 +1,8 @@
 """Options of the C library's allocator that suit pieces of large bodies.
 
 Pieces of a large body are 256 KB each. By default glibc maps and unmaps memory of that size at each call, and the
-kernel clears every page anew: more CPU than everything else that an upload costs. Retained, the same few pages are used
-again.
+kernel clears every page again: more CPU than everything else that an upload costs. Retained, the same few pages are
+used again.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.access_log import AccessLog, EndedRequest
+from highwater.proxy.address import port_of
 from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
@@ -33,8 +34,6 @@ from highwater.proxy.transports import WriteBatch
 from highwater.proxy.upstream import Pool
 
 log = logging.getLogger("highwater.proxy")
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Proxy:
@@ -216,7 +215,7 @@ class Proxy:
         is_unix = self._parts.scheme == "unix"
         self._pool = Pool(
             host=self._parts.hostname or "",
-            port=self._parts.port or _DEFAULT_PORTS.get(self._parts.scheme, 0),
+            port=port_of(self._parts),
             socket_path=self._parts.path if is_unix else None,
             tls=self._tls,
             write_batch=self.write_batch,

@@ -188,7 +188,7 @@ class RecorderFolder:
     # --- any life ---
 
     def others(self) -> tuple[OtherRing, ...]:
-        """Return the files of other lives, each opened for it: not for every poll."""
+        """Return the files of other lives; opens each of them, so not for every poll."""
         with self._lock:
             names = self._names()
         return tuple(self._other(self.folder / name, life) for name, life in names if life != self._instance)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.errors import flaw
 from highwater.readings import Device
-from highwater.recorder.untrusted import MAX_NUMBER, RingUnusable, is_within_bounds, json_object
+from highwater.readings.schema import MAX_NUMBER
+from highwater.recorder.untrusted import RingUnusable, is_within_bounds, json_object
 from highwater.text.table import rank_title
 
+MAX_RANKS: Final = 4096
+"""More ranks than any engine has: files may say anything."""
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# More ranks than any engine has.
-_Ranks: TypeAlias = Annotated[int, Field(ge=0, le=4096)]
+_Ranks: TypeAlias = Annotated[int, Field(ge=0, le=MAX_RANKS)]
 # Names come into logs and sentences for operators: no control characters.
 _Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"^[ -~]*$")]
 

@@ -123,7 +123,7 @@ def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding |
     seconds, what, rank = max(holds, key=lambda hold: hold[0])
     place = f"{rank.name} has been {what} for {_seconds(seconds)}{_place(rank.progress)}"
     limit = max_step_seconds * (FIRST_STEP_FACTOR if _may_compile(rank.progress) else 1.0)
-    # The engine's own calls of the worker, and a compilation, end by themselves: a restart would only begin anew.
+    # The engine's own calls of the worker, and a compilation, end by themselves: a restart would only begin them again.
     may_last = rank.progress is not None and (rank.progress.call is not None or rank.progress.is_compiling)
     if seconds > limit and not may_last:
         return "stuck", seconds, f"{place}: longer than the {_seconds(limit)} limit"

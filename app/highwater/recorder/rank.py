@@ -17,7 +17,8 @@ from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
 from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack
 from highwater.recorder.ring import Ring, WatchdogDump
-from highwater.recorder.untrusted import count, is_within_bounds, number, part
+from highwater.recorder.untrusted import count, is_within_bounds, number
+from highwater.text.strict_json import part
 
 # Three heartbeats of an idle worker.
 _SILENT_SECONDS = 3.0

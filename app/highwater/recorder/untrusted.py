@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from highwater.readings.schema import MAX_NUMBER
 from highwater.text.printable import printable
 from highwater.text.strict_json import parse_json
 
-MAX_NUMBER = 2**63 - 1
-"""Beyond it, sums in floats and in C would go wrong elsewhere."""
 _MAX_TEXT = 200
 
 
@@ -42,12 +40,6 @@ def is_within_bounds(value: object) -> bool:
         return 0 <= value <= MAX_NUMBER
     parts = fields(value) if is_dataclass(value) else ()
     return all(is_within_bounds(getattr(value, part.name)) for part in parts)
-
-
-def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object within an object; empty where there is none."""
-    value = whole.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def count(value: object) -> int | None:

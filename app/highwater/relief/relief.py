@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from highwater.accounting.attribution import freed, total
 from highwater.accounting.freed import credit
 from highwater.engine.capabilities import Capabilities, no_extension
-from highwater.engine.client import Engine, EngineAnswer
+from highwater.engine.client import Engine, EngineResponse
 from highwater.engine.verdict import in_words
 from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.memory.history import History
@@ -65,7 +65,7 @@ class RemedyOutcome:
     result: RemedyResult
     before: tuple[RankReading, ...]
     after: tuple[RankReading, ...]
-    answer: EngineAnswer | None = None
+    answer: EngineResponse | None = None
 
 
 @dataclass(frozen=True, slots=True)

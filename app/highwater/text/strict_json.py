@@ -1,8 +1,9 @@
-"""JSON from outside, as the standard has it: Python's own parser takes ``NaN`` and ``Infinity`` too."""
+"""JSON from outside: parsed as the standard has it, without ``NaN`` and ``Infinity``, and read without trust."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -16,6 +17,12 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
         return _DECODER.decode(text)
     except RecursionError as exc:
         raise ValueError("it is nested too deeply") from exc
+
+
+def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object within an object; empty where there is none."""
+    value = whole.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _refuse_constant(name: str) -> object:

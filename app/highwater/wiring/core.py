@@ -12,6 +12,7 @@ from typing import Protocol
 import httpx
 
 from highwater.engine.client import Engine
+from highwater.engine.detection import Detection
 from highwater.engine.life import Lives, local_start
 from highwater.files.state_file import StateFile
 from highwater.memory.engine_budgets import EngineBudgets
@@ -101,67 +102,27 @@ class Core:
         requests_under_way: Callable[[], int] = lambda: 0,
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
-        clock, wall_clock = clocks.monotonic, clocks.wall
         self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine)
-        samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-        self.history = History(samples, clock=wall_clock, monotonic=clock)
+        self.history = _history(settings, clocks)
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
         self._record_notice("policy", self.policy.startup_notice)
-        rounds = Rounds(
+        rounds = _rounds(
+            settings,
+            clocks,
             engine,
-            sources(engine, self.budgets),
             recorders,
-            PollTimes(
-                poll_seconds=settings.poll_seconds,
-                idle_poll_seconds=settings.idle_poll_seconds,
-                stale_seconds=settings.stale_seconds,
-                max_step_seconds=settings.max_step_seconds,
-            ),
+            sources=sources(engine, self.budgets),
             requests_under_way=requests_under_way,
-            engine_has_extension=settings.engine_has_extension,
             observer=observer,
-            clock=clock,
-            wall_clock=wall_clock,
         )
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
-        self.shared = SharedDevices(
-            self.poller.current,
-            self.history,
-            recorders=None if recorders is None else recorders.files,
-            nvml=find_nvml(),
-            internal_error=internal_errors.counter("shared_devices"),
-        )
-        self.quiescer = Quiescer(
-            engine,
-            gate,
-            drain_seconds=settings.gate.drain_seconds,
-            impossible=None if settings.has_data_plane else NO_DATA_PLANE,
-            clock=clock,
-        )
-        self.relief = Relief(
-            engine,
-            self.poller,
-            self.history,
-            self.quiescer,
-            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
-            observer=observer,
-            clock=clock,
-        )
-        self.governor = Governor(
-            self.relief,
-            self.poller,
-            self.history,
-            rules=self.policy.in_force.rules,
-            mode=self.policy.in_force.mode,
-            shared_cards=lambda: self.shared.cards,
-            observer=observer,
-            clock=clock,
-            wall_clock=wall_clock,
-            internal_error=internal_errors.counter("policy"),
-        )
+        self.shared = _shared_devices(self.poller, self.history, recorders, internal_errors)
+        self.quiescer = _quiescer(settings, clocks, engine, gate)
+        self.relief = self._relief(settings, clocks, observer)
+        self.governor = self._governor(clocks, observer, internal_errors)
         self.poller.listeners += [self.quiescer.notice, self.governor.notice]
         self.poller.pace = self.governor.poll_interval
 
@@ -169,3 +130,83 @@ class Core:
         if notice is not None:
             self.history.record(kind, notice)
             log.warning("%s", notice)
+
+    def _relief(self, settings: Settings, clocks: Clocks, observer: RemedyObserver) -> Relief:
+        return Relief(
+            self.engine,
+            self.poller,
+            self.history,
+            self.quiescer,
+            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
+            observer=observer,
+            clock=clocks.monotonic,
+        )
+
+    def _governor(self, clocks: Clocks, observer: ActionObserver, internal_errors: InternalErrors) -> Governor:
+        return Governor(
+            self.relief,
+            self.poller,
+            self.history,
+            rules=self.policy.in_force.rules,
+            mode=self.policy.in_force.mode,
+            shared_cards=lambda: self.shared.cards,
+            observer=observer,
+            clock=clocks.monotonic,
+            wall_clock=clocks.wall,
+            internal_error=internal_errors.counter("policy"),
+        )
+
+
+def _history(settings: Settings, clocks: Clocks) -> History:
+    samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
+    return History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
+
+
+def _rounds(
+    settings: Settings,
+    clocks: Clocks,
+    engine: Engine,
+    recorders: Recorders | None,
+    *,
+    sources: Sequence[Source],
+    requests_under_way: Callable[[], int],
+    observer: PollObserver,
+) -> Rounds:
+    return Rounds(
+        engine,
+        Detection(engine, assume_extension=settings.engine_has_extension, clock=clocks.monotonic),
+        sources,
+        recorders,
+        PollTimes(
+            poll_seconds=settings.poll_seconds,
+            idle_poll_seconds=settings.idle_poll_seconds,
+            stale_seconds=settings.stale_seconds,
+            max_step_seconds=settings.max_step_seconds,
+        ),
+        requests_under_way=requests_under_way,
+        observer=observer,
+        clock=clocks.monotonic,
+        wall_clock=clocks.wall,
+    )
+
+
+def _shared_devices(
+    poller: Poller, history: History, recorders: Recorders | None, internal_errors: InternalErrors
+) -> SharedDevices:
+    return SharedDevices(
+        poller.current,
+        history,
+        recorders=None if recorders is None else recorders.files,
+        nvml=find_nvml(),
+        internal_error=internal_errors.counter("shared_devices"),
+    )
+
+
+def _quiescer(settings: Settings, clocks: Clocks, engine: Engine, gate: Gate) -> Quiescer:
+    return Quiescer(
+        engine,
+        gate,
+        drain_seconds=settings.gate.drain_seconds,
+        impossible=None if settings.has_data_plane else NO_DATA_PLANE,
+        clock=clocks.monotonic,
+    )

@@ -28,7 +28,7 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """The gate, and the proxy that asks it."""
+    """The gate, and the proxy whose requests pass it."""
 
     gate: Gate
     proxy: Proxy

@@ -13,7 +13,7 @@ from highwater.cli import main
 from highwater.client.options import DEFAULT_URL, URL_VARIABLE
 from highwater.commands.terminal import ALL
 from highwater.files.admin_token import TOKEN_VARIABLE
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 
 DOCS = Path(__file__).parents[3] / "docs" / "terminal.md"
 

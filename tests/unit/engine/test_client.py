@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from highwater.engine.client import MAX_ANSWER_BYTES, Engine, EngineAnswer
+from highwater.engine.client import MAX_RESPONSE_BYTES, Engine, EngineResponse
 from highwater.errors import EngineError, EngineGarbled, EngineRefused, EngineUnreachable, EngineUnresponsive
 from tests.fakes.engine import FakeEngine
 
@@ -23,7 +23,7 @@ def fake() -> FakeEngine:
 async def engine(fake):
     # The deadline is wall time inside asyncio.wait: nothing sleeps, and a hanging call ends at once.
     async with Engine("http://engine:8000", rpc_deadline_seconds=0.02, transport=fake.transport()) as client:
-        client.rpc_allowed = True
+        client.allow_rpc()
         yield client
 
 
@@ -64,7 +64,7 @@ async def test_how_long_a_worker_call_has_waited_is_told(engine, fake):
 
 async def test_no_worker_call_before_the_extension_is_known(engine, fake):
     """A missing method would desynchronise vLLM's queues for ever."""
-    engine.rpc_allowed = False
+    engine.forbid_rpc()
     with pytest.raises(EngineRefused, match="not known to be loaded"):
         await engine.rpc("memory")
     assert fake.calls == []
@@ -150,7 +150,7 @@ async def test_closing_lets_go_of_a_late_call(fake):
     """Shutting down never waits for a stuck engine."""
     fake.hang = asyncio.Event()
     async with Engine("http://engine", rpc_deadline_seconds=0.01, transport=fake.transport()) as engine:
-        engine.rpc_allowed = True
+        engine.allow_rpc()
         with pytest.raises(EngineUnresponsive):
             await engine.rpc("memory")
     assert engine._outstanding.cancelled()
@@ -252,7 +252,12 @@ class _Body(httpx.AsyncByteStream):
 @pytest.mark.parametrize(
     ("body", "headers", "error", "match"),
     [
-        (_Body(b"x" * (MAX_ANSWER_BYTES // 2), b"x" * MAX_ANSWER_BYTES), {}, EngineGarbled, "more than 16777216 bytes"),
+        (
+            _Body(b"x" * (MAX_RESPONSE_BYTES // 2), b"x" * MAX_RESPONSE_BYTES),
+            {},
+            EngineGarbled,
+            "more than 16777216 bytes",
+        ),
         (_Body(b"x"), {"content-encoding": "gzip"}, EngineGarbled, "compressed, though"),
         (_Body(b"x", ends=False), {}, EngineUnresponsive, "no answer in time"),
     ],
@@ -291,7 +296,7 @@ async def test_foreign_errors_are_mapped_at_the_door(raised, mapped):
         raise raised
 
     async with Engine("http://engine", transport=httpx.MockTransport(handler)) as engine:
-        engine.rpc_allowed = True
+        engine.allow_rpc()
         with pytest.raises(mapped):
             await engine.get_json("/version")
         with pytest.raises(EngineError):
@@ -332,7 +337,7 @@ async def test_a_post_keeps_its_query_string_and_has_no_body(engine, fake):
 @pytest.mark.parametrize("body", [b"", b"null", b"[1]", b"ok", b"\xff"])
 def test_an_answer_that_is_no_object_is_an_empty_one(body):
     """vLLM answers most resets with an empty 200."""
-    assert EngineAnswer(200, "text/plain", body).json_object() == {}
+    assert EngineResponse(200, "text/plain", body).json_object() == {}
 
 
 async def test_a_proxy_variable_does_not_catch_calls_to_the_neighbour(monkeypatch):

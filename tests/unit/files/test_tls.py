@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 
 from highwater.errors import SettingsError
 from highwater.files.tls import ReloadedContext, TlsFiles, TlsWatch, engine_context, listening_context, trouble
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 
 NAME = "engine.test"
 RSA, ECDSA = trustme.KeyType.RSA, trustme.KeyType.ECDSA

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from highwater.engine.capabilities import EXTENSION
+from highwater.engine.detection import REDETECT_SECONDS
 from highwater.errors import EngineGarbled
-from highwater.memory.rounds import REDETECT_SECONDS
 from highwater.memory.sources import all_sources
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_READY, Core, core_on
 

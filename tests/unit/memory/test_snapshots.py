@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from highwater.errors import NoRoom, NotAvailable, NotOffered, Refused, RequestError
-from highwater.memory.snapshots import KEPT, UNFINISHED_SECONDS, Snapshots, pieces
+from highwater.memory.snapshot_folder import KEPT, UNFINISHED_SECONDS, pieces
+from highwater.memory.snapshots import Snapshots
 from tests.fakes.engine import NO_SNAPSHOT, Core, FakeWorker, core_on
 
 OTHERS = "highwater-snapshot-20200101T000000000Z-0-0-1.pickle"
@@ -127,7 +128,7 @@ async def test_without_a_folder_only_the_size_is_told():
     assert "recorder_dir is not set (HIGHWATER_RECORDER_DIR)" in await refused(scene, Refused)
     assert [rank.free_bytes for rank in (await scene.take(dry_run=True)).ranks] == [None, None]
     assert scene.writers.asked == [{"dry_run": True}] * 2
-    assert (await scene.snapshots.listed(), await scene.snapshots.open(OTHERS)) == (([], None), None)
+    assert (await scene.snapshots.files.listed(), await scene.snapshots.files.open(OTHERS)) == (([], None), None)
 
 
 async def test_one_at_a_time(scene):
@@ -206,7 +207,7 @@ async def test_only_the_newest_are_kept(scene):
     """Also those of ranks that do not answer us, and of other lives."""
     (scene.folder / OTHERS).write_bytes(b"")
     taken = [(await scene.take()).snapshot for _ in range(KEPT + 1)]
-    files, problem = await scene.snapshots.listed()
+    files, problem = await scene.snapshots.files.listed()
     assert [file.snapshot for file in files] == [name for name in reversed(taken[1:]) for _ in range(2)]
     assert ([file.rank for file in files[:2]], problem) == ([0, 1], None)
     assert len(scene.names()) == 2 * KEPT
@@ -217,7 +218,7 @@ async def test_the_new_one_is_kept_whatever_the_clock_says(scene):
     for number in range(KEPT + 1):
         (scene.folder / f"highwater-snapshot-2099010{number + 1}T000000000Z-0-0-1.pickle").write_bytes(b"")
     taken = await scene.take()
-    snapshots = [file.snapshot for file in (await scene.snapshots.listed())[0]]
+    snapshots = [file.snapshot for file in (await scene.snapshots.files.listed())[0]]
     assert snapshots == [*(f"2099010{number}T000000000Z" for number in (5, 4, 3)), taken.snapshot, taken.snapshot]
 
 
@@ -231,7 +232,7 @@ async def test_nothing_else_is_touched(scene):
     for _ in range(KEPT + 1):
         await scene.take()
     assert set(before) < set(scene.names())
-    assert {file.snapshot for file in (await scene.snapshots.listed())[0]}.isdisjoint({"20200101T000000000Z"})
+    assert {file.snapshot for file in (await scene.snapshots.files.listed())[0]}.isdisjoint({"20200101T000000000Z"})
 
 
 async def test_what_was_never_finished_goes_in_an_hour(scene):
@@ -248,7 +249,7 @@ async def test_a_rank_that_nobody_knew_is_listed_as_unknown(scene):
     """And the file of another data-parallel engine beside it."""
     (scene.folder / OTHERS.replace("-0-0-1", "-x-x-7")).write_bytes(b"abc")
     (scene.folder / OTHERS.replace("-0-0-1", "-3-1-8")).write_bytes(b"abcd")
-    files, _ = await scene.snapshots.listed()
+    files, _ = await scene.snapshots.files.listed()
     assert [(file.dp_rank, file.rank, file.pid, file.bytes) for file in files] == [(None, None, 7, 3), (3, 1, 8, 4)]
 
 
@@ -257,23 +258,23 @@ async def test_other_data_parallel_engines_files_are_listed(tmp_path):
     scene = scene_on(tmp_path, data_parallel=2)
     await scene.core.tick()
     taken = await scene.take()
-    files, _ = await scene.snapshots.listed()
+    files, _ = await scene.snapshots.files.listed()
     assert [(file.dp_rank, file.rank) for file in files] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [rank.dp_rank for rank in taken.ranks] == [0, 0]
 
 
 async def test_a_folder_that_is_not_there_is_empty(scene, tmp_path):
     """One that is no folder is a problem."""
-    scene.snapshots.folder = tmp_path / "later"
-    assert await scene.snapshots.listed() == ([], None)
-    scene.snapshots.folder.write_text("")
-    assert (await scene.snapshots.listed())[1].startswith("recorder_dir: ")
+    scene.snapshots.files.folder = tmp_path / "later"
+    assert await scene.snapshots.files.listed() == ([], None)
+    scene.snapshots.files.folder.write_text("")
+    assert (await scene.snapshots.files.listed())[1].startswith("recorder_dir: ")
 
 
 async def test_a_file_is_read_to_the_size_that_was_told(scene):
     """And closed then."""
     (scene.folder / OTHERS).write_bytes(b"0123456789")
-    file, size = await scene.snapshots.open(OTHERS)
+    file, size = await scene.snapshots.files.open(OTHERS)
     with (scene.folder / OTHERS).open("ab") as longer:
         longer.write(b"more")
     assert list(pieces(file, size, 4)) == [b"0123", b"4567", b"89"]
@@ -283,7 +284,7 @@ async def test_a_file_is_read_to_the_size_that_was_told(scene):
 @pytest.mark.parametrize("name", ["", "..", f"../{OTHERS}", f"{OTHERS}\n", f".{OTHERS}.tmp", OTHERS.replace("2", "²")])
 async def test_no_other_name_is_opened(scene, name):
     """Exactly the pattern."""
-    assert await scene.snapshots.open(name) is None
+    assert await scene.snapshots.files.open(name) is None
 
 
 async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkeypatch):
@@ -295,7 +296,7 @@ async def test_a_file_that_our_user_may_not_read_is_no_missing_one(scene, monkey
     (scene.folder / OTHERS).write_bytes(b"snapshot")
     monkeypatch.setattr(os, "open", fail)
     with pytest.raises(Refused, match="run both as one user, or share a group"):
-        await scene.snapshots.open(OTHERS)
+        await scene.snapshots.files.open(OTHERS)
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe", "nothing"])
@@ -309,4 +310,4 @@ async def test_only_a_regular_file_is_opened(scene, kind, tmp_path):
         path.mkdir()
     elif kind == "pipe":
         os.mkfifo(path)
-    assert await scene.snapshots.open(OTHERS) is None
+    assert await scene.snapshots.files.open(OTHERS) is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from highwater.errors import EngineRefused
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
 from highwater.readings import Report
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
@@ -252,7 +253,10 @@ async def test_a_call_that_fails_ends_what_files_allow(watch):
     """They were of another engine, or lie: a missing method puts the engine's queues out of step with every call."""
     core = watch(extension=None)
     await rounds(core, 2)
-    core.engine.has_rpc_failed = True  # as any 500 at a worker call has it
+    core.fake.failing["/collective_rpc"] = 500
+    with pytest.raises(EngineRefused):
+        await core.engine.rpc("memory")
+    core.fake.failing.clear()
     await rounds(core, 2)
     assert not core.engine.rpc_allowed
 

@@ -187,7 +187,7 @@ async def test_an_engine_that_cannot_be_acted_on_is_observed_and_says_so_once():
     """Without development mode nothing can be run; the files tell all the same."""
     core = core_on(rules=[DEFAULT])
     await core.tick()
-    core.poller._rounds.capabilities = replace(
+    core.poller._rounds.detection.capabilities = replace(
         core.poller.capabilities, collective_rpc=False, reset_encoder_cache=False, dev_mode=False
     )
     for _ in range(5):
@@ -201,7 +201,7 @@ async def test_before_the_engine_answers_nothing_is_said_of_what_it_cannot_do(mo
     """Recorders show ranks while it loads; whether it has development mode is not known yet."""
     core = core_on(rules=[DEFAULT])
     await core.tick()
-    core.poller._rounds.capabilities = replace(core.poller.capabilities, collective_rpc=False, dev_mode=False)
+    core.poller._rounds.detection.capabilities = replace(core.poller.capabilities, collective_rpc=False, dev_mode=False)
     loading = core.poller.current()
     loading = replace(loading, engine=replace(loading.engine, state="starting"))
     monkeypatch.setattr(core.poller, "current", lambda: loading)

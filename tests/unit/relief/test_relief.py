@@ -489,7 +489,7 @@ async def test_requests_wait_for_the_reset_and_not_for_the_release_after_it(monk
     """An encoder-decoder model: the reset needs the gate; the release is asked for when it is open again."""
     core = await grown()
     await core.poller.poll()
-    core.poller._rounds.capabilities = replace(core.poller.capabilities, encoder_decoder=True)
+    core.poller._rounds.detection.capabilities = replace(core.poller.capabilities, encoder_decoder=True)
     seen = []
     core.fake.on_reset = lambda: seen.append(core.gate.is_open)
     rpc = core.engine.rpc

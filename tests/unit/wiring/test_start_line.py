@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from highwater import __version__
-from highwater.settings_sources import load
+from highwater.settings.sources import load
 from highwater.wiring.start_line import WAITING_SECONDS, WaitingLog, start_line
 from tests.unit.commands.reports import report
 

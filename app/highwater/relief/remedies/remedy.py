@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine, EngineAnswer
+from highwater.engine.client import Engine, EngineResponse
 from highwater.readings import UNNEEDED, EngineStatus, Mode, Target
 
 
@@ -44,7 +44,7 @@ class RunResult:
     ok: bool
     reason: str | None = None
     refused: bool = False
-    answer: EngineAnswer | None = None
+    answer: EngineResponse | None = None
     detail: tuple[Mapping[str, Any], ...] = ()
 
 

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ValidationError
 from highwater.errors import SettingsError, sentences
 from highwater.files.settings_file import parse_yaml, read_settings_file
 from highwater.policy.rules import Rule
-from highwater.settings import PREFIX, Settings, is_list, keys, variable
+from highwater.settings.keys import PREFIX, is_list, keys, variable
+from highwater.settings.settings import Settings
 
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 # Variables with our prefix that are not settings: the sidecar that the operator's commands call, and the folder where

@@ -1,0 +1,65 @@
+"""``highwater demo``: a real engine on CPU, watched and then acted on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+
+import click
+
+WATCHED_IMAGES = 40
+"""Images of the demonstration's first half: enough to see the encoder cache grow."""
+
+
+@click.command()
+@click.option("--prepare", is_flag=True, help="only install the engine's environment, and end")
+@click.option("--images", default=160, show_default=True, type=click.IntRange(1, 10_000), help="requests to replay")
+@click.option("--port", default=None, type=click.IntRange(1, 65535), help="the sidecar's port  [default: a free one]")
+@click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
+@click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
+def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
+    """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
+    from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
+    from highwater.demo.engine import EngineOptions  # noqa: PLC0415
+    from highwater.demo.environment import ensure_environment  # noqa: PLC0415
+    from highwater.demo.errors import DemoError  # noqa: PLC0415
+
+    # SIGTERM ends the children in order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = EngineOptions(tensor_parallel=tensor_parallel)
+    try:
+        environment = ensure_environment(announce=click.echo)
+        if prepare:
+            return
+        click.echo(
+            f"1. Watching. Starting vLLM {environment.version} with a tiny Qwen3-VL (about half a minute): no "
+            "development mode and no flag, only the worker package on its path and HIGHWATER_RECORDER_DIR"
+        )
+        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
+        click.echo(
+            "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
+            "minute)"
+        )
+        with story.stage(environment, options, port) as (engine, sidecar):
+            story.tell(engine, sidecar, images=images, say=click.echo)
+            if sys.stdout.isatty() if stay is None else stay:
+                _stay(sidecar.url, sidecar.port, engine.url)
+    except DemoError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
+    click.echo(
+        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try:\n"
+        f"  highwater top --url {sidecar_url}\n"
+        f"  curl '{sidecar_url}/memory?format=text'\n"
+        f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
+        f"  curl {sidecar_url}/metrics\n"
+        f"  highwater reclaim --url {sidecar_url}\n"
+        f'  curl -X POST -H "Authorization: Bearer $(highwater token --port {port})" {sidecar_url}/memory/reclaim\n'
+        f"  curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events\n"
+        f"The engine itself is at {engine_url}"
+    )
+    with suppress(KeyboardInterrupt):
+        signal.pause()

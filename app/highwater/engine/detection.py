@@ -1,0 +1,93 @@
+"""Keeps what the engine can do, and decides when it is detected again and whether its workers may be called.
+
+A worker call to an engine without our extension puts its queues out of step, so no other module opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from highwater.engine.capabilities import Capabilities, detect
+from highwater.engine.client import Engine
+
+# An engine without our extension is detected again after so long.
+REDETECT_SECONDS = 30.0
+
+
+class Detection:
+    """The capabilities of one engine, and of the one that takes its place.
+
+    ``assume_extension``: the operator says that our extension is loaded under another name. ``clock`` returns
+    monotonic seconds.
+
+    Attributes:
+        capabilities: What the engine can do, as far as that is known.
+        public_capabilities: The same as ``GET /memory`` shows it.
+    """
+
+    def __init__(self, engine: Engine, *, assume_extension: bool, clock: Callable[[], float]) -> None:
+        self.capabilities = Capabilities()
+        self.public_capabilities: dict[str, Any] = {}
+        self._engine = engine
+        self._assume_extension = assume_extension
+        self._clock = clock
+        self._detected = Capabilities()
+        self._detected_at: float | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """True if the engine that is there now has been detected."""
+        return self._detected_at is not None
+
+    @property
+    def has_extension(self) -> bool:
+        """True if the engine itself shows that our extension is loaded, whatever recorders write."""
+        return self._detected.collective_rpc
+
+    def is_due(self, *, is_recorded: bool) -> bool:
+        """Return whether the engine is to be detected; ``is_recorded``: its recorders show every rank."""
+        if self._detected_at is None:
+            return True
+        is_settled = self.capabilities.collective_rpc or is_recorded
+        return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
+
+    async def detect(self) -> None:
+        """Detect what the engine can do.
+
+        Raises:
+            EngineError: The engine did not respond.
+        """
+        self._detected = await detect(self._engine, assume_extension=self._assume_extension)
+        self._detected_at = self._clock()
+        self._use(self._detected)
+
+    def detect_again(self) -> None:
+        """Detect the engine again before its workers are called: it may be another version with other options."""
+        self._detected_at = None
+        self._engine.forbid_rpc()
+
+    def forget_engine(self) -> None:
+        """Drop the running worker call and what allowed it: they belong to an engine that has ended."""
+        self._engine.forget()
+        self.detect_again()
+
+    def trust_recorders(self, *, offers_calls: bool) -> None:
+        """Allow worker calls while every worker's recorder writes that it has our operations (``offers_calls``).
+
+        Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
+        """
+        if self._detected_at is None or self._detected.collective_rpc:
+            return
+        may_call = self._detected.dev_mode and not self._engine.has_rpc_failed and offers_calls
+        if may_call != self.capabilities.collective_rpc:
+            self._use(replace(self._detected, collective_rpc=may_call))
+
+    def _use(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.public_capabilities = capabilities.public()
+        if capabilities.collective_rpc:
+            self._engine.allow_rpc()
+        else:
+            self._engine.forbid_rpc()

@@ -1,0 +1,12 @@
+"""The JSON of these values: its version, its largest number, and the rule by which pydantic writes its schema."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SCHEMA = 1
+"""Of a report, and of a worker's response."""
+MAX_NUMBER: Final = 2**63 - 1
+"""The largest number that is taken from another process: beyond it, sums in floats and in C would go wrong."""
+RESPONSE_SCHEMA: Final = {"json_schema_serialization_defaults_required": True}
+"""For pydantic: a response has every field, and its schema says so, also of fields that a default fills in."""
