@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
@@ -26,7 +26,6 @@ from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
 from highwater.readings import (
     STATES,
-    EngineLoad,
     EngineState,
     Growth,
     PolicyStatus,
@@ -45,6 +44,8 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
+# What the engine reports of its requests: the last figures are kept, since one that has ended reports none.
+_LOAD: Final = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 log = logging.getLogger("highwater.incidents")
 
@@ -59,7 +60,7 @@ class _LifeKnown:
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
-    load: EngineLoad = field(default_factory=EngineLoad)
+    load: Mapping[str, Any] = field(default_factory=dict)
     policy: PolicyStatus | None = None
 
 
@@ -209,11 +210,8 @@ class IncidentWatcher:
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
         if engine.requests_running is not None:
-            life.load = EngineLoad(
-                requests_running=engine.requests_running,
-                requests_waiting=engine.requests_waiting,
-                kv_cache_usage_ratio=engine.kv_cache_usage_ratio,
-            )
+            load = {name: getattr(engine, name) for name in _LOAD}
+            life.load = {name: value for name, value in load.items() if value is not None}
         return life
 
     def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
@@ -232,14 +230,12 @@ class IncidentWatcher:
         return Evidence(
             kind=kind,
             at=at,
-            engine=report.engine,
+            engine=replace(report.engine, **life.load),
             ranks=ranks,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),
-            load=life.load,
             policy=self._policy(),
             policy_before=life.policy,
-            decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
             reason=reason,
             oom_kills=self._oom_kills.recent(),
