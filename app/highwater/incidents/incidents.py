@@ -107,6 +107,11 @@ class Incidents:
         return self._counts
 
     @property
+    def is_one_open(self) -> bool:
+        """True if the engine was not ready since one of them."""
+        return bool(_unended(self._tracked))
+
+    @property
     def is_late_due(self) -> bool:
         """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
@@ -138,7 +143,7 @@ class Incidents:
 
     async def engine_ready(self) -> tuple[Headline, ...]:
         """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
-        return await self._in_thread(self._close) if _unended(self._tracked) else ()
+        return await self._in_thread(self._close) if self.is_one_open else ()
 
     async def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
