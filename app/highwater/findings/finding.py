@@ -1,6 +1,6 @@
 """A finding: a conclusion from the numbers, the same for incidents, measured loads and a start's budget.
 
-The sentences of every finding stand in findings.toml, under its name. A rule hands over the figures that they name.
+The sentences and figures of every finding stand in findings.toml, under its name. A rule hands over what it found.
 """
 
 from __future__ import annotations

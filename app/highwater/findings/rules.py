@@ -1,7 +1,7 @@
 """The rule book: the questions asked of the numbers of an incident and of a measured load alike. Pure.
 
 Each rule returns a finding, or ``None``: also where a figure that it needs is not known. A new rule is a function here,
-a line in ``RULES`` and its sentences in findings.toml.
+a line in ``RULES`` and its sentences and figures in findings.toml.
 """
 
 from __future__ import annotations

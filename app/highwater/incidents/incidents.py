@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
 from highwater.incidents.diagnosis import diagnose, harmless, joined, summarize
@@ -44,7 +46,6 @@ MAX_EVENTS, MAX_DECISIONS = 200, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
-_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.incidents")
@@ -118,7 +119,7 @@ class Incidents:
 
     async def complete(self, *, at_once: bool = False) -> None:
         """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
-        await self._in_thread(self._complete, at_once=at_once)
+        await self._in_thread(partial(self._complete, at_once=at_once))
 
     async def engine_began(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
@@ -132,14 +133,14 @@ class Incidents:
         """
         if self._log is None:
             return ()
-        return await self._in_thread(self._log.look, self._monotonic(), at_once=at_once)
+        return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
         Never raises for what is in the evidence, on the disk or in the log.
         """
-        return await self._in_thread(self._open, evidence)
+        return await self._in_thread(partial(self._open, evidence))
 
     async def engine_ready(self) -> tuple[Headline, ...]:
         """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
@@ -167,14 +168,9 @@ class Incidents:
         if self._log is not None:
             self._log.close()
 
-    async def _in_thread(
-        self,
-        call: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
-    ) -> _Result:
+    async def _in_thread(self, call: Callable[[], _Result]) -> _Result:
         async with self._lock:
-            return await asyncio.to_thread(call, *args, **kwargs)
+            return await asyncio.to_thread(call)
 
     # --- in a thread ---
 
@@ -185,7 +181,7 @@ class Incidents:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if stored is not None and _is_same_failure(last, stored, evidence):
+            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start):
                 counted = self._repeated(last, evidence)
                 self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
                 return counted, False
@@ -312,12 +308,9 @@ class Incidents:
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
-        first = incident_id = f"{stamp}-{kind.replace('_', '-')}"
-        number = 1
-        while self._store.has(incident_id):
-            number += 1
-            incident_id = f"{first}-{number}"
-        return incident_id
+        first = f"{stamp}-{kind.replace('_', '-')}"
+        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
+        return next(each for each in ids if not self._store.has(each))
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
@@ -329,11 +322,9 @@ def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
     return counts
 
 
-def _is_same_failure(last: Headline, stored: Incident, evidence: Evidence) -> bool:
-    """Return whether a start failed as the last one did, not long after it."""
-    is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
-    start = evidence.start
-    return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
+def _fails_again(last: Headline, evidence: Evidence) -> bool:
+    """Return whether a start fails not long after the last one, with no engine ready in between."""
+    return last.ended_at is None and evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
 
 
 def _goes_on(last: Headline, evidence: Evidence) -> bool:

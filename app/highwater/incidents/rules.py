@@ -1,7 +1,7 @@
 """The rules for an incident beside the rule book: how the engine ended, whether the device was full, the ranks' states.
 
 Each rule returns a finding or ``None``. Pure. A new rule is a function here, a line in ``INCIDENT_RULES`` and its
-sentences in findings/findings.toml.
+sentences and figures in findings/findings.toml.
 """
 
 from __future__ import annotations

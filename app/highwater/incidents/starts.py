@@ -102,7 +102,7 @@ class Starts:
         """Take the next line; return whether a start begins with it."""
         header = header_of(line)
         if header is not None and self._is_begun_by(header):
-            if self._open is not None and self._open.is_failing:
+            if self._open is not None and self._open.is_failing and not self._open.is_reported:
                 self._over.append(self._open)
             self._open = _Start(line.text, header)
             return True
@@ -122,8 +122,7 @@ class Starts:
             at_once: Do not wait for what may come after an end.
             only_last: Leave out all but the last start.
         """
-        failed = [start for start in self._over if not (start.is_reported or only_last)]
-        self._over = []
+        failed, self._over = [] if only_last else self._over, []
         last = self._open
         if last is not None and last.is_failing and not last.is_reported and (at_once or last.is_settled(now)):
             last.is_reported = True
