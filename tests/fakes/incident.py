@@ -106,8 +106,11 @@ def event(summary: str = "engine ready -> down", at: float = AT - 1, **changes: 
     return Event(**{"id": 1, "at": at, "kind": "state", "summary": summary} | changes)
 
 
-def evidence(kind: str = "died", *ranks: RankEvidence, **changes: Any) -> Evidence:
-    """An engine that is gone; of two ranks where none are given."""
+LOAD = EngineLoad(requests_running=3, requests_waiting=0, kv_cache_usage_ratio=0.41)
+
+
+def evidence(kind: str = "died", *ranks: RankEvidence, load: EngineLoad = LOAD, **changes: Any) -> Evidence:
+    """An engine that is gone, with its last load; of two ranks where none are given."""
     given: dict[str, Any] = {
         "kind": kind,
         "at": AT,
@@ -115,9 +118,10 @@ def evidence(kind: str = "died", *ranks: RankEvidence, **changes: Any) -> Eviden
             url="http://127.0.0.1:8000", state="gone", version="0.32.0", model="Qwen/Qwen3-VL-32B-Instruct"
         ),
         "ranks": ranks or (rank(reading(0)), rank(reading(1))),
-        "load": EngineLoad(requests_running=3, requests_waiting=0, kv_cache_usage_ratio=0.41),
-    }
-    return Evidence(**given | changes)
+    } | changes
+    figures = {name: getattr(load, name) for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return Evidence(**given | {"engine": replace(given["engine"], **known)})
 
 
 def incident(incident_id: str = ID, **changes: Any) -> Incident:

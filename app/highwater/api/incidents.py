@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated, Literal, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
@@ -12,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from highwater.api.requests import FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
-from highwater.incidents.store import to_bytes
+from highwater.incidents.store import listing, to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
@@ -39,13 +38,7 @@ def incidents_router(incidents: Incidents) -> APIRouter:
         headlines = await incidents.headlines()
         if wants_text(request, query.format):
             return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
-        body = {
-            "schema": 1,
-            "incidents": [asdict(headline) for headline in headlines],
-            "folder": str(incidents.folder) if incidents.folder is not None else None,
-            "problem": incidents.problem,
-        }
-        return JSONResponse(body, headers=_HEADERS)
+        return JSONResponse(listing(headlines, incidents.folder, incidents.problem), headers=_HEADERS)
 
     @router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})
     async def one(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import quote
 
@@ -35,16 +34,13 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
     # Here and not at the top, as below: `highwater --help` must not load what it does not need.
     from highwater.incidents import IncidentStore, UnreadableIncident  # noqa: PLC0415
-    from highwater.incidents.store import to_bytes  # noqa: PLC0415
+    from highwater.incidents.store import listing, to_bytes  # noqa: PLC0415
     from highwater.incidents.text import headlines_text, incident_markdown  # noqa: PLC0415
 
     store = IncidentStore(folder)
     if incident_id is None:
         headlines = store.headlines()
-        if as_json:
-            listed = [asdict(headline) for headline in headlines]
-            return json.dumps({"schema": 1, "incidents": listed, "folder": str(folder), "problem": None}, indent=1)
-        return headlines_text(headlines)
+        return json.dumps(listing(headlines, folder, None), indent=1) if as_json else headlines_text(headlines)
     try:
         incident = store.read(incident_id)
     except UnreadableIncident as exc:

@@ -18,8 +18,9 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     is_absent = isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted)
     if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
-    word = "any more" if was_there else "yet"
-    return f"nothing answers {word} at {url} ({failure}); is vLLM running there, and is engine_url right?"
+    if was_there:
+        return f"nothing answers any more at {url} ({failure}); is vLLM still running there?"
+    return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:

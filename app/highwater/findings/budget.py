@@ -57,8 +57,9 @@ def not_profiled(case: BudgetCase) -> Finding | None:
         return None
     return finding(
         "not_profiled",
-        {"rank": case.name, "missed_bytes": size, "outside_bytes": rank.outside_bytes},
         weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
+        case=case,
+        missed_bytes=size,
         parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
         requested=rank.requested_bytes,
     )
@@ -71,8 +72,9 @@ def activation_above_profile(case: BudgetCase) -> Finding | None:
         return None
     return finding(
         "activation_above_profile",
-        {"rank": case.name, "profiled_bytes": row.profiled_bytes, "observed_bytes": row.observed_bytes},
         advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
+        case=case,
+        row=row,
         excess=row.risk_bytes,
     )
 
@@ -84,8 +86,8 @@ def encoder_not_profiled(case: BudgetCase) -> Finding | None:
         return None
     return finding(
         "encoder_not_profiled",
-        {"rank": case.name, "cache_bytes": encoder.cache_bytes, "held_bytes": encoder.held_bytes},
         advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
+        case=case,
         embeddings=encoder.cache_size,
     )
 
@@ -95,9 +97,7 @@ def allocator_environment(case: BudgetCase) -> Finding | None:
     problems = contradictions(case.rank.environment, case.rank.device.type)
     if not problems:
         return None
-    return finding(
-        "allocator_environment", {"rank": case.name}, problems=" ".join(f"{problem}." for problem in problems)
-    )
+    return finding("allocator_environment", case=case, problems=" ".join(f"{problem}." for problem in problems))
 
 
 BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (

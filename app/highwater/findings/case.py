@@ -98,6 +98,7 @@ class Case:
 
     Attributes:
         kind: The incident's kind; ``load`` for a measured load.
+        load: The figures of the engine's requests, whichever of both has them.
         grown_bytes: The growth of used bytes, over all ranks.
         grown: The same by component, where its beginning is known.
         since: The time that this growth took, as a part of a sentence.
@@ -109,7 +110,7 @@ class Case:
     ranks: tuple[RankCase, ...] = ()
     at: float = 0.0
     engine: EngineStatus
-    load: EngineLoad = field(default_factory=EngineLoad)
+    load: EngineLoad | EngineStatus = field(default_factory=EngineLoad)
     grown_bytes: int | None = None
     grown: Mapping[str, int] = field(default_factory=dict)
     since: str = ""

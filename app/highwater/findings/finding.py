@@ -1,6 +1,6 @@
 """A finding: a conclusion from the numbers, the same for incidents, measured loads and a start's budget.
 
-The sentences of every finding stand in findings.toml, under its name. A rule hands over the figures that they name.
+The sentences and figures of every finding stand in findings.toml, under its name. A rule hands over what it found.
 """
 
 from __future__ import annotations
@@ -55,16 +55,18 @@ def finding(
 ) -> Finding:
     """Return the finding of that name, a key of findings.toml.
 
-    Its sentences may name ``figures``, which are shown with it, and ``words``; ``weight`` and ``advice`` replace those
-    of the file.
+    Its sentences may name ``words``, and the figures that are shown with it: those that the file finds in ``words``,
+    and ``figures``, whose names only the rule knows. ``weight`` and ``advice`` replace those of the file.
     """
-    wording, known = _WORDING[name], {**(figures or {}), **words}
+    wording = _WORDING[name]
+    figures = {key: _found(path, words) for key, path in wording.get("figures", {}).items()} | dict(figures or {})
+    known = {**words, **figures}
     return Finding(
         name=name,
         weight=weight or wording["weight"],
         title=_sentences(wording["title"], known)[0],
         text=" ".join(_sentences(wording["text"], known)),
-        figures=figures or {},
+        figures=figures,
         advice=advices(wording.get("advice", ()) if advice is None else advice),
     )
 
@@ -91,6 +93,15 @@ def possible(found: Finding, engine: EngineStatus) -> Finding:
 def times(count: int) -> str:
     """Return ``once``, or ``3 times``."""
     return "once" if count == 1 else f"{count} times"
+
+
+def _found(path: str, words: Mapping[str, object]) -> Any:  # noqa: ANN401 - whatever the rule handed over
+    """Return what stands at a dotted path; ``None`` where a part of it is not known."""
+    first, *attributes = path.split(".")
+    value = words[first]
+    for attribute in attributes:
+        value = None if value is None else getattr(value, attribute)
+    return value
 
 
 class _LeftOutError(Exception):

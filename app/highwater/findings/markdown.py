@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 
 from markdown_it import MarkdownIt
@@ -37,20 +38,7 @@ _CHART: Final = re.compile(
 _WIDTH, _HEIGHT = 860, 240
 CHART_POINTS = 48
 
-STYLE: Final = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
-h1, p, li, code, pre { overflow-wrap: anywhere; } li { margin: .5rem 0; }
-code, pre { font: .9em/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; padding: .6rem; }
-pre, svg { border: 1px solid #8886; border-radius: 6px; }
-table { border-collapse: collapse; display: block; overflow-x: auto; font-size: .9em; }
-td, th { padding: .15rem .6rem; border-top: 1px solid #8886; font-variant-numeric: tabular-nums; text-align: right; }
-.left { text-align: left; } td:first-child, th:first-child { white-space: nowrap; }
-svg { display: block; width: 100%; height: auto; } polyline { fill: none; stroke: #d9622b; stroke-width: 2; }
-svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-@media print { body { max-width: none; margin: 0; font-size: 11px; } tr, li { break-inside: avoid; } }
-"""
+STYLE: Final = f"\n{Path(__file__).with_name('page.css').read_text('utf-8')}"
 # Only this page's own style: no script, image, font, frame or form, and nothing from elsewhere.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; style-src 'sha256-"

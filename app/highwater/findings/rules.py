@@ -1,7 +1,7 @@
 """The rule book: the questions asked of the numbers of an incident and of a measured load alike. Pure.
 
 Each rule returns a finding, or ``None``: also where a figure that it needs is not known. A new rule is a function here,
-a line in ``RULES`` and its sentences in findings.toml.
+a line in ``RULES`` and its sentences and figures in findings.toml.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tu
 def ooms(case: Case) -> Finding | None:
     """Report that PyTorch's allocator gave up."""
     rise, rank = highest(case.ranks, lambda each: each.ooms) or (0, None)
-    if rank is None or not rise:
-        return None
-    return finding("ooms", {"rank": rank.name, "ooms": rank.now.torch.ooms, "rise": rise})
+    return finding("ooms", rank=rank, rise=rise) if rank is not None and rise else None
 
 
 def alloc_retries(case: Case) -> Finding | None:
@@ -68,9 +66,10 @@ def alloc_retries(case: Case) -> Finding | None:
         return None
     return finding(
         "alloc_retries",
-        {"rank": rank.name, "alloc_retries": rank.now.torch.alloc_retries, "rise": rise},
         weight="likely" if case.is_load else "clue",
         advice=("policy_earlier", *against_fragmentation(rank.device_type), "gpu_memory_utilization"),
+        rank=rank,
+        rise=rise,
         often=times(rise),
     )
 
@@ -84,24 +83,18 @@ def unused_reserve(case: Case) -> Finding | None:
     unused, rank = highest(case.ranks, _unused_bytes) or (0, None)
     if rank is None or not _is_much(unused, rank):
         return None
-    torch, releasable = rank.now.torch, rank.now.releasable_bytes
+    releasable = rank.now.releasable_bytes
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
     return finding(
         "unused_reserve",
-        {
-            "rank": rank.name,
-            "reserved_bytes": torch.reserved_bytes,
-            "allocated_bytes": torch.allocated_bytes,
-            "inactive_split_bytes": torch.inactive_split_bytes,
-            "releasable_bytes": releasable,
-        },
         weight="likely" if is_full and would_help and case.kind not in {"hung", "load"} else "clue",
         advice=(
             *(("release",) if would_help else ()),
             *against_fragmentation(rank.device_type),
             *(() if case.is_load else ("policy_earlier",)),
         ),
+        rank=rank,
         unused=unused,
         is_full=is_full,
         is_load=case.is_load,
@@ -134,16 +127,11 @@ def encoder_cache(case: Case) -> Finding | None:
     budget = "" if cache.capacity_embeds is None else f", of a budget of {cache.capacity_embeds:,} embeddings"
     return finding(
         "encoder_cache",
-        {
-            "rank": rank.name,
-            "entries": cache.entries,
-            "device_bytes": held,
-            "capacity_embeds": cache.capacity_embeds,
-            "capacity_bytes": capacity,
-            "oldest_age_seconds": cache.oldest_age_seconds,
-        },
         weight="clue" if not case.is_load and (fill is None or is_full) else "note",
         advice=("max_num_batched_tokens",) if case.is_load else for_component("encoder_cache_bytes", rank.device_type),
+        rank=rank,
+        cache=cache,
+        capacity=capacity,
         budget=budget,
         fill=fill,
         is_over=is_over,
@@ -181,9 +169,12 @@ def host_memory(case: Case) -> Finding | None:
     is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
     return finding(
         "host_memory",
-        {"rank": rank.name, "host_used_bytes": used, "host_total_bytes": whole, "spilled_bytes": spilled},
         weight="likely" if ratio >= HOST_FULL_RATIO and case.kind == "died" else "clue",
         advice=("memory_limit", "mm_processor_cache", "reset_mm_cache", *trimmed),
+        rank=rank,
+        used=used,
+        whole=whole,
+        spilled=spilled,
         ratio=ratio,
         limit="the container's limit" if is_limited else "the machine's memory",
     )
@@ -191,17 +182,8 @@ def host_memory(case: Case) -> Finding | None:
 
 def kv_cache_full(case: Case) -> Finding | None:
     """Report a full KV cache, which is no memory problem and often taken for one."""
-    usage, load = case.load.kv_cache_usage_ratio, case.load
-    if usage is None or usage < KV_FULL_RATIO:
-        return None
-    return finding(
-        "kv_cache_full",
-        {
-            "kv_cache_usage_ratio": usage,
-            "requests_running": load.requests_running,
-            "requests_waiting": load.requests_waiting,
-        },
-    )
+    is_full = (case.load.kv_cache_usage_ratio or 0.0) >= KV_FULL_RATIO
+    return finding("kv_cache_full", load=case.load) if is_full else None
 
 
 # --- the plan ---
@@ -213,17 +195,8 @@ def over_budget(case: Case) -> Finding | None:
     if rank is None or excess <= rank.notable_bytes:
         return None
     share = rank.now.budget.gpu_memory_utilization
-    return finding(
-        "over_budget",
-        {
-            "rank": rank.name,
-            "used_bytes": rank.peak.used_bytes,
-            "requested_bytes": rank.now.budget.requested_bytes,
-            "gpu_memory_utilization": share,
-        },
-        excess=excess,
-        share=f" ({share:g} of the device)" if share is not None else "",
-    )
+    of_device = f" ({share:g} of the device)" if share is not None else ""
+    return finding("over_budget", rank=rank, excess=excess, share=of_device)
 
 
 def _excess_bytes(rank: RankCase) -> int | None:
@@ -233,12 +206,10 @@ def _excess_bytes(rank: RankCase) -> int | None:
 
 def unprofiled_encoder(case: Case) -> Finding | None:
     """Report a version that plans without the multimodal encoder."""
-    version = case.engine.version
     is_multimodal = any(rank.now.encoder_cache for rank in case.ranks)
     is_on_npu = any(rank.device_type == "npu" for rank in case.ranks)
-    if not (is_multimodal and is_on_npu and str(parse_version(version)) in _UNPROFILED):
-        return None
-    return finding("unprofiled_encoder", {"version": version})
+    is_unprofiled = is_multimodal and is_on_npu and str(parse_version(case.engine.version)) in _UNPROFILED
+    return finding("unprofiled_encoder", engine=case.engine) if is_unprofiled else None
 
 
 # --- growth ---
@@ -250,20 +221,11 @@ def leaks(case: Case) -> Finding | None:
     if not found:
         return None
     first = found[0]
-    rate = first.rate
     return finding(
         "leaks",
-        {
-            "series": first.series,
-            "driver": None if rate is None else rate.driver,
-            "per_driver": None if rate is None else rate.per_driver,
-            "low": None if rate is None else rate.low,
-            "high": None if rate is None else rate.high,
-            "idle_floors": first.floors,
-            "window_seconds": first.window_seconds,
-        },
         weight="clue" if case.kind in {"hung", "start_failed"} else "likely",
         advice=("restart_frees", *_against_leak(first)),
+        first=first,
         leak=leak_line(first),
         others=f"; so does {', '.join(map(series_title, found[1:]))}" if found[1:] else "",
         verdicts=". ".join(f"{series_title(one)}: {one.text}" for one in found),

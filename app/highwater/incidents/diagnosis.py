@@ -18,8 +18,7 @@ from highwater.findings.rules import RULES
 from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, LogMessage, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
-from highwater.readings import Components, Device, EngineLoad, EngineStatus, RankReading, TorchMemory, WorkerMemory
-from highwater.readings.engine import LOAD_FIGURES
+from highwater.readings import Components, Device, RankReading, TorchMemory, WorkerMemory
 from highwater.text.printable import cleaned
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)
@@ -88,15 +87,14 @@ def case_of(evidence: Evidence) -> IncidentCase:
     )
     since_ready = any(rank.first is not None for rank in ranks)
     grown = _growth(evidence, ranks, since_ready=since_ready)
-    growth, engine = evidence.growth, engine_of(evidence)
-    whole = growth.since_ready_bytes
+    growth, whole = evidence.growth, evidence.growth.since_ready_bytes
     return IncidentCase(
         evidence=evidence,
         kind=evidence.kind,
         ranks=ranks,
         at=evidence.at,
         engine=evidence.engine,
-        load=EngineLoad(**{name: getattr(engine, name) for name in LOAD_FIGURES}),
+        load=evidence.engine,
         grown_bytes=whole if whole is not None else sum(grown.values()) if grown else None,
         grown=grown,
         since="since the engine was ready" if since_ready or whole is not None else "over the minutes that were kept",
@@ -104,12 +102,6 @@ def case_of(evidence: Evidence) -> IncidentCase:
         seconds_to_full=growth.seconds_to_full,
         series=growth.series,
     )
-
-
-def engine_of(evidence: Evidence) -> EngineStatus:
-    """Return the engine at that moment, with the last figures that it reported of its requests."""
-    known = {name: value for name in LOAD_FIGURES if (value := getattr(evidence.load, name)) is not None}
-    return replace(evidence.engine, **known)
 
 
 def latest(evidence: RankEvidence) -> RankReading:

@@ -126,10 +126,27 @@ class LogPosition(NamedTuple):
 def position_of_end(path: Path) -> LogPosition | None:
     """Return where the log ends now; ``None`` where it does not exist."""
     try:
-        status = path.stat()
+        return end_of(path)
     except OSError:
         return None
+
+
+def end_of(log: Path | BinaryIO) -> LogPosition:
+    """Return where a log ends now, by its path or as an open file."""
+    status = log.stat() if isinstance(log, Path) else os.fstat(log.fileno())
     return LogPosition(status.st_dev, status.st_ino, status.st_size)
+
+
+def read_from(file: BinaryIO, offset: int, most: int) -> tuple[bytes, bool]:
+    """Return what an open log holds from an offset on; of more than ``most`` bytes the end, and True.
+
+    The end begins with a whole line.
+    """
+    start = max(offset, end_of(file).offset - most)
+    file.seek(start)
+    content = file.read(most)
+    is_cut = start > offset
+    return content.partition(b"\n")[2] if is_cut else content, is_cut
 
 
 def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
@@ -140,21 +157,15 @@ def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], 
     """
     try:
         with open_log(path) as file:
-            status = os.fstat(file.fileno())
-            start = max(status.st_size - TAIL_BYTES, 0)
-            is_cut = start > 0
-            is_same = since is not None and (status.st_dev, status.st_ino) == (since.device, since.inode)
-            if since is not None and is_same and start <= since.offset <= status.st_size:
-                start, is_cut = since.offset, False
-            file.seek(start)
-            content = file.read(TAIL_BYTES)
+            end = end_of(file)
+            is_same = since is not None and end[:2] == since[:2] and since.offset <= end.offset
+            start = since.offset if since is not None and is_same else 0
+            content, is_cut = read_from(file, start, TAIL_BYTES)
     except NotARegularFileError:
         return [], f"engine_log: {path} is not a file"
     except OSError as exc:
         return [], f"engine_log: {path} cannot be read: {os_reason(exc)}"
-    lines = content.decode("utf-8", "replace").split("\n")
-    # The first is the end of a line whose beginning was left out.
-    return WholeLines(is_cut=is_cut).of(lines[1:] if is_cut else lines), None
+    return WholeLines(is_cut=is_cut).of(content), None
 
 
 class WholeLines:
@@ -169,8 +180,9 @@ class WholeLines:
     def __init__(self, *, is_cut: bool = False) -> None:
         self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
 
-    def of(self, lines: Iterable[str]) -> list[str]:
-        """Return the next lines, without pieces that continue another."""
+    def of(self, content: bytes) -> list[str]:
+        """Return the lines of the next bytes, without pieces that continue another."""
+        lines = content.decode("utf-8", "replace").split("\n") if content else []
         return [line for line in lines if not self._is_piece(line)]
 
     def _is_piece(self, line: str) -> bool:

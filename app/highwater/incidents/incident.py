@@ -9,7 +9,7 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.advice import Advice
 from highwater.findings.case import Case, EncoderEntry
 from highwater.findings.finding import Finding
-from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus, RankReading
+from highwater.readings import EngineStatus, Event, Growth, PolicyStatus, RankReading
 from highwater.text.table import rank_title
 
 SCHEMA = 1
@@ -87,8 +87,8 @@ class Evidence:
     """Everything that is known when an incident is opened.
 
     Attributes:
+        engine: The engine at that moment, with the last figures that it reported of its requests.
         baseline: The first readings after this engine became ready.
-        load: The last figures that the engine reported of its requests, perhaps from before the moment.
         policy_before: The policy's last status while the engine's memory was known.
         reason: What was seen, in a few words: ``connection refused``.
         oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
@@ -101,10 +101,8 @@ class Evidence:
     ranks: tuple[RankEvidence, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
-    load: EngineLoad = field(default_factory=EngineLoad)
     policy: PolicyStatus | None = None
     policy_before: PolicyStatus | None = None
-    decisions: tuple[Event, ...] = ()
     events: tuple[Event, ...] = ()
     reason: str = ""
     start: FailedStart | None = None
@@ -151,7 +149,6 @@ class Incident(Headline):
     """One incident, whole: of its evidence, and what was concluded from it.
 
     Attributes:
-        engine: The engine at that moment, with the last figures of its requests.
         start: The last failed start of those that are counted here.
         messages: The log's known messages, causes before consequences.
         ranks: The evidence, thinned.

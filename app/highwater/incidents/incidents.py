@@ -12,17 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
-from highwater.incidents.diagnosis import diagnose, engine_of, harmless, joined, summarize
-from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged, position_of_end, read_tail
+from highwater.incidents.diagnosis import diagnose, harmless, joined, summarize
+from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged
 from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
-from highwater.incidents.starts import StartWatch, of_one_run
+from highwater.incidents.starts import EngineLog
 from highwater.incidents.store import IncidentStore, UnreadableIncident
 from highwater.readings import Event
 
@@ -44,7 +46,6 @@ MAX_EVENTS, MAX_DECISIONS = 200, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
-_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.incidents")
@@ -73,19 +74,17 @@ class Incidents:
     ) -> None:
         self._store = store
         store.prepare()
-        self._engine_log = engine_log
+        self._log = EngineLog(engine_log) if engine_log is not None else None
         self._clock = clock
         self._monotonic = monotonic
         self._internal_error = internal_error
-        self._starts = StartWatch(engine_log) if engine_log is not None else None
-        # The log's end when the engine became ready: earlier lines are of another life.
-        self._since: LogPosition | None = None
         self._late: tuple[_LateRead, ...] = ()
-        self._counts = _counts(store.headlines())
+        left = [headline for headline in store.headlines() if headline.problem is None]
+        self._counts = _counts(left)
         self._lock = asyncio.Lock()
-        # All that are open, and of each kind the last one; None until the store was read. Never changed in place: the
-        # event loop reads it while a thread works.
-        self._tracked: dict[str, Headline] | None = None
+        # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
+        # in place: the event loop reads it while a thread works.
+        self._tracked = _worth_tracking({headline.id: headline for headline in left})
         self._written_at: dict[str, float] = {}
 
     @property
@@ -101,12 +100,17 @@ class Incidents:
     @property
     def has_log(self) -> bool:
         """True if the engine's log is known."""
-        return self._engine_log is not None
+        return self._log is not None
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
         """The number of incidents of each kind, as far as the folder shows it."""
         return self._counts
+
+    @property
+    def is_one_open(self) -> bool:
+        """True if the engine was not ready since one of them."""
+        return bool(_unended(self._tracked))
 
     @property
     def is_late_due(self) -> bool:
@@ -115,39 +119,38 @@ class Incidents:
 
     async def complete(self, *, at_once: bool = False) -> None:
         """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
-        await self._in_thread(self._complete, at_once=at_once)
+        await self._in_thread(partial(self._complete, at_once=at_once))
 
     async def engine_began(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
-        await self._in_thread(self._begin)
+        if self._log is not None:
+            await self._in_thread(self._log.engine_ready)
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
 
         With ``at_once`` a start's last lines are not awaited: the sidecar ends.
         """
-        if self._starts is None:
+        if self._log is None:
             return ()
-        return await self._in_thread(self._starts.look, self._monotonic(), at_once=at_once)
+        return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
 
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
         Never raises for what is in the evidence, on the disk or in the log.
         """
-        return await self._in_thread(self._open, evidence)
+        return await self._in_thread(partial(self._open, evidence))
 
     async def engine_ready(self) -> tuple[Headline, ...]:
         """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
-        if self._tracked is not None and not _unended(self._tracked):
-            return ()
-        return await self._in_thread(self._close)
+        return await self._in_thread(self._close) if self.is_one_open else ()
 
     async def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
         # With what was counted since the last write.
-        counted = self._tracked or {}
+        counted = self._tracked
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
@@ -157,33 +160,28 @@ class Incidents:
             UnreadableIncident: It exists, and this version cannot read it.
         """
         incident = await asyncio.to_thread(self._store.read, incident_id)
-        counted = (self._tracked or {}).get(incident_id)
+        counted = self._tracked.get(incident_id)
         return incident if incident is None or counted is None else _counted(incident, counted)
 
     def close(self) -> None:
         """Close the engine's log."""
-        if self._starts is not None:
-            self._starts.close()
+        if self._log is not None:
+            self._log.close()
 
-    async def _in_thread(
-        self,
-        call: Callable[_Arguments, _Result],
-        *args: _Arguments.args,
-        **kwargs: _Arguments.kwargs,
-    ) -> _Result:
+    async def _in_thread(self, call: Callable[[], _Result]) -> _Result:
         async with self._lock:
-            return await asyncio.to_thread(call, *args, **kwargs)
+            return await asyncio.to_thread(call)
 
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool]:
-        same = [headline for headline in self._adopted().values() if headline.kind == evidence.kind]
+        same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
         if last is not None and evidence.start is not None:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if stored is not None and _is_same_failure(last, stored, evidence):
+            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start):
                 counted = self._repeated(last, evidence)
                 self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
                 return counted, False
@@ -197,30 +195,26 @@ class Incidents:
             evidence = replace(evidence, ranks=joined(evidence.ranks, hang.ranks))
             self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
-        incident = replace(self._incident(evidence, self._since), number=number)
+        since = self._log.since if self._log is not None else None
+        incident = replace(self._incident(evidence, since), number=number)
         if hang is not None:
             incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
         self._store.write(incident)
         self._track(incident.headline)
         self._counts = {**self._counts, evidence.kind: number}
         self._written_at = {incident.id: evidence.at}
-        if self._engine_log is not None:
+        if self._log is not None:
             now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
-            self._late += tuple(_LateRead(incident.id, now + late, evidence, self._since) for late in seconds)
+            self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
         return incident.headline, True
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
         """Return the hang that this death ends: a killed worker stops every step, and then the API server ends."""
         if evidence.kind != "died":
             return None
-        hangs = [one for one in self._adopted().values() if one.kind == "hung" and one.ended_at is None]
+        hangs = [one for one in self._tracked.values() if one.kind == "hung" and one.ended_at is None]
         recent = [one for one in hangs if 0 <= evidence.at - (one.at or 0.0) < SAME_DEATH_SECONDS]
         return self._stored(max(recent, key=lambda one: one.at or 0.0).id) if recent else None
-
-    def _begin(self) -> None:
-        if self._engine_log is not None and self._starts is not None:
-            self._since = position_of_end(self._engine_log)
-            self._starts.engine_ready()
 
     def _complete(self, *, at_once: bool) -> None:
         now, late = self._monotonic(), self._late
@@ -232,7 +226,7 @@ class Incidents:
                 continue  # it was the oldest, and was removed
             incident = self._incident(one.evidence, one.since)
             if incident.messages != stored.messages:
-                tracked = self._adopted().get(one.id, stored.headline)
+                tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
@@ -250,21 +244,14 @@ class Incidents:
 
     def _close(self) -> tuple[Headline, ...]:
         now = self._clock()
-        ended = tuple(replace(headline, ended_at=now) for headline in _unended(self._adopted()))
+        ended = tuple(replace(headline, ended_at=now) for headline in _unended(self._tracked))
         for headline in ended:
             self._track(headline)
             self._rewrite(headline, now)
         return ended
 
-    def _adopted(self) -> dict[str, Headline]:
-        """Return the tracked headlines; at first those that an earlier sidecar left."""
-        if self._tracked is None:
-            left = [headline for headline in self._store.headlines() if headline.problem is None]
-            self._tracked = _worth_tracking({headline.id: headline for headline in left})
-        return self._tracked
-
     def _track(self, headline: Headline) -> None:
-        self._tracked = _worth_tracking({**self._adopted(), headline.id: headline})
+        self._tracked = _worth_tracking({**self._tracked, headline.id: headline})
 
     def _rewrite(self, counted: Headline, now: float) -> None:
         """Write the count, and the log's messages since. Where the incident was removed, nothing is left to write."""
@@ -272,18 +259,22 @@ class Incidents:
         incident = self._stored(counted.id)
         if incident is None:
             return
-        if counted.ended_at is None:  # afterwards the log may be the next engine's
-            incident = replace(incident, messages=merged(incident.messages, match(self._log(self._since)[0])))
+        if counted.ended_at is None and self._log is not None:  # afterwards the log may be the next engine's
+            lines, _ = self._log.of_this_life(self._log.since)
+            incident = replace(incident, messages=merged(incident.messages, match(lines)))
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
         if evidence.start is not None:
             messages = evidence.start.messages
-        else:
-            lines, problem = self._log(since)
+        elif self._log is not None:
+            lines, problem = self._log.of_this_life(since)
             notes += [problem] if problem else []
             messages = match(lines)
+        else:
+            notes.append("engine_log is not set, so nothing is known of what the engine itself said")
+            messages = ()
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
         try:
             findings = diagnose(evidence, messages)
@@ -294,13 +285,14 @@ class Incidents:
             log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
             findings = ()
             notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+        decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
         return Incident(
             id=self._id(evidence.kind, evidence.at),
             kind=evidence.kind,
             at=evidence.at,
             last_at=evidence.at,
             summary=summarize(evidence, findings, messages),
-            engine=engine_of(evidence),
+            engine=evidence.engine,
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
             findings=findings,
@@ -309,42 +301,30 @@ class Incidents:
             growth=evidence.growth,
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
-            decisions=_last(evidence.decisions, MAX_DECISIONS),
+            decisions=_last(decisions, MAX_DECISIONS),
             notes=tuple(notes),
             written_by=__version__,
         )
 
-    def _log(self, since: LogPosition | None) -> tuple[list[str], str | None]:
-        """Return the lines of the engine that ran, and the log's problem if there is one."""
-        if self._engine_log is None:
-            return [], "engine_log is not set, so nothing is known of what the engine itself said"
-        lines, problem = read_tail(self._engine_log, since)
-        return of_one_run(lines, begins_ready=since is not None), problem
-
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
-        first = incident_id = f"{stamp}-{kind.replace('_', '-')}"
-        number = 1
-        while self._store.has(incident_id):
-            number += 1
-            incident_id = f"{first}-{number}"
-        return incident_id
+        first = f"{stamp}-{kind.replace('_', '-')}"
+        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
+        return next(each for each in ids if not self._store.has(each))
 
 
 def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
-        numbers = [headline.number for headline in headlines if headline.problem is None and headline.kind == kind]
+        numbers = [headline.number for headline in headlines if headline.kind == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
 
 
-def _is_same_failure(last: Headline, stored: Incident, evidence: Evidence) -> bool:
-    """Return whether a start failed as the last one did, not long after it."""
-    is_recent = evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
-    start = evidence.start
-    return is_recent and last.ended_at is None and start is not None and _cause(stored) == _cause(start)
+def _fails_again(last: Headline, evidence: Evidence) -> bool:
+    """Return whether a start fails not long after the last one, with no engine ready in between."""
+    return last.ended_at is None and evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
 
 
 def _goes_on(last: Headline, evidence: Evidence) -> bool:
@@ -369,10 +349,9 @@ def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
 
 
 def _counted(incident: Incident, headline: Headline) -> Incident:
-    last_at = headline.last_at if headline.last_at is not None else incident.last_at
-    return replace(incident, count=headline.count, last_at=last_at, ended_at=headline.ended_at)
+    return replace(incident, count=headline.count, last_at=headline.last_at, ended_at=headline.ended_at)
 
 
-def _last(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
+def _last(events: Sequence[Event], most: int) -> tuple[Event, ...]:
     """Return the last events, oldest first, without a remedy's details: its summary has the outcome."""
     return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])

@@ -1,7 +1,7 @@
 """The rules for an incident beside the rule book: how the engine ended, whether the device was full, the ranks' states.
 
 Each rule returns a finding or ``None``. Pure. A new rule is a function here, a line in ``INCIDENT_RULES`` and its
-sentences in findings/findings.toml.
+sentences and figures in findings/findings.toml.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def killed_by_kernel(case: IncidentCase) -> Finding | None:
     if kills is None or kills.count == 0:
         return None
     weight: Weight = "clue" if case.kind == "out_of_memory" else "likely"
-    return finding("killed_by_kernel", {"oom_kills": kills.count}, weight=weight, where=kills.where)
+    return finding("killed_by_kernel", weight=weight, oom_kills=kills.count, where=kills.where)
 
 
 def ended_by_signal(case: IncidentCase) -> Finding | None:
@@ -46,8 +46,8 @@ def ended_by_signal(case: IncidentCase) -> Finding | None:
     is_kill = number == signal.SIGKILL
     return finding(
         "ended_by_signal",
-        {"signal": number},
         advice=("who_killed",) if is_kill else (),
+        signal=number,
         signal_name=_signal_name(number),
         exit_code=number + 128,
         is_kill=is_kill,
@@ -74,15 +74,10 @@ def device_full(case: IncidentCase) -> Finding | None:
     is_cpu = worst.device_type == "cpu"
     return finding(
         "device_full",
-        {
-            "rank": worst.name,
-            "free_bytes": worst.now.free_bytes,
-            "total_bytes": worst.now.total_bytes,
-            "used_bytes": worst.now.used_bytes,
-            "age_seconds": case.age_seconds(worst),
-        },
         weight="clue" if case.kind == "hung" else "likely",
         advice=_against_full(worst),
+        rank=worst,
+        age_seconds=case.age_seconds(worst),
         age=case.age_text(worst),
         memory="host memory" if is_cpu else "device",
         is_cpu=is_cpu,
@@ -97,7 +92,7 @@ def device_had_room(case: IncidentCase) -> Finding | None:
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
     return finding(
         "device_had_room",
-        {"rank": least.name, "free_bytes": least.now.free_bytes, "total_bytes": least.now.total_bytes},
+        rank=least,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
     )
@@ -171,14 +166,11 @@ def policy(case: IncidentCase) -> Finding | None:
     is_helpless = bool(missing) and all(map(_can_give_nothing, missing))
     return finding(
         "policy",
-        {
-            "mode": status.mode,
-            "level": status.level,
-            "rules_short": len(short),
-            "missing_bytes": max((one.short_bytes or 0 for one in missing), default=None),
-        },
         # Acting earlier helps only where there is something to give back.
         advice=("gpu_memory_utilization",) if is_helpless else ("policy_earlier",),
+        status=status,
+        rules_short=len(short),
+        missing_bytes=max((one.short_bytes or 0 for one in missing), default=None),
         only_observed=status.mode == "observe",
         rules=", ".join(rule.name for rule in short),
         reasons="; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary,

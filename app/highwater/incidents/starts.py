@@ -13,7 +13,6 @@ neither (a higher log level, another format), the messages that only a start wri
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,15 @@ from typing import BinaryIO, Final
 from highwater.incidents.enginelog import (
     LogLine,
     LogMatches,
+    LogPosition,
     WholeLines,
+    end_of,
     known_message,
     open_log,
     parse,
     position_of_end,
+    read_from,
+    read_tail,
 )
 from highwater.incidents.incident import FailedStart
 
@@ -83,10 +86,7 @@ class _Start:
         return has_ended or now - self.last_at >= SILENCE_SECONDS
 
     def failed(self) -> FailedStart:
-        """Return the starts that are known to have failed, each once.
-
-        With ``at_once`` lines after an end are not awaited; with ``only_last`` all but the last start are left out.
-        """
+        """Return it as a failed start."""
         digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
         return FailedStart(id=digest[:16], messages=self.matches.messages())
 
@@ -98,19 +98,21 @@ class Starts:
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, line: LogLine, now: float) -> None:
-        """Take the next line."""
+    def read(self, line: LogLine, now: float) -> bool:
+        """Take the next line; return whether a start begins with it."""
         header = header_of(line)
-        if header is not None and self.is_begun_by(header):
-            if self._open is not None and self._open.is_failing:
+        if header is not None and self._is_begun_by(header):
+            if self._open is not None and self._open.is_failing and not self._open.is_reported:
                 self._over.append(self._open)
             self._open = _Start(line.text, header)
-        elif header is not None and self._open is not None:
+            return True
+        if header is not None and self._open is not None:
             self._open.header = header
         elif says_ready(line):
             self._open = None
         else:
             self._note(line, now)
+        return False
 
     def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that are known to have failed, each once.
@@ -120,19 +122,14 @@ class Starts:
             at_once: Do not wait for what may come after an end.
             only_last: Leave out all but the last start.
         """
-        failed = [start for start in self._over if not (start.is_reported or only_last)]
-        self._over = []
+        failed, self._over = [] if only_last else self._over, []
         last = self._open
         if last is not None and last.is_failing and not last.is_reported and (at_once or last.is_settled(now)):
             last.is_reported = True
             failed.append(last)
         return tuple(start.failed() for start in failed)
 
-    def forget(self) -> None:
-        """Forget every start: the engine is ready."""
-        self._open, self._over = None, []
-
-    def is_begun_by(self, header: int) -> bool:
+    def _is_begun_by(self, header: int) -> bool:
         """Return whether a header begins another start, or belongs to the start under way."""
         last = self._open
         if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
@@ -188,47 +185,47 @@ class FollowedLog:
                 added += self._rest(self._file)
         except OSError:
             self.close()
-        whole, newline, partial = (self._partial + added).rpartition(b"\n")
+        whole, _, partial = (self._partial + added).rpartition(b"\n")
         # The beginning of a line that is too long: further in, no logger begins a message.
         self._partial = partial[:PARTIAL_BYTES]
-        return self._whole.of(whole.decode("utf-8", "replace").split("\n")) if newline else []
+        return self._whole.of(whole)
 
     def _is_same_file(self) -> bool:
-        if self._file is None:
-            return False
-        place, status = position_of_end(self._path), os.fstat(self._file.fileno())
-        return place is not None and (place.device, place.inode) == (status.st_dev, status.st_ino)
+        place = position_of_end(self._path)
+        return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
 
     def _rest(self, file: BinaryIO) -> bytes:
         """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
-        size = os.fstat(file.fileno()).st_size
         file.seek(max(self._offset - len(self._before), 0))
-        if size < self._offset or file.read(len(self._before)) != self._before:
+        if end_of(file).offset < self._offset or file.read(len(self._before)) != self._before:
             self._offset, self._partial, self._before = 0, b"", b""  # cut off
-        start = max(self._offset, size - LOOK_BYTES)
-        file.seek(start)
-        content = file.read(size - start)
-        is_whole = start == self._offset
-        self._offset = start + len(content)
-        self._before = ((self._before if is_whole else b"") + content)[-FINGERPRINT_BYTES:]
-        if not is_whole:
-            self._partial = b""
-            content = content.partition(b"\n")[2]  # the end of a line whose beginning is left out
+        content, is_cut = read_from(file, self._offset, LOOK_BYTES)
+        if is_cut:
+            self._partial, self._before = b"", b""
+        self._offset = file.tell()
+        self._before = (self._before + content)[-FINGERPRINT_BYTES:]
         return content
 
 
-class StartWatch:
-    """Looks for failed starts in the engine's log. Every method may block on the disk."""
+class EngineLog:
+    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk.
+
+    Attributes:
+        since: The log's end when the engine became ready; earlier lines are of another life.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._log = FollowedLog(path)
+        self._path = path
+        self._followed = FollowedLog(path)
         self._starts = Starts()
         self._has_looked = False
+        self.since: LogPosition | None = None
 
     def engine_ready(self) -> None:
-        """Forget the log until now: it is of no failed start."""
-        self._log.skip()
-        self._starts.forget()
+        """Forget the log until now: it is of no failed start, and not of this life of the engine."""
+        self.since = position_of_end(self._path)
+        self._followed.skip()
+        self._starts = Starts()
         self._has_looked = True
 
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
@@ -236,14 +233,19 @@ class StartWatch:
 
         With ``at_once`` lines after an end are not awaited.
         """
-        for text in self._log.new_lines():
+        for text in self._followed.new_lines():
             self._starts.read(parse(text), now)
         is_first, self._has_looked = not self._has_looked, True
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
+    def of_this_life(self, since: LogPosition | None) -> tuple[list[str], str | None]:
+        """Return the last lines of the engine that ran since then, and the log's problem if there is one."""
+        lines, problem = read_tail(self._path, since)
+        return of_one_run(lines, begins_ready=since is not None), problem
+
     def close(self) -> None:
         """Close the log."""
-        self._log.close()
+        self._followed.close()
 
 
 def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
@@ -251,18 +253,16 @@ def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
 
     With ``begins_ready`` the first line was written when the engine was ready.
     """
+    starts = Starts()
     runs: list[list[str]] = [[]]
-    starts, was_ready = Starts(), [begins_ready]
+    ran = runs[0] if begins_ready else lines  # the last run that got ready; where none is known to, all of them
     for text in lines:
         line = parse(text)
-        header = header_of(line)
-        if header is not None and starts.is_begun_by(header):
+        if starts.read(line, 0.0):
+            if begins_ready:
+                break
             runs.append([])
-            was_ready.append(False)
-        was_ready[-1] = was_ready[-1] or says_ready(line)
-        starts.read(line, 0.0)
+        if says_ready(line):
+            ran = runs[-1]
         runs[-1].append(text)
-    if begins_ready:
-        return runs[0]
-    ran = [run for run, is_ready in zip(runs, was_ready, strict=True) if is_ready]
-    return ran[-1] if ran else lines
+    return ran

@@ -14,11 +14,11 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -119,10 +119,8 @@ class IncidentStore:
 
     def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
-        headlines: dict[str, Headline] = {}
         with self._lock:
-            if self.folder is not None:
-                headlines = _filed(self.folder)
+            headlines = {} if self.folder is None else _filed(self.folder)
             headlines |= {name: kept.headline for name, kept in self._memory.items()}
         return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
@@ -191,33 +189,30 @@ def _filed(folder: Path) -> dict[str, Headline]:
 
 
 def _headline(folder: Path, incident_id: str) -> Headline:
-    """Return the headline, from the file's first line."""
+    """Return the headline, from the file's first line, or one that names the problem."""
+    schema = None
     try:
         start = read_regular(_file(folder, incident_id), MAX_FILE_BYTES, first_bytes=HEAD_BYTES)
+        line = start.partition(b"\n")[0].removesuffix(b",") + b"}"
+        if (schema := _schema(start)) != SCHEMA:
+            problem = _other_schema(schema)
+        elif not _has_times(headline := _HEADLINE.validate_json(line)):
+            problem = "has an invalid time"
+        elif headline.id != incident_id:
+            problem = f"says that it is {plain(headline.id, 80)}"
+        else:
+            return headline
     except FileNotFoundError:
         raise  # it was removed meanwhile
     except OSError as exc:
-        return _unreadable(incident_id, f"cannot be read: {os_reason(exc)}")
-    schema = _schema(start)
-    if schema != SCHEMA:
-        return _unreadable(incident_id, _other_schema(schema), schema)
-    try:
-        headline = _HEADLINE.validate_json(start.partition(b"\n")[0].removesuffix(b",") + b"}")
+        problem = f"cannot be read: {os_reason(exc)}"
     except ValidationError:
-        return _unreadable(incident_id, "has no headline that this version reads", schema)
-    if not _has_times(headline):
-        return _unreadable(incident_id, "has an invalid time", schema)
-    if headline.id != incident_id:
-        return _unreadable(incident_id, f"says that it is {plain(headline.id, 80)}", schema)
-    return headline
+        problem = "has no headline that this version reads"
+    return Headline(schema=schema, id=incident_id, kind=None, at=None, problem=problem)
 
 
 def _has_times(known: Headline) -> bool:
     return all(math.isfinite(at or 0.0) for at in (known.at, known.last_at, known.ended_at))
-
-
-def _unreadable(incident_id: str, problem: str, schema: int | None = None) -> Headline:
-    return Headline(schema=schema, id=incident_id, kind=None, at=None, problem=problem)
 
 
 def _schema(content: bytes) -> int | None:
@@ -257,7 +252,14 @@ def _file(folder: Path, incident_id: str) -> Path:
     return folder / f"{incident_id}.json"
 
 
-# --- an incident as bytes ---
+# --- as JSON ---
+
+
+def listing(headlines: Sequence[Headline], folder: Path | None, problem: str | None) -> dict[str, Any]:
+    """Return a list of incidents as one JSON object."""
+    listed = [asdict(headline) for headline in headlines]
+    where = str(folder) if folder is not None else None
+    return {"schema": SCHEMA, "incidents": listed, "folder": where, "problem": problem}
 
 
 def to_bytes(incident: Incident) -> bytes:

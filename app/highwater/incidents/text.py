@@ -28,7 +28,7 @@ def state(headline: Headline) -> str:
     if headline.count > 1:
         parts.append(f"{headline.count} times until {moment(headline.last_at)}")
     if headline.ended_at is None:
-        parts.append("not ended")
+        parts.append("still open")
     else:
         lasted = "" if headline.at is None else f" (after {duration(headline.ended_at - headline.at)})"
         parts.append(f"ready again {moment(headline.ended_at)}{lasted}")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
@@ -24,17 +24,7 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.rules import NOTHING_KNOWN
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
-from highwater.readings import (
-    STATES,
-    EngineLoad,
-    EngineState,
-    Growth,
-    PolicyStatus,
-    RankReading,
-    Report,
-    SeriesGrowth,
-    StartFailure,
-)
+from highwater.readings import Growth, PolicyStatus, RankReading, Report, SeriesGrowth, StartFailure
 from highwater.recorder.entry_table import largest_first
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress
@@ -45,6 +35,8 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
+# What the engine reports of its requests: the last figures are kept, since one that has ended reports none.
+_LOAD: Final = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 log = logging.getLogger("highwater.incidents")
 
@@ -59,7 +51,7 @@ class _LifeKnown:
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
-    load: EngineLoad = field(default_factory=EngineLoad)
+    load: Mapping[str, Any] = field(default_factory=dict)
     policy: PolicyStatus | None = None
 
 
@@ -89,14 +81,10 @@ class IncidentWatcher:
         self._verdicts = verdicts
         self._oom_kills = oom_kills or OomKillWatch()
         self._internal_error = internal_error
-        self._state: EngineState = "starting"
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
-        self._start_failure: StartFailure | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
-        # Whether an incident may be open; at first one that an earlier sidecar left.
-        self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
         self._is_looking = False
@@ -133,39 +121,37 @@ class IncidentWatcher:
     # --- noticing ---
 
     def _judge(self, report: Report) -> None:
-        before, self._state, self._last = self._state, report.engine.state, report
+        before, self._last = self._last, report
         more_ooms = self._more_ooms(report)
         self._oom_kills.notice(() if report.stale else report.ranks)
-        self._notice_start(report)
+        self._notice_start(report, None if before is None else before.start_failure)
         life = self._remember(report)
         if life is None:
             return
-        if self._state == "gone":
+        if report.engine.state == "gone":
             self._life = None
             self._end_of(life, report)
-        elif STATES[self._state].is_hung and not STATES[before].is_hung:
+        elif report.engine.traits.is_hung and not (before is not None and before.engine.traits.is_hung):
             self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
             reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
             self._open("out_of_memory", life, report, reason)
-        elif self._state == "ready" and self._may_be_open:
-            self._may_be_open = not self._put(self._end_all)
+        elif report.engine.state == "ready" and (self._incidents.is_one_open or not self._waiting.empty()):
+            self._put(self._end_all)
 
-    def _notice_start(self, report: Report) -> None:
+    def _notice_start(self, report: Report, before: StartFailure | None) -> None:
         """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
 
         Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
         """
-        failure, before = report.start_failure, self._start_failure
-        self._start_failure = failure
+        failure = report.start_failure
         if failure is None or failure == before or self._incidents.has_log:
             return
         if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
             return
         evidence = self._evidence("start_failed", _of_start(report), report, failure.summary.removeprefix(PREFIX))
         start = FailedStart(id=failure.recorder_instance, messages=())
-        self._may_be_open = True
         self._put(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
@@ -209,16 +195,12 @@ class IncidentWatcher:
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
         if engine.requests_running is not None:
-            life.load = EngineLoad(
-                requests_running=engine.requests_running,
-                requests_waiting=engine.requests_waiting,
-                kv_cache_usage_ratio=engine.kv_cache_usage_ratio,
-            )
+            load = {name: getattr(engine, name) for name in _LOAD}
+            life.load = {name: value for name, value in load.items() if value is not None}
         return life
 
     def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
-        self._may_be_open = True
         self._put(partial(self._write, evidence, life.instance))
 
     def _evidence(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str) -> Evidence:
@@ -232,14 +214,12 @@ class IncidentWatcher:
         return Evidence(
             kind=kind,
             at=at,
-            engine=report.engine,
+            engine=replace(report.engine, **life.load),
             ranks=ranks,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),
-            load=life.load,
             policy=self._policy(),
             policy_before=life.policy,
-            decisions=tuple(event for event in events if "policy" in (event.kind, event.trigger)),
             events=events,
             reason=reason,
             oom_kills=self._oom_kills.recent(),
@@ -271,7 +251,6 @@ class IncidentWatcher:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
             evidence = self._evidence("start_failed", _of_start(report), report, "")
-            self._may_be_open = True
             await self._write(replace(evidence, start=start), None)
 
     async def _complete(self, *, at_once: bool = False) -> None:

@@ -54,9 +54,7 @@ async def test_an_incident_holds_what_was_known(told):
     )
     known = rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="in a step")
     events = (event("second", AT - 1, kind="state"), event("first", AT - 9, kind="policy", rule="device"))
-    headline, is_new = await told.open(
-        "died", known, policy=policy, events=events, decisions=events[1:], reason="exit -9"
-    )
+    headline, is_new = await told.open("died", known, policy=policy, events=events, reason="exit -9")
     incident = await told.incidents.read(headline.id)
     assert is_new
     assert headline.id == "20261121T143233Z-died"

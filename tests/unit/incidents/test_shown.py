@@ -114,7 +114,7 @@ class Page(HTMLParser):
 TOLD = [
     "20261121T143233Z-died",
     "2026-11-21 14:32:33Z",
-    "not ended",
+    "still open",
     "vLLM 0.12.0 Qwen/Qwen3-VL-8B at http://127.0.0.1:8000: gone",
     "The engine died",
     "an operator's workspace found no room on the NPU",

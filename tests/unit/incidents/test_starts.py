@@ -9,7 +9,7 @@ import pytest
 from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.enginelog import parse, read_tail
 from highwater.incidents.messages import KNOWN
-from highwater.incidents.starts import LOOK_BYTES, FollowedLog, StartWatch, header_of, of_one_run, says_ready
+from highwater.incidents.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
 from highwater.readings import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
@@ -62,7 +62,7 @@ class Watched:
 
     def __init__(self, path) -> None:
         self.path, self.now = path, 0.0
-        self.watch = StartWatch(path)
+        self.watch = EngineLog(path)
 
     def write(self, *lines: str) -> None:
         with self.path.open("a") as log:
@@ -125,7 +125,7 @@ def test_two_starts_have_two_identities(log):
     """And one start has one, for whoever reads the log again."""
     log.write(*begins(1), *NO_ROOM_START)
     first = log.watch.look(0.0, at_once=True)
-    again = StartWatch(log.path)
+    again = EngineLog(log.path)
     assert [start.id for start in again.look(0.0, at_once=True)] == [first[0].id]
     again.close()
     log.write(*begins(2), *NO_ROOM_START)

@@ -131,6 +131,7 @@ async def test_a_dead_engine_is_one_incident(either):
     assert (incident.kind, incident.count, incident.ended_at) == ("died", 1, None)
     assert (incident.engine.state, incident.engine.version) == ("gone", "0.32.0")
     assert incident.reason.startswith("nothing answers any more")
+    assert "engine_url" not in incident.reason  # it was right: the engine served
     assert either.told() == [f"incident {incident.id}: {incident.summary}"]
     either.fake.down = False
     either.fake.start_again()
