@@ -74,6 +74,10 @@ class LoadRun:
     signal_name: str | None = None
     interrupted: bool = False
 
+    def lasted(self, at: float) -> bool:
+        """Return whether the load ran at that time."""
+        return self.started_at <= at <= self.ended_at
+
     @property
     def exit_text(self) -> str:
         """``exit code 137 (SIGKILL)``."""
@@ -130,8 +134,7 @@ class Experiment:
 
     def ranks(self, name: str) -> tuple[RankReading, ...]:
         """Return the ranks at the moment of that name; empty without such a moment."""
-        moment = self.moment(name)
-        return moment.ranks if moment is not None else ()
+        return next((moment.ranks for moment in self.moments if moment.name == name), ())
 
     @property
     def last(self) -> Moment | None:
@@ -170,8 +173,7 @@ class Experiment:
 
     def happened(self, kind: str) -> tuple[Event, ...]:
         """Return the events of that kind from the load's start to its end."""
-        start, end = self.load.started_at, self.load.ended_at
-        return tuple(event for event in self.events if event.kind == kind and start <= event.at <= end)
+        return tuple(event for event in self.events if event.kind == kind and self.load.lasted(event.at))
 
 
 def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, int | None]]:

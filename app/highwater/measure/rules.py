@@ -79,11 +79,7 @@ def stale_readings(experiment: Experiment) -> Finding | None:
 
 def no_traffic(experiment: Experiment) -> Finding | None:
     """Report that no request of the load was seen in the engine."""
-    seen = [
-        load.requests_running
-        for at, load in experiment.traffic
-        if experiment.load.started_at <= at <= experiment.load.ended_at
-    ]
+    seen = (counted.requests_running for at, counted in experiment.traffic if experiment.load.lasted(at))
     running = [count for count in seen if count is not None]
     grown = experiment.change(BEFORE, PEAK, "used_bytes")
     is_short = experiment.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
