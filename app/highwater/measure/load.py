@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -175,13 +176,6 @@ def shell_code(code: int) -> tuple[int, str | None]:
 
 def _is_foreground() -> bool:
     """Return whether a terminal's Ctrl-C reaches this process."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

@@ -90,13 +90,11 @@ def no_traffic(experiment: Experiment) -> Finding | None:
 
 def other_traffic(experiment: Experiment) -> Finding | None:
     """Report that the engine served others before or after the load."""
-    start = next((load for at, load in reversed(experiment.traffic) if at <= experiment.load.started_at), None)
-    end = next((load for at, load in experiment.traffic if at > experiment.load.ended_at), None)
-    busy = [
-        words
-        for load, words in ((start, "before the load"), (end, "after it"))
-        if load is not None and ((load.requests_running or 0) + (load.requests_waiting or 0))
-    ]
+    sides = {
+        "before the load": [load for at, load in experiment.traffic if at <= experiment.load.started_at][-1:],
+        "after it": [load for at, load in experiment.traffic if at > experiment.load.ended_at][:1],
+    }
+    busy = [when for when, loads in sides.items() for load in loads if load.requests_running or load.requests_waiting]
     return finding("other_traffic", when=" and ".join(busy)) if busy else None
 
 
@@ -194,9 +192,10 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
     def unseen(point: RankReading) -> int | None:
         record, key = point.torch.peak_allocated_bytes, rank_key(point)
         earlier, seen = before.get(key), peaks.get(key)
+        if record is None or earlier is None or seen is None:
+            return None
         # A record of before the load says nothing of it.
-        is_new = record is not None and earlier is not None and record > earlier
-        return record - seen if is_new and record is not None and seen is not None else None
+        return record - seen if record > earlier else None
 
     more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
     if point is None or more < TRANSIENT_BYTES:
@@ -284,11 +283,9 @@ def refused_remedies(experiment: Experiment) -> Finding | None:
 
 def gave_back(experiment: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown, last = experiment.case.grown_bytes, experiment.last
-    if grown is None or not experiment.case.has_grown or last is None or not last.name.startswith("after "):
-        return None
-    left = experiment.change(BEFORE, last.name, "used_bytes")
-    if left is None:
+    grown, relieved = experiment.case.grown_bytes, experiment.after_remedies
+    left = experiment.change(BEFORE, relieved[-1].name, "used_bytes") if relieved else None
+    if grown is None or not experiment.case.has_grown or left is None:
         return None
     back = grown - left
     freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
@@ -298,7 +295,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
         if back - grown > experiment.case.notable_bytes:
             came_back += f" and {mib_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
-    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, last.name, name)) or (0, "")
+    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (0, "")
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",

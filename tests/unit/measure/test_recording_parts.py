@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,7 @@ from highwater.measure.files import CannotWriteReport, ReportFiles
 from highwater.measure.load import LoadNotStarted, find, shell_code
 from highwater.measure.readings import cache_of, settings_of
 from highwater.measure.sampler import Series, peaks, usual_gap
-from tests.fakes.engine import IMAGES, USED_READY, FakeEngine
+from tests.fakes.engine import IMAGES, FakeEngine
 from tests.unit.measure.story import MIB, START, moment, point, story
 
 NOW = 1_763_660_000.0
@@ -107,8 +106,7 @@ def test_how_often_the_sidecar_reads_tells_what_a_gap_is(pauses, seconds):
 
 def test_the_peak_is_of_the_load():
     """Each rank has its own; what was before or after the load does not count."""
-    high, low = replace(point(0, START + 5), used_bytes=USED_READY + 1), point(0, START, encoder=MIB)
-    other = point(1, START)
+    low, high, other = point(0, START, encoder=MIB), point(0, START + 5, encoder=2 * MIB), point(1, START)
     assert peaks([low, high, other]) == {(0, 0): high, (0, 1): other}
     load = story().load
     assert [load.lasted(at) for at in (START - 1, START, load.ended_at, load.ended_at + 1)] == [0, 1, 1, 0]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -51,6 +51,7 @@ _FEW_EVENTS, _MANY_EVENTS = 3, 20
 _PROBLEM_LINES = 3
 _MAX_SHORT_RANKS = 4
 
+_Span: TypeAlias = tuple[float, float]
 _left: Final = partial(Column, no_wrap=True, overflow="ellipsis")
 _right: Final = partial(_left, justify="right")
 _text: Final = partial(Text, no_wrap=True, overflow="ellipsis")
@@ -207,9 +208,7 @@ class _Sections:
         which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
         return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
 
-    def _change(
-        self, rank: RankReading, name: str, colour: str, span: tuple[float, float] | None
-    ) -> tuple[RenderableType, Text]:
+    def _change(self, rank: RankReading, name: str, colour: str, span: _Span | None) -> tuple[RenderableType, Text]:
         known = [value for at, value in self.view.points(rank, name) if value is not None and span and at >= span[0]]
         if span is None or not known or getattr(rank.components, name) is None:
             return "", Text("")
@@ -217,7 +216,7 @@ class _Sections:
         graph = self._area(rank, name, span, style=colour if change else _DIM)
         return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
 
-    def _span(self, rank: RankReading) -> tuple[float, float] | None:
+    def _span(self, rank: RankReading) -> _Span | None:
         """Return the time over which the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
@@ -225,7 +224,9 @@ class _Sections:
         until = points[-1][0]
         return max(points[0][0], until - HISTORY_SECONDS), until
 
-    def _area(self, rank: RankReading, name: str, span: tuple[float, float], *, style: str, height: int = 1) -> AreaChart:
+    def _area(
+        self, rank: RankReading, name: str, span: tuple[float, float], *, style: str, height: int = 1
+    ) -> AreaChart:
         least = _MIN_RANGE * _whole(rank)
         return AreaChart(self.view.points(rank, name), *span, least_range=least, height=height, style=style)
 
