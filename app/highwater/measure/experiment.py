@@ -103,7 +103,7 @@ class Experiment:
         traffic: The engine's counts of its requests, and their times.
         not_tried: The remedies that Ctrl-C left out.
         caches: Empty where the model has no encoder cache.
-        settings: The engine's settings that bear on memory, by their flags.
+        settings: The engine's settings that affect memory, by their flags.
         gaps: Times under the load without a reading, the longest first.
         recorded: Whether the workers' recorders were read, ten samples a second.
         notes: What could not be known, and why.
@@ -135,11 +135,6 @@ class Experiment:
     def ranks(self, name: str) -> tuple[RankReading, ...]:
         """Return the ranks at the moment of that name; empty without such a moment."""
         return next((moment.ranks for moment in self.moments if moment.name == name), ())
-
-    @property
-    def last(self) -> Moment | None:
-        """The last moment that was read."""
-        return self.moments[-1] if self.moments else None
 
     @property
     def after_remedies(self) -> tuple[Moment, ...]:

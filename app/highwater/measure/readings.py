@@ -17,7 +17,7 @@ from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, Ran
 from highwater.text.printable import plain
 
 LARGEST = 5
-# The settings of vLLM that bear on memory, by the section of its configuration.
+# The settings of vLLM that affect memory, by the section of its configuration.
 _SETTINGS: Final[Sequence[tuple[str, str]]] = (
     ("cache_config", "gpu_memory_utilization"),
     ("model_config", "max_model_len"),
@@ -115,7 +115,7 @@ def _entry(row: Mapping[str, Any]) -> EncoderEntry:
 
 
 def settings_of(response: object) -> dict[str, str]:
-    """Return the settings that bear on memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
+    """Return the settings that affect memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
     config = response.get("vllm_config") if isinstance(response, dict) else None
     if not isinstance(config, dict):
         return {}

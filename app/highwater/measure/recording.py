@@ -37,7 +37,7 @@ from highwater.text.printable import plain
 from highwater.units import mib
 
 PROGRESS_SECONDS = 30.0
-# The sidecar asks the workers for the entries once a second at most.
+# The sidecar calls the workers for the entries at most once a second.
 ENTRIES_SECONDS = 1.2
 # The time before the load whose readings show how often the sidecar reads.
 LOOK_BACK_SECONDS = 120.0
@@ -55,7 +55,7 @@ class Measurement:
     """One measured load under way.
 
     Attributes:
-        name: The report's title; stands before the marks' names.
+        name: The report's title, and the prefix of the marks' names.
         command: The load.
         remedies: Tried after it in this order, each in safe mode.
         settle_seconds: The pause between the load's end and the reading after it.
@@ -102,7 +102,7 @@ class Measurement:
         with Sampler(self.reader, self._started_at - LEAD_SECONDS, self._gap_seconds) as sampler:
             try:
                 self._under_load(load, sampler)
-                # Without a sidecar the end's time is taken from our own clock.
+                # Without a sidecar the end's time is computed from the duration.
                 self._ended_at = self._started_at + load.seconds
                 self._ended_at = self._mark("load ended")
                 self._read_after(sampler)

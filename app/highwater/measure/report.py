@@ -189,7 +189,7 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _moved(size: int | None, *, signed: bool = False) -> str:
     shown = mib(size, signed=signed)
-    # What does not move is no growth of plus nothing.
+    # A change that rounds to 0 has no sign.
     return _ZERO if shown.lstrip("+-") == _ZERO else shown
 
 

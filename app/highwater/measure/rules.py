@@ -59,10 +59,8 @@ def engine_incident(experiment: Experiment) -> Finding | None:
 
 def engine_restarted(experiment: Experiment) -> Finding | None:
     """Report workers that are other processes at the end than at the start."""
-    before, after = experiment.moment(BEFORE), experiment.last
-    if before is None or after is None or not has_restarted(before, after):
-        return None
-    return finding("engine_restarted")
+    before = experiment.moment(BEFORE)
+    return finding("engine_restarted") if before and has_restarted(before, experiment.moments[-1]) else None
 
 
 def stale_readings(experiment: Experiment) -> Finding | None:
@@ -136,7 +134,7 @@ def host_growth(experiment: Experiment) -> Finding | None:
         return None
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
     workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
-    # Ranks of one machine have the same figure: the largest stands for it.
+    # Ranks of one machine have the same figure, so the largest is taken.
     machine, _ = highest(pairs, lambda pair: risen(*pair, host_used)) or (None, None)
     grown = [size for size in (machine, workers) if size is not None]
     if not grown or max(grown) < HOST_BYTES:
@@ -194,7 +192,7 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
         earlier, seen = before.get(key), peaks.get(key)
         if record is None or earlier is None or seen is None:
             return None
-        # A record of before the load says nothing of it.
+        # A record from before the load is not of the load.
         return record - seen if record > earlier else None
 
     more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
@@ -233,7 +231,7 @@ def policy_acted(experiment: Experiment) -> Finding | None:
 
 
 def others_acted(experiment: Experiment) -> Finding | None:
-    """Report that somebody reset something while the load ran."""
+    """Report the resets that were requested by others than the policy while the load ran."""
     acted = [event for event in experiment.happened("reset") if event.trigger != "policy"]
     resets = _count(len(acted), "a reset", "resets")
     return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None

@@ -79,7 +79,7 @@ def exhaustion_text(one: SeriesGrowth) -> str:
 def growth_table(series: Sequence[SeriesGrowth]) -> str:
     """Return every verdict with its figures, a series a row, and below it the sentences of those that are not flat."""
     if not series:
-        return "no verdict yet: a series is judged from its idle floors, and the engine has not rested so far\n"
+        return "no verdict yet: a series is judged from its idle floors, and the engine has not been idle so far\n"
     rows = [
         [
             series_title(one),

@@ -1,7 +1,7 @@
 """A view as a screen of any size, in rich's tables. Pure.
 
-Sections are drawn whole where there is room, and give way from the least urgent one on: events, the chart, the rules,
-the components, ranks that are not full.
+Sections are drawn whole where there is room. Where there is not, the least urgent are shortened or left out first:
+events, the chart, the rules, the components, the ranks with the lowest use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 from highwater.readings import Event, MissingRank, RankPressure, RankReading, RuleStatus
 from highwater.text.report import engine_facts
-from highwater.text.table import device_title, signal_text, waters_text
+from highwater.text.table import device_title, rank_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 _WIDE = 76
@@ -246,7 +246,7 @@ class _Sections:
         return grid
 
     def chart(self, height: int) -> Group:
-        """Return used bytes of the fullest rank over time, with the resets beneath; empty without room."""
+        """Return used bytes of the fullest rank over time, with the resets below it; empty without room."""
         ranks = fullest(self.report.ranks)
         span = self._span(ranks[0]) if ranks else None
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
@@ -275,7 +275,7 @@ class _Sections:
             # Without room for all lines, the rules come first.
             *map(self._rule, policy.rules),
             *(line for rule in policy.rules for line in _details(rule, f"{rule.name}: " if several else "")),
-            *([] if policy.rules else [_text("  no rules: nothing is given back unless asked for", _DIM)]),
+            *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
         )
 
     def _rule(self, rule: RuleStatus) -> Text:
@@ -325,7 +325,7 @@ def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
 
 
 def _shortage(one: RankPressure) -> Text:
-    where = f"{one.dp_rank}.{one.rank}" if one.dp_rank else f"{one.rank}"
+    where = rank_title(one.dp_rank, one.rank)
     line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
     gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
     if gains:

@@ -41,7 +41,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal was closed, and nobody reads a message
+        sys.exit(_HUNG_UP)  # the terminal was closed, so no message can be read
 
 
 def _print_json(url: str, *, once: bool) -> None:
