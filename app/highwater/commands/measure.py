@@ -1,4 +1,4 @@
-"""``highwater measure``: any load, what the memory did under it, what each remedy gave back, and a report of it."""
+"""``highwater measure``: runs any load and reports how memory changed under it and what each remedy freed."""
 
 # ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from highwater.measure.experiment import Experiment
     from highwater.measure.files import ReportFiles
 
-# A mark makes the sidecar ask the engine; a remedy may wait for a safe moment.
+# A mark makes the sidecar read the workers; a remedy may have to wait until no request runs.
 CALL_SECONDS = 600.0
 READ_SECONDS = 15.0
 MAX_NAME_LENGTH = 80
 INTERRUPTED = 130
 MAX_LISTED = 6
 NONE, ALL = "none", "all"
-# In the story's order: the one that frees nothing on the device, the cheap one, and then the encoder cache.
+# In this order: the one that frees nothing on the device, the cheap one, and then those of the encoder cache.
 STORY: Final = ("reset_mm_cache", "release", "trim_encoder_cache", "reset_encoder_cache")
 
 
@@ -102,7 +102,7 @@ def measure(
     settle_seconds: float,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND as a load, and write what the engine's memory did: one HTML and one Markdown report.
+    """Run COMMAND as a load, and report how the engine's memory changed: one HTML and one Markdown file.
 
     The load's input and output stay its own; progress goes to stderr. Nothing is reset unless --remedies says so.
     Ctrl-C ends the load and still writes the reports; a second one ends it at once, and writes what is known.
@@ -173,5 +173,5 @@ def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int
 def _say(line: str) -> None:
     """Print a line to stderr; at a terminal on a fresh line, where the load has left its own unfinished."""
     fresh = "\r\x1b[K" if sys.stderr.isatty() else ""
-    with suppress(OSError):  # nobody reads it any more, and the report is still to be written
+    with suppress(OSError):  # stderr may be closed, and the report is still to be written
         click.echo(f"{fresh}highwater: {printable(line)}", err=True)

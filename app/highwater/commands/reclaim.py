@@ -30,7 +30,7 @@ def known_remedies() -> list[str]:
 
 
 def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mapping[str, Any]]:
-    """Return the remedies as ``POST /memory/reclaim`` takes them; none: the sidecar chooses.
+    """Return the remedies as ``POST /memory/reclaim`` takes them; empty if none is given: the sidecar chooses.
 
     Raises:
         ValueError: A size was given without the trim that it is for.
@@ -39,7 +39,7 @@ def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mappin
     if free_bytes is None:
         return list(names)
     if names and _TRIM not in names:
-        raise ValueError(f"--free says how much {_TRIM} lets go, and {_TRIM} is not among the remedies")
+        raise ValueError(f"--free is the size that {_TRIM} moves out, and {_TRIM} is not among the remedies")
     trim = {"remedy": _TRIM, "free_bytes": free_bytes}
     return [trim if name == _TRIM else name for name in names or [_TRIM]]
 

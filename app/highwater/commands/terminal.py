@@ -32,7 +32,7 @@ from highwater.commands.sizes import size_option
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import find_token
 
-# Each remedy may have to wait for a safe moment.
+# Each remedy may have to wait until no request runs.
 RECLAIM_SECONDS = 600.0
 MARK_SECONDS = 60.0
 _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
@@ -53,8 +53,8 @@ _PROGRAM, _COMPLETION_VARIABLE = "highwater", "_HIGHWATER_COMPLETE"
 def top(url: str, *, once: bool, as_json: bool) -> None:
     """Show where the memory is, live: ranks, components, growth, requests, policy, events.
 
-    A bar a rank, with a line at high water; beneath it the components of the fullest rank, and how they moved. When the
-    sidecar goes away it says how old the numbers are, and goes on when it is back.
+    One bar for each rank, with a line at high water; below them the components of the fullest rank, and their change.
+    While the sidecar does not respond, the age of the figures is shown; they continue once it responds again.
     """
     from highwater.commands.top.top import show
 
@@ -75,7 +75,8 @@ def top(url: str, *, once: bool, as_json: bool) -> None:
 def status(url: str, since: str | None, *, as_json: bool) -> None:
     """Show where the memory is, on one screen, and whether all is well.
 
-    Exits with 0 if it is, 1 if somebody should look, 2 if the engine is gone or hangs, 3 if no sidecar answers.
+    Exits with 0 if it is, 1 if something needs attention, 2 if the engine is unreachable or hung, 3 if no sidecar
+    answers.
     """
     from highwater.client.answers import cleaned, events_of, report_of
     from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
@@ -120,7 +121,7 @@ def _remedies(context: click.Context, parameter: click.Parameter, incomplete: st
     "free_bytes",
     metavar="SIZE",
     callback=size_option,
-    help="how much trim_encoder_cache lets go on each rank: 1GiB, 512MiB",
+    help="how much trim_encoder_cache moves out on each rank: 1GiB, 512MiB",
 )
 @click.option(
     "--mode",

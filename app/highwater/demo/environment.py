@@ -1,6 +1,6 @@
 """The engine's own virtual environment: built once per set of requirements, outside the tree, kept for later runs.
 
-The sidecar's environment stays untouched: vLLM pins dozens of packages, and some of ours with them.
+The sidecar's environment stays untouched: vLLM pins dozens of packages, some of which the sidecar needs too.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _pip(python: Path, step: tuple[str, ...], log_path: Path) -> None:
 
 
 def _run(command: list[str], log_path: Path) -> int:
-    # With our PYTHONPATH pip would see packages that are not in the engine's environment.
+    # With this process's PYTHONPATH pip would see packages that are not in the engine's environment.
     environ = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
     null = subprocess.DEVNULL
     with log_path.open("a") as log:

@@ -26,7 +26,7 @@ def build_model(folder: Path, *, multimodal: bool = True, tokenizer_class: str |
         folder: Where to; files of the same names are replaced.
         multimodal: Qwen3-VL with a vision tower; else the text model alone.
         tokenizer_class: The class that loads the tokenizer. Qwen3-VL's processor of transformers 4 takes none but
-            `Qwen2TokenizerFast`; from transformers 5 on, that one would replace our pre-tokenizer by Qwen's own.
+            `Qwen2TokenizerFast`; from transformers 5 on, that one would replace the pre-tokenizer by Qwen's own.
     """
     files: dict[str, dict[str, Any]] = yaml.safe_load(_PLAN.read_text(encoding="utf-8"))
     if not multimodal:

@@ -1,4 +1,4 @@
-"""The demonstration: a real engine is watched, and then the mission's story is replayed on one that may be acted on.
+"""The demonstration: watches a real engine, and then reproduces the typical case on one whose caches may be reset.
 
 It drives the sidecar over HTTP as an operator would, and every number that it prints comes from the sidecar.
 """
@@ -30,7 +30,7 @@ CONCURRENCY = 8
 READY_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
 """A worker's newest sample, and the sidecar's reading of it, are at most a second old each."""
-# The demonstration's own rule: a threshold so low that a few dozen images cross it, whatever the machine.
+# The demonstration's own rule: a threshold so low that a few dozen images cross it on any machine.
 RULE_HIGH_BYTES = 160 * MIB
 RULE = {
     "name": "demo",
@@ -82,7 +82,7 @@ def _beside(
 
 
 def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int, say: Callable[[str], None]) -> None:
-    """Watch an engine with nothing changed about it: show its start, send it images, and show what grew.
+    """Watch an engine whose flags are unchanged: show its start, send it images, and show what grew.
 
     The worker package is on its path and a folder is named; there is no development mode, no flag and no call into the
     engine, and requests go to vLLM itself.
@@ -150,7 +150,7 @@ def stage(
 
 
 def tell(engine: Engine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
-    """Replay the story: growth, the reset that frees nothing, the remedies that do, and the policy by itself.
+    """Reproduce the typical case: growth, the reset that frees nothing, the remedies that do, and the policy by itself.
 
     Raises:
         DemoError: A request failed, or what must happen did not.

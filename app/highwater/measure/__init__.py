@@ -1,4 +1,4 @@
-"""A measured load: what the memory did under it, what each remedy gave back, and a report of all that.
+"""A measured load: how memory changed under it, what each remedy freed, and a report of both.
 
 ::
 

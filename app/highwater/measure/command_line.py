@@ -1,6 +1,6 @@
 """A command line as a report may show it: arguments that look like secrets are masked. Pure.
 
-A report is meant to be pasted where others read it. How a program names its secrets is not known: the usual names are.
+A report is meant to be shared. How a program names its secrets is not known, so the usual names are looked for.
 """
 
 from __future__ import annotations

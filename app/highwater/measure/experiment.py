@@ -5,7 +5,7 @@ A figure that is not known is ``None``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -74,6 +74,10 @@ class LoadRun:
     signal_name: str | None = None
     interrupted: bool = False
 
+    def lasted(self, at: float) -> bool:
+        """Return whether the load ran at that time."""
+        return self.started_at <= at <= self.ended_at
+
     @property
     def exit_text(self) -> str:
         """``exit code 137 (SIGKILL)``."""
@@ -99,7 +103,7 @@ class Experiment:
         traffic: The engine's counts of its requests, and their times.
         not_tried: The remedies that Ctrl-C left out.
         caches: Empty where the model has no encoder cache.
-        settings: The engine's settings that bear on memory, by their flags.
+        settings: The engine's settings that affect memory, by their flags.
         gaps: Times under the load without a reading, the longest first.
         recorded: Whether the workers' recorders were read, ten samples a second.
         notes: What could not be known, and why.
@@ -130,18 +134,23 @@ class Experiment:
 
     def ranks(self, name: str) -> tuple[RankReading, ...]:
         """Return the ranks at the moment of that name; empty without such a moment."""
-        moment = self.moment(name)
-        return moment.ranks if moment is not None else ()
+        return next((moment.ranks for moment in self.moments if moment.name == name), ())
 
     @property
-    def last(self) -> Moment | None:
-        """The last moment that was read."""
-        return self.moments[-1] if self.moments else None
+    def after_remedies(self) -> tuple[Moment, ...]:
+        """The moments after the remedies that were done, in order."""
+        return tuple(moment for moment in self.moments if moment.name.startswith(f"{AFTER} "))
 
-    def change(self, earlier: str, later: str, part: str) -> int | None:
-        """Return how a part moved between two moments, over the ranks; ``None`` where a rank's is not known."""
+    def change(self, earlier: str, later: str, part: str, keys: Container[RankKey] | None = None) -> int | None:
+        """Return how a part moved between two moments, over these ranks or all.
+
+        ``None`` where that is not known of one of them, or where it is another process.
+        """
         start, end = self.moment(earlier), self.moment(later)
-        return None if start is None or end is None else total(moved for _, moved in changes(start, end, part))
+        if start is None or end is None:
+            return None
+        ranks = dict.fromkeys(rank_key(reading) for reading in (*start.ranks, *end.ranks))
+        return total(change(start.rank(key), end.rank(key), part) for key in ranks if keys is None or key in keys)
 
     @cached_property
     def case(self) -> Case:
@@ -170,14 +179,7 @@ class Experiment:
 
     def happened(self, kind: str) -> tuple[Event, ...]:
         """Return the events of that kind from the load's start to its end."""
-        start, end = self.load.started_at, self.load.ended_at
-        return tuple(event for event in self.events if event.kind == kind and start <= event.at <= end)
-
-
-def changes(start: Moment, end: Moment, part: str) -> Iterator[tuple[RankKey, int | None]]:
-    """Yield how a part moved on each rank of either moment; ``None`` where not known, or of another process."""
-    for key in dict.fromkeys(rank_key(reading) for moment in (start, end) for reading in moment.ranks):
-        yield key, change(start.rank(key), end.rank(key), part)
+        return tuple(event for event in self.events if event.kind == kind and self.load.lasted(event.at))
 
 
 def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:

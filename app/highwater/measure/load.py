@@ -1,7 +1,7 @@
-"""The load: any command, run beside us with its input and output left as they are, and ended when a signal says so.
+"""The load: any command, run as a child with its input and output unchanged, and ended by the signals to this process.
 
-At a terminal it stays in the terminal's foreground, so that it can be typed to, and the terminal's Ctrl-C reaches it
-directly. Elsewhere it gets a process group of its own, and our signals are passed on to that group.
+At a terminal it stays in the terminal's foreground, so that it can read the keyboard, and the terminal's Ctrl-C reaches
+it directly. Elsewhere it gets a process group of its own, and the signals to this process are passed on to that group.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 LOOK_SECONDS = 0.25
-# After the signal to stop, and after the one that asks once more, as long; then it is killed.
+# Waited after the signal to stop and again after SIGTERM; then it is killed.
 GRACE_SECONDS = 15.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,9 +57,9 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        # An ignored signal stays ignored: `nohup` means it.
-        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._count) for number in heard}
+        # A signal that is ignored stays ignored, as under `nohup`.
+        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._count) for number in handled}
         return self
 
     def __exit__(
@@ -148,7 +149,7 @@ class Load:
 
     def _pass_on(self, number: signal.Signals) -> None:
         if number is signal.SIGINT and not self._has_own_group:
-            return  # the terminal has sent it already, and a second one would mean: at once
+            return  # the terminal has sent it already; many programs stop at once on a second one
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -175,13 +176,6 @@ def shell_code(code: int) -> tuple[int, str | None]:
 
 def _is_foreground() -> bool:
     """Return whether a terminal's Ctrl-C reaches this process."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

@@ -6,19 +6,18 @@ Raises ``SidecarUnreachable`` for a response that is not one of a sidecar of thi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-from highwater.accounting.attribution import account
+from highwater.accounting.attribution import RankKey
 from highwater.accounting.points import MemoryPoint
 from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
-from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, RankReading, WorkerMemory
+from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, RankReading
 from highwater.text.printable import plain
 
 LARGEST = 5
-# The settings of vLLM that bear on memory, by the section of its configuration.
+# The settings of vLLM that affect memory, by the section of its configuration.
 _SETTINGS: Final[Sequence[tuple[str, str]]] = (
     ("cache_config", "gpu_memory_utilization"),
     ("model_config", "max_model_len"),
@@ -45,22 +44,23 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
-                yield _sampled(row, MemoryPoint.of_row(float(reading["at"]), row))
+                yield _sampled(row, reading["at"], row)
 
 
-def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[Any, float]) -> Iterator[RankReading]:
+def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[RankKey, float]) -> Iterator[RankReading]:
     """Yield the recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
             key = (rank["dp_rank"] or 0, rank["rank"] or 0)
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
-                    yield _sampled(rank, MemoryPoint.of_row(float(sample["at"]), sample))
+                    yield _sampled(rank, sample["at"], sample)
 
 
-def _sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
+def _sampled(rank: Mapping[str, Any], at: float, row: Mapping[str, Any]) -> RankReading:
     """Return what history and recorders keep of a rank as a reading, which has more fields than they keep."""
-    worker = WorkerMemory(
+    point = MemoryPoint.of_row(float(at), row)
+    return RankReading(
         rank=rank["rank"],
         dp_rank=rank["dp_rank"],
         pid=rank["pid"],
@@ -69,10 +69,12 @@ def _sampled(rank: Mapping[str, Any], point: MemoryPoint) -> RankReading:
         total_bytes=point.total_bytes,
         free_bytes=point.free_bytes,
         used_bytes=point.used_bytes,
+        used_ratio=point.used_ratio,
+        components=point.components,
         torch=point.torch,
         host_memory=HostMemory(rss_bytes=point.host_rss_bytes),
+        source="recorder",
     )
-    return replace(account(worker, "recorder"), components=point.components)
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
@@ -113,7 +115,7 @@ def _entry(row: Mapping[str, Any]) -> EncoderEntry:
 
 
 def settings_of(response: object) -> dict[str, str]:
-    """Return the settings that bear on memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
+    """Return the settings that affect memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
     config = response.get("vllm_config") if isinstance(response, dict) else None
     if not isinstance(config, dict):
         return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from highwater import __version__
 from highwater.accounting.attribution import RankKey, rank_key
@@ -37,7 +37,7 @@ from highwater.text.printable import plain
 from highwater.units import mib
 
 PROGRESS_SECONDS = 30.0
-# The sidecar asks the workers for the entries once a second at most.
+# The sidecar calls the workers for the entries at most once a second.
 ENTRIES_SECONDS = 1.2
 # The time before the load whose readings show how often the sidecar reads.
 LOOK_BACK_SECONDS = 120.0
@@ -50,11 +50,12 @@ class CannotMeasure(SidecarError):
     """It cannot begin; the message is one line that says why, and what to do."""
 
 
+@dataclass(eq=False)
 class Measurement:
     """One measured load under way.
 
-    Args:
-        name: The report's title; stands before the marks' names.
+    Attributes:
+        name: The report's title, and the prefix of the marks' names.
         command: The load.
         remedies: Tried after it in this order, each in safe mode.
         settle_seconds: The pause between the load's end and the reading after it.
@@ -62,40 +63,31 @@ class Measurement:
         reader: The same, for the thread beside the load.
         interrupts: The signals to stop.
         say: Takes a line of progress.
-
-    Attributes:
-        complete: Whether every step on our side succeeded, whatever the load did.
+        complete: Whether every step but the load itself succeeded.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: tuple[str, ...],
-        *,
-        remedies: tuple[str, ...],
-        settle_seconds: float,
-        client: SidecarClient,
-        reader: SidecarClient,
-        interrupts: Interrupts,
-        say: Callable[[str], None],
-    ) -> None:
-        self._name, self._command = name, command
-        self._settle_seconds = settle_seconds
-        self._client, self._reader = client, reader
-        self._interrupts, self._say = interrupts, say
-        self.complete = True
-        self._was_interrupted = False
-        self._spoke_at = self._entries_at = 0.0
-        self._started_at = 0.0
-        self._ended_at: float | None = None
-        self._gap_seconds = GAP_SECONDS
-        self._settings: dict[str, str] = {}
-        self._ready: tuple[RankReading, ...] = ()
-        self._after: list[Moment] = []
-        self._results: list[RemedyResult] = []
-        self._wanted, self._not_tried = remedies, list[str]()
-        self._caches: list[CacheReading] = []
-        self._notes: list[str] = []
+    name: str
+    command: tuple[str, ...]
+    remedies: tuple[str, ...]
+    settle_seconds: float
+    client: SidecarClient
+    reader: SidecarClient
+    interrupts: Interrupts
+    say: Callable[[str], None]
+    complete: bool = True
+    _was_interrupted: bool = False
+    _spoke_at: float = 0.0
+    _entries_at: float = 0.0
+    _started_at: float = 0.0
+    _ended_at: float | None = None
+    _gap_seconds: float = GAP_SECONDS
+    _settings: Mapping[str, str] = field(default_factory=dict)
+    _ready: tuple[RankReading, ...] = ()
+    _after: list[Moment] = field(default_factory=list)
+    _results: list[RemedyResult] = field(default_factory=list)
+    _not_tried: tuple[str, ...] = ()
+    _caches: list[CacheReading] = field(default_factory=list)
+    _notes: list[str] = field(default_factory=list)
 
     def run(self) -> Experiment:
         """Measure.
@@ -106,12 +98,11 @@ class Measurement:
             LoadNotStarted: The load cannot be run.
         """
         report = self._prepare()
-        load = Load(self._command, self._interrupts)
-        sampler = Sampler(self._reader, self._started_at - LEAD_SECONDS, self._gap_seconds)
-        with sampler:
+        load = Load(self.command, self.interrupts)
+        with Sampler(self.reader, self._started_at - LEAD_SECONDS, self._gap_seconds) as sampler:
             try:
                 self._under_load(load, sampler)
-                # Without a sidecar the end's time is taken from our own clock.
+                # Without a sidecar the end's time is computed from the duration.
                 self._ended_at = self._started_at + load.seconds
                 self._ended_at = self._mark("load ended")
                 self._read_after(sampler)
@@ -121,7 +112,7 @@ class Measurement:
                 self._notes.append("Stopped by Ctrl-C: what should have followed is missing.")
             except SidecarError as exc:
                 self.complete = False
-                self._say(str(exc))
+                self.say(str(exc))
                 self._notes.append(f"The sidecar was lost: {exc}")
             self._finish(sampler)
         return self._experiment(report, sampler, self._load_run(load))
@@ -130,17 +121,17 @@ class Measurement:
 
     def _prepare(self) -> Report:
         # Without the token first: it is for a sidecar only.
-        _check(report_of(self._reader.get("/memory")), self._client.url)
+        _check(report_of(self.reader.get("/memory")), self.client.url)
         # A mark needs the token and makes the sidecar read: a problem with either shows here.
         self._started_at = self._mark("load starts")
-        report = report_of(self._reader.get("/memory"))
-        _check(report, self._client.url)
+        report = report_of(self.reader.get("/memory"))
+        _check(report, self.client.url)
         self._ready = self._read_ready(report)
-        before = self._reader.get("/memory/history", {"since": f"{self._started_at - LOOK_BACK_SECONDS:.6f}"})
+        before = self.reader.get("/memory/history", {"since": f"{self._started_at - LOOK_BACK_SECONDS:.6f}"})
         with understood("/memory/history"):
             self._gap_seconds = usual_gap([float(reading["at"]) for reading in before["readings"]])
         with self._noting("the engine's settings"):
-            self._settings = settings_of(self._client.get("/server_info", {"config_format": "json"}))
+            self._settings = settings_of(self.client.get("/server_info", {"config_format": "json"}))
         self._read_cache("before the load", Moment(name=BEFORE, title="", at=None, ranks=report.ranks))
         return report
 
@@ -149,7 +140,7 @@ class Measurement:
         since = report.growth.baseline_taken_at
         if since is None:
             return ()
-        history = self._reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
+        history = self.reader.get("/memory/history", {"since": f"{since - 0.001:.6f}"})
         with understood("/memory/history"):
             first = history["readings"][:1]
             # Of a long history the sidecar sends each step's last reading, and not its first.
@@ -163,13 +154,13 @@ class Measurement:
     # --- the load ---
 
     def _under_load(self, load: Load, sampler: Sampler) -> None:
-        self._say(f"load starts: {shown_command(masked(self._command), SHOWN_LENGTH)}")
-        self._interrupts.is_patient = True
+        self.say(f"load starts: {shown_command(masked(self.command), SHOWN_LENGTH)}")
+        self.interrupts.is_patient = True
         try:
             load.run(lambda: self._progress(load, sampler))
         finally:
-            self._interrupts.is_patient = False
-            self._was_interrupted = self._interrupts.count > 0
+            self.interrupts.is_patient = False
+            self._was_interrupted = self.interrupts.count > 0
 
     def _progress(self, load: Load, sampler: Sampler) -> None:
         now = time.monotonic()
@@ -180,14 +171,14 @@ class Measurement:
         point = sampler.highest()
         used = "" if point is None else f", {name_of(point)} at {mib(point.used_bytes)} MiB"
         trouble = f"; {sampler.problem}" if sampler.problem else ""
-        self._say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
+        self.say(f"load runs for {now - load.started:.0f} s{used}{trouble}")
 
     # --- afterwards ---
 
     def _read_after(self, sampler: Sampler) -> None:
         self._settle()
         at = self._mark("settled")
-        report = report_of(self._reader.get("/memory"))
+        report = report_of(self.reader.get("/memory"))
         if report.ranks:
             self._after.append(Moment(name=AFTER, title="after load", at=at, ranks=report.ranks))
             self._read_cache("after the load", self._after[0])
@@ -196,27 +187,27 @@ class Measurement:
         sampler.read()
 
     def _settle(self) -> None:
-        if not self._settle_seconds or self._interrupts.count:
+        if not self.settle_seconds or self.interrupts.count:
             return
         try:
-            self._say(f"load ended; waiting {self._settle_seconds:g} s for the memory to settle")
-            time.sleep(self._settle_seconds)
+            self.say(f"load ended; waiting {self.settle_seconds:g} s for the memory to settle")
+            time.sleep(self.settle_seconds)
         except KeyboardInterrupt:
-            if self._interrupts.count > 1:
+            if self.interrupts.count > 1:
                 raise
 
     def _try_remedies(self, sampler: Sampler) -> None:
-        self._not_tried = list(self._wanted)
-        while self._not_tried and not self._interrupts.count:
-            self._say(f"remedy {self._not_tried[0]}")
+        self._not_tried = self.remedies
+        while self._not_tried and not self.interrupts.count:
+            self.say(f"remedy {self._not_tried[0]}")
             self._results.append(self._remedy(self._not_tried[0]))
             last = self._after[-1] if self._after else None
             sampler.add(last.ranks if last is not None and last.name != AFTER else ())
-            self._not_tried.pop(0)
+            self._not_tried = self._not_tried[1:]
 
     def _remedy(self, name: str) -> RemedyResult:
         try:
-            response = self._client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
+            response = self.client.post("/memory/reclaim", {"remedies": [name], "mode": "safe"})
         except SidecarRefused as exc:
             if not isinstance(exc.body, dict) or not exc.body.get("results"):
                 return RemedyResult(remedy=name, outcome="failed", reason=str(exc))
@@ -230,11 +221,11 @@ class Measurement:
                 ranks, after = ranks_of(data["after"]), f"after {name}"
                 self._after.append(Moment(name=after, title=after, at=_newest(ranks), ranks=ranks))
         what = f": {result.reason}" if result.reason else f", freed {mib(result.freed_bytes)} MiB"
-        self._say(f"  {result.outcome}{what}")
+        self.say(f"  {result.outcome}{what}")
         return result
 
     def _finish(self, sampler: Sampler) -> None:
-        if self._interrupts.count > 1:
+        if self.interrupts.count > 1:
             return
         if self._after and self._after[-1].name != AFTER:
             self._read_cache(self._after[-1].title, self._after[-1])
@@ -245,7 +236,7 @@ class Measurement:
     # --- with the sidecar ---
 
     def _mark(self, what: str) -> float:
-        response = self._client.post("/memory/marks", {"name": f"{self._name}: {what}"})
+        response = self.client.post("/memory/marks", {"name": f"{self.name}: {what}"})
         with understood("/memory/marks"):
             return float(response["at"])
 
@@ -254,7 +245,7 @@ class Measurement:
             return
         time.sleep(max(0.0, self._entries_at + ENTRIES_SECONDS - time.monotonic()))
         with self._noting(f"the encoder cache's entries {title}"):
-            cache = cache_of(title, self._client.get("/memory/encoder-cache", {"limit": "5"}), moment)
+            cache = cache_of(title, self.client.get("/memory/encoder-cache", {"limit": "5"}), moment)
             self._entries_at = time.monotonic()
             self._caches += [cache] if cache is not None else []
 
@@ -271,7 +262,7 @@ class Measurement:
     def _load_run(self, load: Load) -> LoadRun:
         exit_code, signal_name = shell_code(load.code)
         return LoadRun(
-            command=masked(self._command),
+            command=masked(self.command),
             started_at=self._started_at,
             ended_at=self._started_at + load.seconds if self._ended_at is None else self._ended_at,
             seconds=load.seconds,
@@ -283,16 +274,16 @@ class Measurement:
     def _experiment(self, report: Report, sampler: Sampler, load: LoadRun) -> Experiment:
         series = sampler.series.points()
         return Experiment(
-            name=self._name,
+            name=self.name,
             load=load,
-            sidecar_url=self._client.url,
+            sidecar_url=self.client.url,
             engine=report.engine,
             device=report.ranks[0].device,
             moments=tuple(self._moments(report.ranks, series, load)),
             series=series,
             traffic=tuple(sampler.traffic),
             remedies=tuple(self._results),
-            not_tried=tuple(self._not_tried),
+            not_tried=self._not_tried,
             caches=tuple(self._caches),
             events=tuple(event for event in sampler.events if event.at >= load.started_at),
             policy=report.policy,
@@ -312,11 +303,9 @@ class Measurement:
             if not has_restarted(ready, before):
                 yield ready
         yield before
-        best = {rank_key(each): each for each in peaks(series.values(), load.started_at, load.ended_at)}
-        for reading in (*ranks, *(self._after[0].ranks if self._after and self._after[0].name == AFTER else ())):
-            highest = best.get(rank_key(reading))
-            if reading.used_bytes is not None and (highest is None or reading.used_bytes > (highest.used_bytes or 0)):
-                best[rank_key(reading)] = reading
+        under_load = (reading for points in series.values() for reading in points if load.lasted(reading.taken_at))
+        after = self._after[0].ranks if self._after and self._after[0].name == AFTER else ()
+        best = peaks((*under_load, *ranks, *after))
         if best:
             # A recorder's sample lacks the total: the device does not grow under a load.
             totals = {rank_key(reading): reading.total_bytes for reading in ranks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
@@ -12,7 +13,7 @@ from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
 from highwater.findings.rules import highest
 from highwater.measure.command_line import shown_command
-from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, changes, host_used
+from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.measure.rules import findings
 from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings import RankReading, RemedyResult, RuleStatus
@@ -56,11 +57,10 @@ def report(experiment: Experiment, *, written_at: float) -> str:
     found = findings(experiment)
     engine = experiment.engine
     device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
-    ranks = _count(len(experiment.ranks(BEFORE)), "rank", "ranks")
     parts = [
         f"# {code(experiment.name, 120)}",
         f"vLLM {code(engine.version or '(version unknown)')} with {code(engine.model or '(model unknown)')} on "
-        f"{ranks} ({code(device, 120)}), {moment(experiment.load.started_at)}",
+        f"{_ranks(experiment)} ({code(device, 120)}), {moment(experiment.load.started_at)}",
         _figures(experiment),
         *section("The load", [block(shown_command(experiment.load.command), "sh"), _ended(experiment)]),
         *section("What the numbers say", ["\n".join(map(_finding, found)) or "Nothing that is known stands out."]),
@@ -100,18 +100,14 @@ def _figures(experiment: Experiment) -> str:
         whole = fullest.total_bytes
         share = f" of {mib(whole)}, {used / whole:.1%}" if whole else ""
         columns.append(("peak under load", f"{mib(used)} MiB", f"{name_of(fullest)}{share}"))
-    ranks = _count(len(experiment.ranks(BEFORE)), "rank", "ranks")
     grown = experiment.change(BEFORE, AFTER, "used_bytes")
-    columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {ranks}"))
+    columns.append(("growth", f"{mib(grown, signed=True)} MiB", f"before to after the load, {_ranks(experiment)}"))
     if experiment.remedies:
-        back = (
-            experiment.change(AFTER, experiment.last.name, "used_bytes")
-            if experiment.last is not None and experiment.last.name != AFTER
-            else None
-        )
+        relieved = experiment.after_remedies
+        moved = experiment.change(AFTER, relieved[-1].name, "used_bytes") if relieved else None
         done = sum(result.outcome == "done" for result in experiment.remedies)
         tried = len(experiment.remedies) + len(experiment.not_tried)
-        given = mib(None if back is None else -back)
+        given = mib(None if moved is None else -moved)
         columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
     how = f"{'interrupted, ' if experiment.load.interrupted else ''}{experiment.load.exit_text}"
     columns.append(("load", duration(round(experiment.load.seconds)), how))
@@ -135,27 +131,21 @@ def _tables(experiment: Experiment) -> Iterator[str]:
     keys = list(dict.fromkeys(rank_key(reading) for seen in experiment.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:
-        yield from _both(experiment, keys, f"all {len(experiment.ranks(BEFORE))} ranks together", folded=False)
+        whose = f"all {len(experiment.ranks(BEFORE))} ranks together"
+        yield from (f"{title}:\n\n{grid}" for title, grid in _both(experiment, keys, whose))
     for key in keys:
         reading = next(rank for seen in experiment.moments if (rank := seen.rank(key)) is not None)
         of = f", of {mib(reading.total_bytes)}" if reading.total_bytes else ""
-        yield from _both(experiment, [key], f"{name_of(reading)}{of}", folded=folded)
+        for title, grid in _both(experiment, [key], f"{name_of(reading)}{of}"):
+            details = f"<details><summary>{title}</summary>\n\n{grid}\n\n</details>"
+            yield details if folded else f"{title}:\n\n{grid}"
 
 
-def _both(experiment: Experiment, keys: Sequence[RankKey], whose: str, *, folded: bool) -> Iterator[str]:
+def _both(experiment: Experiment, keys: Sequence[RankKey], whose: str) -> Iterator[tuple[str, str]]:
     # Components without any known figure are left out.
-    names = [
-        "used_bytes",
-        *(name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in experiment.moments)),
-    ]
-    for caption, grid in (
-        ("MiB in use", _in_use(experiment, keys, names)),
-        ("MiB changed", _changed(experiment, keys, names)),
-    ):
-        if folded:
-            yield f"<details><summary>{text(f'{caption}, {whose}')}</summary>\n\n{grid}\n\n</details>"
-        else:
-            yield f"{text(f'{caption}, {whose}')}:\n\n{grid}"
+    known = [name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in experiment.moments)]
+    for caption, grid in (("MiB in use", _in_use), ("MiB changed", _changed)):
+        yield text(f"{caption}, {whose}"), grid(experiment, keys, ["used_bytes", *known])
 
 
 def _in_use(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
@@ -171,21 +161,16 @@ def _in_use(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str
 
 def _changed(experiment: Experiment, keys: Sequence[RankKey], names: Sequence[str]) -> str:
     """Return the change of each step from one moment to the next: growth is positive, and so is what was freed."""
-    before, after = experiment.moment(BEFORE), experiment.moment(AFTER)
-    columns: list[tuple[str, Moment | None, Moment | None, int]] = [
-        ("to the peak", before, experiment.moment(PEAK), 1),
-        ("growth", before, after, 1),
+    relieved = [seen.name for seen in experiment.after_remedies]
+    columns = [
+        ("to the peak", BEFORE, PEAK, 1),
+        ("growth", BEFORE, AFTER, 1),
+        *((f"{end.removeprefix('after ')} freed", start, end, -1) for start, end in pairwise([AFTER, *relieved])),
+        *(("overall", BEFORE, end, 1) for end in relieved[-1:]),
     ]
-    previous = after
-    for later in (seen for seen in experiment.moments if seen.name.startswith("after ")):
-        columns.append((f"{later.name.removeprefix('after ')} freed", previous, later, -1))
-        previous = later
-    if previous is not after:
-        columns.append(("overall", before, experiment.last, 1))
 
-    def cell(start: Moment | None, end: Moment | None, name: str, sign: int) -> str:
-        moves = () if start is None or end is None else changes(start, end, name)
-        change = total(moved for key, moved in moves if key in keys)
+    def cell(start: str, end: str, name: str, sign: int) -> str:
+        change = experiment.change(start, end, name, keys)
         return UNKNOWN if change is None else _moved(sign * change, signed=sign > 0)
 
     rows = [[_row_title(name), *(cell(start, end, name, sign) for _, start, end, sign in columns)] for name in names]
@@ -204,7 +189,7 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _moved(size: int | None, *, signed: bool = False) -> str:
     shown = mib(size, signed=signed)
-    # What does not move is no growth of plus nothing.
+    # A change that rounds to 0 has no sign.
     return _ZERO if shown.lstrip("+-") == _ZERO else shown
 
 
@@ -231,9 +216,7 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
     yield chart(f"MiB in use, {name_of(fullest[0])}", points)
     start = points[0][0]
     seen = [(experiment.load.started_at, "load starts"), (experiment.load.ended_at, "load ends")]
-    seen += [
-        (each.at, each.title) for each in experiment.moments if each.name.startswith("after ") and each.at is not None
-    ]
+    seen += [(each.at, each.title) for each in experiment.after_remedies if each.at is not None]
     key = ", ".join(f"{title} at {at - start:.1f} s" for at, title in seen if start <= at <= points[-1][0] + 1.0)
     yield text(f"The moments in it: {key}. The axis upwards does not begin at 0.")
 
@@ -287,19 +270,14 @@ def _encoder_cache(experiment: Experiment) -> Iterator[str]:
 def _events(experiment: Experiment) -> Iterator[str]:
     if not experiment.events:
         return
+    start, events = experiment.load.started_at, experiment.events[-MAX_EVENTS:]
     rows = [
-        [
-            f"{event.at - experiment.load.started_at:+,.1f} s",
-            code(event.kind, 20),
-            code(event.trigger or "", 20),
-            code(event.summary, 200),
-        ]
-        for event in experiment.events[-MAX_EVENTS:]
+        [f"{each.at - start:+,.1f} s", code(each.kind, 20), code(each.trigger or "", 20), code(each.summary, 200)]
+        for each in events
     ]
-    is_cut = len(experiment.events) > len(rows)
-    caption = (
-        f"The last {len(rows)} of {len(experiment.events)} events" if is_cut else "Every event from the load's start on"
-    )
+    caption = "Every event from the load's start on"
+    if len(events) < len(experiment.events):
+        caption = f"The last {len(events)} of {len(experiment.events)} events"
     yield f"{caption}:\n\n{table(['after the start', 'kind', 'by', 'what'], rows, left=(1, 2, 3))}"
 
 
@@ -350,5 +328,6 @@ def _number(count: int | None) -> str:
     return UNKNOWN if count is None else f"{count:,}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _ranks(experiment: Experiment) -> str:
+    count = len(experiment.ranks(BEFORE))
+    return f"{count} rank{'' if count == 1 else 's'}"

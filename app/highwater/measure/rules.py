@@ -59,10 +59,8 @@ def engine_incident(experiment: Experiment) -> Finding | None:
 
 def engine_restarted(experiment: Experiment) -> Finding | None:
     """Report workers that are other processes at the end than at the start."""
-    before, after = experiment.moment(BEFORE), experiment.last
-    if before is None or after is None or not has_restarted(before, after):
-        return None
-    return finding("engine_restarted")
+    before = experiment.moment(BEFORE)
+    return finding("engine_restarted") if before and has_restarted(before, experiment.moments[-1]) else None
 
 
 def stale_readings(experiment: Experiment) -> Finding | None:
@@ -79,11 +77,7 @@ def stale_readings(experiment: Experiment) -> Finding | None:
 
 def no_traffic(experiment: Experiment) -> Finding | None:
     """Report that no request of the load was seen in the engine."""
-    seen = [
-        load.requests_running
-        for at, load in experiment.traffic
-        if experiment.load.started_at <= at <= experiment.load.ended_at
-    ]
+    seen = (counted.requests_running for at, counted in experiment.traffic if experiment.load.lasted(at))
     running = [count for count in seen if count is not None]
     grown = experiment.change(BEFORE, PEAK, "used_bytes")
     is_short = experiment.load.seconds < SHORT_SECONDS or len(running) < FEW_IMAGES
@@ -94,13 +88,11 @@ def no_traffic(experiment: Experiment) -> Finding | None:
 
 def other_traffic(experiment: Experiment) -> Finding | None:
     """Report that the engine served others before or after the load."""
-    start = next((load for at, load in reversed(experiment.traffic) if at <= experiment.load.started_at), None)
-    end = next((load for at, load in experiment.traffic if at > experiment.load.ended_at), None)
-    busy = [
-        words
-        for load, words in ((start, "before the load"), (end, "after it"))
-        if load is not None and ((load.requests_running or 0) + (load.requests_waiting or 0))
-    ]
+    sides = {
+        "before the load": [load for at, load in experiment.traffic if at <= experiment.load.started_at][-1:],
+        "after it": [load for at, load in experiment.traffic if at > experiment.load.ended_at][:1],
+    }
+    busy = [when for when, loads in sides.items() for load in loads if load.requests_running or load.requests_waiting]
     return finding("other_traffic", when=" and ".join(busy)) if busy else None
 
 
@@ -142,7 +134,7 @@ def host_growth(experiment: Experiment) -> Finding | None:
         return None
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
     workers = total(risen(first, now, lambda each: each.host_memory.rss_bytes) for first, now in pairs)
-    # Ranks of one machine have the same figure: the largest stands for it.
+    # Ranks of one machine have the same figure, so the largest is taken.
     machine, _ = highest(pairs, lambda pair: risen(*pair, host_used)) or (None, None)
     grown = [size for size in (machine, workers) if size is not None]
     if not grown or max(grown) < HOST_BYTES:
@@ -198,9 +190,10 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
     def unseen(point: RankReading) -> int | None:
         record, key = point.torch.peak_allocated_bytes, rank_key(point)
         earlier, seen = before.get(key), peaks.get(key)
-        # A record of before the load says nothing of it.
-        is_new = record is not None and earlier is not None and record > earlier
-        return record - seen if is_new and record is not None and seen is not None else None
+        if record is None or earlier is None or seen is None:
+            return None
+        # A record from before the load is not of the load.
+        return record - seen if record > earlier else None
 
     more, point = highest(experiment.ranks(AFTER), unseen) or (0, None)
     if point is None or more < TRANSIENT_BYTES:
@@ -238,7 +231,7 @@ def policy_acted(experiment: Experiment) -> Finding | None:
 
 
 def others_acted(experiment: Experiment) -> Finding | None:
-    """Report that somebody reset something while the load ran."""
+    """Report the resets that were requested by others than the policy while the load ran."""
     acted = [event for event in experiment.happened("reset") if event.trigger != "policy"]
     resets = _count(len(acted), "a reset", "resets")
     return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None
@@ -288,11 +281,9 @@ def refused_remedies(experiment: Experiment) -> Finding | None:
 
 def gave_back(experiment: Experiment) -> Finding | None:
     """Report what came back of the growth, and where the rest is."""
-    grown, last = experiment.case.grown_bytes, experiment.last
-    if grown is None or not experiment.case.has_grown or last is None or not last.name.startswith("after "):
-        return None
-    left = experiment.change(BEFORE, last.name, "used_bytes")
-    if left is None:
+    grown, relieved = experiment.case.grown_bytes, experiment.after_remedies
+    left = experiment.change(BEFORE, relieved[-1].name, "used_bytes") if relieved else None
+    if grown is None or not experiment.case.has_grown or left is None:
         return None
     back = grown - left
     freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
@@ -302,7 +293,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
         if back - grown > experiment.case.notable_bytes:
             came_back += f" and {mib_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
-    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, last.name, name)) or (0, "")
+    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (0, "")
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",

@@ -7,11 +7,11 @@ reading is named in the report, and ends no load.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from highwater.accounting.attribution import RankKey, rank_key
 from highwater.client.answers import events_of
@@ -28,6 +28,7 @@ MAX_POINTS = MAX_TRAFFIC = 4096
 # A reading every second is the default; one in three that fails is no gap yet.
 GAP_SECONDS, GAP_READINGS = 15.0, 3
 _SERVICE_UNAVAILABLE = 503
+_Kept = TypeVar("_Kept")
 
 
 class Series:
@@ -51,8 +52,7 @@ class Series:
                 self.gaps.append(Gap(start=kept[-1].taken_at, end=point.taken_at))
             kept.append(point)
             if len(kept) > MAX_POINTS:
-                pairs = zip(kept[0:-1:2], kept[1::2], strict=False)
-                kept[:] = [*(max(right, left, key=_used) for left, right in pairs), kept[-1]]
+                kept[:] = _halved(kept, _used)
 
     def last_at(self) -> dict[RankKey, float]:
         """Return the time of each rank's last reading."""
@@ -75,18 +75,28 @@ def usual_gap(times: Sequence[float]) -> float:
     return max(GAP_SECONDS, GAP_READINGS * median(pauses)) if pauses else GAP_SECONDS
 
 
-def peaks(series: Iterable[Sequence[RankReading]], start: float, end: float) -> tuple[RankReading, ...]:
-    """Return each rank's highest reading within that time; ranks without a reading in it are left out."""
-    within = ([p for p in points if start <= p.taken_at <= end and p.used_bytes is not None] for points in series)
-    return tuple(max(points, key=_used) for points in within if points)
+def peaks(readings: Iterable[RankReading]) -> dict[RankKey, RankReading]:
+    """Return each rank's highest reading, of equal ones the first; ranks whose use is not known are left out."""
+    highest: dict[RankKey, RankReading] = {}
+    for reading in readings:
+        key = rank_key(reading)
+        if reading.used_bytes is not None and (key not in highest or reading.used_bytes > _used(highest[key])):
+            highest[key] = reading
+    return highest
 
 
 def _used(point: RankReading) -> int:
     return point.used_bytes or 0
 
 
-class Sampler:
-    """A thread that reads until it is stopped; a context manager.
+def _halved(items: Sequence[_Kept], size: Callable[[_Kept], int]) -> list[_Kept]:
+    """Return the higher of each two in a row, and a last one without another."""
+    pairs = zip(items[1::2], items[::2], strict=False)
+    return [*(max(pair, key=size) for pair in pairs), *items[len(items) // 2 * 2 :]]
+
+
+class Sampler(threading.Thread):
+    """A thread that reads until the end of its context.
 
     Args:
         client: For this thread alone.
@@ -99,6 +109,7 @@ class Sampler:
     """
 
     def __init__(self, client: SidecarClient, since: float, gap_seconds: float) -> None:
+        super().__init__(name="sampler", daemon=True)
         self.series = Series(gap_seconds)
         self.traffic: list[tuple[float, EngineLoad]] = []
         self.recorded = False
@@ -107,18 +118,17 @@ class Sampler:
         self._client, self._since = client, since
         self._wants_recorded = True
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._thread.join(JOIN_SECONDS)  # it may be waiting for a response, and holds nothing up if it goes on
+        self._ended.set()
+        self.join(JOIN_SECONDS)  # it may be waiting for a response, and holds nothing up if it goes on
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -145,23 +155,21 @@ class Sampler:
         with self._lock:
             self.series.add(points)
 
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY_SECONDS):
+    def run(self) -> None:
+        """Read every other second until the end of the context."""
+        while not self._ended.wait(EVERY_SECONDS):
             self.read()
 
-    def _history(self) -> Mapping[str, Any]:
+    def _history(self) -> Any:  # noqa: ANN401 - JSON
         query = {"since": f"{self._since:.6f}"}
         if self._wants_recorded:
             try:
-                recorded: Mapping[str, Any] = self._client.get("/memory/history", {**query, "recorded": "true"})
+                return self._client.get("/memory/history", {**query, "recorded": "true"})
             except SidecarRefused as exc:
                 if exc.status != _SERVICE_UNAVAILABLE:
                     raise
                 self._wants_recorded = False
-            else:
-                return recorded
-        polled: Mapping[str, Any] = self._client.get("/memory/history", query)
-        return polled
+        return self._client.get("/memory/history", query)
 
     def _take(self, history: Mapping[str, Any]) -> None:
         recorded = list(recorded_ranks(history.get("recorded", ()), self.series.last_at()))
@@ -180,5 +188,4 @@ class Sampler:
         last = self.traffic[-1][0] if self.traffic else 0.0
         self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
         if len(self.traffic) > MAX_TRAFFIC:
-            busiest = zip(self.traffic[0:-1:2], self.traffic[1::2], strict=False)
-            self.traffic = [max(pair, key=lambda each: each[1].requests_running or 0) for pair in busiest]
+            self.traffic = _halved(self.traffic, lambda each: each[1].requests_running or 0)

@@ -1,4 +1,4 @@
-"""Foreign text without anything that a terminal would obey; on one line and cut, where that is wanted."""
+"""Text from outside without control characters and terminal sequences; on one line and cut to a length on request."""
 
 from __future__ import annotations
 

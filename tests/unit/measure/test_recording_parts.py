@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -15,8 +14,8 @@ from highwater.measure.files import CannotWriteReport, ReportFiles
 from highwater.measure.load import LoadNotStarted, find, shell_code
 from highwater.measure.readings import cache_of, settings_of
 from highwater.measure.sampler import Series, peaks, usual_gap
-from tests.fakes.engine import IMAGES, USED_READY, FakeEngine
-from tests.unit.measure.story import MIB, START, moment, point
+from tests.fakes.engine import IMAGES, FakeEngine
+from tests.unit.measure.story import MIB, START, moment, point, story
 
 NOW = 1_763_660_000.0
 
@@ -77,7 +76,7 @@ def test_of_too_many_readings_the_peak_stays(monkeypatch):
     (points,) = series.points().values()
     assert len(points) <= 65
     assert series.last_at() == {(0, 0): START + 999}
-    assert peaks([points], START, START + 999)[0].components.encoder_cache_bytes == 500 * MIB
+    assert peaks(points)[0, 0].components.encoder_cache_bytes == 500 * MIB
     assert series.gaps == []
 
 
@@ -106,10 +105,11 @@ def test_how_often_the_sidecar_reads_tells_what_a_gap_is(pauses, seconds):
 
 
 def test_the_peak_is_of_the_load():
-    """What was before or after it does not count; each rank has its own."""
-    high, low = replace(point(0, START + 5), used_bytes=USED_READY + 1), point(0, START - 5, encoder=MIB)
-    (top,) = peaks([(low, high)], START, START + 10)
-    assert top is high
+    """Each rank has its own; what was before or after the load does not count."""
+    low, high, other = point(0, START, encoder=MIB), point(0, START + 5, encoder=2 * MIB), point(1, START)
+    assert peaks([low, high, other]) == {(0, 0): high, (0, 1): other}
+    load = story().load
+    assert [load.lasted(at) for at in (START - 1, START, load.ended_at, load.ended_at + 1)] == [0, 1, 1, 0]
 
 
 # --- files ---

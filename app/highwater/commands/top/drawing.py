@@ -1,7 +1,7 @@
 """A view as a screen of any size, in rich's tables. Pure.
 
-Sections are drawn whole where there is room, and give way from the least urgent one on: events, the chart, the rules,
-the components, ranks that are not full.
+Sections are drawn whole where there is room. Where there is not, the least urgent are shortened or left out first:
+events, the chart, the rules, the components, the ranks with the lowest use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 from highwater.readings import Event, MissingRank, RankPressure, RankReading, RuleStatus
 from highwater.text.report import engine_facts
-from highwater.text.table import device_title, signal_text, waters_text
+from highwater.text.table import device_title, rank_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 _WIDE = 76
@@ -51,7 +51,7 @@ _FEW_EVENTS, _MANY_EVENTS = 3, 20
 _PROBLEM_LINES = 3
 _MAX_SHORT_RANKS = 4
 
-Line: TypeAlias = list[Segment]
+_Span: TypeAlias = tuple[float, float]
 _left: Final = partial(Column, no_wrap=True, overflow="ellipsis")
 _right: Final = partial(_left, justify="right")
 _text: Final = partial(Text, no_wrap=True, overflow="ellipsis")
@@ -70,31 +70,28 @@ class Drawing:
         height, options = options.height, options.reset_height()
         sections = _Sections(self.view, self.now, console, options)
 
-        def lines(section: RenderableType) -> list[Line]:
+        def lines(section: RenderableType) -> list[list[Segment]]:
             return console.render_lines(section, options, pad=False)
 
         problems = [line for problem in sections.problems() for line in lines(problem)[:_PROBLEM_LINES]]
         head, load = [*lines(sections.head()), *problems], lines(sections.load())
         components, policy = lines(sections.components()), lines(sections.policy())
-        chart: list[Line] = []
         if height is None:
-            ranks, events = lines(sections.ranks(None)), lines(sections.events(_MANY_EVENTS))
+            ranks, chart, events = lines(sections.ranks(None)), [], lines(sections.events(_MANY_EVENTS))
         else:
             room = height - len(head) - len(load)
             shown = len(components) if room >= len(components) + 3 else 0
             # A few rules are shown where that leaves at least three ranks.
             rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004
             ranks = lines(sections.ranks(max(room - shown - rules, 2)))
-            room -= len(ranks)
-            components = components if room >= len(components) else []
-            room -= len(components)
+            components = components if room >= len(ranks) + len(components) else []
+            room -= len(ranks) + len(components)
             policy = policy[: max(room, 0)]
             room -= len(policy)
             few = len(lines(sections.events(_FEW_EVENTS)))
             chart = lines(sections.chart(min(room - few - 2, _CHART_LINES)))
             events = lines(sections.events(room - len(chart) - 1))
-        drawn = [*head, *ranks, *components, *load, *chart, *policy, *events]
-        for line in drawn[:height]:
+        for line in [*head, *ranks, *components, *load, *chart, *policy, *events][:height]:
             yield from line
             yield Segment.line()
 
@@ -175,7 +172,7 @@ class _Sections:
         style = "bold red" if pressure is not None and pressure.short_bytes else ""
         sizes = [getattr(rank.components, component.name) for component in COMPONENTS]
         yield self._rank_name(rank)
-        yield StackedBar(sizes, float(rank.total_bytes or rank.used_bytes or 1), mark_of(self.report, rank))
+        yield StackedBar(sizes, _whole(rank), mark_of(self.report, rank))
         yield Text(share_text(rank.used_ratio), style)
         yield Text(size_text(rank.used_bytes), style)
         if self.is_wide:
@@ -205,25 +202,21 @@ class _Sections:
             size: int | None = getattr(rank.components, component.name)
             share = size / rank.used_bytes if size is not None and rank.used_bytes else None
             cells = (component.title, size_text(size), share_text(share))
-            graph, change = self._moved(rank, component.name, component.terminal, span)
+            graph, change = self._change(rank, component.name, component.terminal, span)
             legend = component_cell(self.console, self.options, index)
             grid.add_row(legend, *(Text(cell, "" if size else _DIM) for cell in cells), graph, change)
         which = f"rank {self._rank_name(rank)}{', the fullest' if len(ranks) > 1 else ''}"
         return Group(self._title(which, "" if span is None else f"change in {span_text(span[1] - span[0])}"), grid)
 
-    def _moved(
-        self, rank: RankReading, name: str, colour: str, span: tuple[float, float] | None
-    ) -> tuple[RenderableType, Text]:
-        points = self.view.points(rank, name)
-        known = [value for at, value in points if value is not None and span is not None and at >= span[0]]
+    def _change(self, rank: RankReading, name: str, colour: str, span: _Span | None) -> tuple[RenderableType, Text]:
+        known = [value for at, value in self.view.points(rank, name) if value is not None and span and at >= span[0]]
         if span is None or not known or getattr(rank.components, name) is None:
             return "", Text("")
         change = known[-1] - known[0]
-        style = colour if change else _DIM
-        graph = AreaChart(points, *span, least_range=self._least_range(rank), style=style)
+        graph = self._area(rank, name, span, style=colour if change else _DIM)
         return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
 
-    def _span(self, rank: RankReading) -> tuple[float, float] | None:
+    def _span(self, rank: RankReading) -> _Span | None:
         """Return the time over which the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
@@ -231,9 +224,11 @@ class _Sections:
         until = points[-1][0]
         return max(points[0][0], until - HISTORY_SECONDS), until
 
-    @staticmethod
-    def _least_range(rank: RankReading) -> float:
-        return _MIN_RANGE * float(rank.total_bytes or rank.used_bytes or 1)
+    def _area(
+        self, rank: RankReading, name: str, span: tuple[float, float], *, style: str, height: int = 1
+    ) -> AreaChart:
+        least = _MIN_RANGE * _whole(rank)
+        return AreaChart(self.view.points(rank, name), *span, least_range=least, height=height, style=style)
 
     # --- load, chart ---
 
@@ -251,13 +246,12 @@ class _Sections:
         return grid
 
     def chart(self, height: int) -> Group:
-        """Return used bytes of the fullest rank over time, with the resets beneath; empty without room."""
+        """Return used bytes of the fullest rank over time, with the resets below it; empty without room."""
         ranks = fullest(self.report.ranks)
         span = self._span(ranks[0]) if ranks else None
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline
             return Group()
-        points = self.view.points(ranks[0], "used_bytes")
-        area = AreaChart(points, *span, least_range=self._least_range(ranks[0]), height=height, style="cyan")
+        area = self._area(ranks[0], "used_bytes", span, style="cyan", height=height)
         low, high = map(size_text, map(round, area.bounds))
         grid = _grid(_right(style=_DIM), _left(ratio=1))
         grid.add_row(high + "\n" * (height - 1) + low, area)
@@ -281,7 +275,7 @@ class _Sections:
             # Without room for all lines, the rules come first.
             *map(self._rule, policy.rules),
             *(line for rule in policy.rules for line in _details(rule, f"{rule.name}: " if several else "")),
-            *([] if policy.rules else [_text("  no rules: nothing is given back unless asked for", _DIM)]),
+            *([] if policy.rules else [_text("  no rules: memory is given back only on request", _DIM)]),
         )
 
     def _rule(self, rule: RuleStatus) -> Text:
@@ -312,6 +306,11 @@ class _Sections:
         return grid
 
 
+def _whole(rank: RankReading) -> float:
+    """Return the size that fills a bar; what is in use where the device's size is not known."""
+    return float(rank.total_bytes or rank.used_bytes or 1)
+
+
 def _grid(*columns: Column) -> Table:
     return Table.grid(*columns, padding=(0, 1), expand=True)
 
@@ -326,7 +325,7 @@ def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
 
 
 def _shortage(one: RankPressure) -> Text:
-    where = f"{one.dp_rank}.{one.rank}" if one.dp_rank else f"{one.rank}"
+    where = rank_title(one.dp_rank, one.rank)
     line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
     gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
     if gains:

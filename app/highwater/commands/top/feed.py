@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.client.answers import event_of, events_of, report_of
+from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
-from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.errors import SidecarError
 from highwater.readings import Event, RankReading, Report
 
 MAX_POINTS = 2000
@@ -55,15 +56,16 @@ class View:
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
         """Add the sidecar's history; what it has lost by a restart stays."""
-        merged = {key: _merged(past.get(key, ()), self.past.get(key, ())) for key in {**self.past, **past}}
+        # What is known of a time already stays.
+        points = {
+            key: {point.at: point for point in (*past.get(key, ()), *self.past.get(key, ()))}
+            for key in {**self.past, **past}
+        }
+        merged = {key: tuple(known[at] for at in sorted(known)[-MAX_POINTS:]) for key, known in points.items()}
         # A sidecar that was restarted numbers its events from 1 again.
-        known = {(event.id, event.at): event for event in (*events, *self.events)}
-        newest = sorted(known.values(), key=lambda event: (event.at, event.id), reverse=True)
+        numbered = {(event.id, event.at): event for event in (*events, *self.events)}
+        newest = sorted(numbered.values(), key=lambda event: (event.at, event.id), reverse=True)
         return replace(self, past=merged, events=tuple(newest[:MAX_EVENTS]))
-
-    def with_event(self, event: Event) -> View:
-        """Add an event that just came."""
-        return self.with_history({}, (event,))
 
     def without_sidecar(self, problem: str, now: float) -> View:
         """Note that the sidecar does not respond; the last figures stay, with their age."""
@@ -80,30 +82,16 @@ class View:
         return [(point.at, getattr(point.components if name in COMPONENTS else point, name)) for point in known]
 
 
-def _merged(remembered: tuple[MemoryPoint, ...], known: tuple[MemoryPoint, ...]) -> tuple[MemoryPoint, ...]:
-    if not (remembered and known) or remembered[0].at > known[-1].at:
-        return (*known, *remembered)[-MAX_POINTS:]
-    points = {point.at: point for point in (*remembered, *known)}
-    return tuple(points[at] for at in sorted(points))[-MAX_POINTS:]
-
-
 def past_of(readings: object) -> Past:
     """Return the readings of ``GET /memory/history`` by rank; what is not in shape is left out."""
     past: dict[RankKey, list[MemoryPoint]] = {}
-    for key, point in _points(readings if isinstance(readings, list) else ()):
-        past.setdefault(key, []).append(point)
-    return {key: tuple(points) for key, points in past.items()}
-
-
-def _points(readings: Iterable[Any]) -> Iterator[tuple[RankKey, MemoryPoint]]:
-    for reading in readings:
-        try:
+    for reading in readings if isinstance(readings, list) else ():
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
             for row in reading["ranks"]:
                 numbers = {name: value for name in ROW if isinstance(value := row.get(name), int | float)}
                 point = MemoryPoint.of_row(float(reading["at"]), dict.fromkeys(ROW) | numbers)
-                yield (int(row["dp_rank"] or 0), int(row["rank"] or 0)), point
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue
+                past.setdefault((int(row["dp_rank"] or 0), int(row["rank"] or 0)), []).append(point)
+    return {key: tuple(points) for key, points in past.items()}
 
 
 # --- following ---
@@ -135,16 +123,11 @@ def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool])
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
     """Return the sidecar's history of the last quarter of an hour, or raise ``SidecarError``."""
-    # By its own clock, which may differ from ours.
-    now = _object(sidecar.get("/memory/history", {"since": "9999999999"})).get("now")
-    since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
-    return _object(sidecar.get("/memory/history", {"since": str(since), "step": str(STEP_SECONDS)}))
-
-
-def _object(answer: object) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise SidecarUnreachable("what answers /memory/history there is no Highwater sidecar of this version")
-    return answer
+    with understood("/memory/history"):
+        # By its own clock, which may differ from this machine's.
+        now = sidecar.get("/memory/history", {"since": "9999999999"}).get("now")
+        since = now - HISTORY_SECONDS if isinstance(now, int | float) else 0.0
+        return {**sidecar.get("/memory/history", {"since": str(since), "step": str(STEP_SECONDS)})}
 
 
 def first_view(sidecar: SidecarClient) -> View:
@@ -155,37 +138,30 @@ def first_view(sidecar: SidecarClient) -> View:
     return view.with_history(past_of(history.get("readings")), events_of(history.get("events")))
 
 
-class Feed:
-    """Keeps a view up to date in a thread of its own."""
+class Feed(threading.Thread):
+    """A thread that keeps a view up to date.
+
+    Attributes:
+        view: What is known now; another object after each message.
+    """
 
     def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
+        # A daemon: `top` ends without waiting for the sidecar.
+        super().__init__(name="feed", daemon=True)
         self.view = view
         self._connect = connect
-        self._stopped = threading.Event()
-        self._updated = threading.Event()
-        # A daemon: `top` ends without waiting for the sidecar.
-        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
-
-    def start(self) -> None:
-        """Follow the sidecar from now on."""
-        self._thread.start()
+        self._ended = threading.Event()
 
     def stop(self) -> None:
         """Stop following, without waiting."""
-        self._stopped.set()
+        self._ended.set()
 
-    def take_update(self) -> bool:
-        """Return whether the view has changed since the last call."""
-        had = self._updated.is_set()
-        self._updated.clear()
-        return had
-
-    def _run(self) -> None:
-        for name, data in follow(self._connect, self._stopped.wait):
-            if self._stopped.is_set():
+    def run(self) -> None:
+        """Follow the sidecar until ``stop`` is called."""
+        for name, data in follow(self._connect, self._ended.wait):
+            if self._ended.is_set():
                 return
             self.view = updated(self.view, name, data, time.monotonic())
-            self._updated.set()
 
 
 def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
@@ -200,4 +176,4 @@ def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN4
         except SidecarError as exc:
             return view.without_sidecar(str(exc), now)
     event = event_of(data) if name == "event" else None
-    return view if event is None else view.with_event(event)
+    return view if event is None else view.with_history({}, (event,))

@@ -122,11 +122,10 @@ class Marks:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
         width = options.max_width
-        cells = [" "] * width
-        for at in self.times:
-            if self.since <= at <= self.until:
-                share = (at - self.since) / ((self.until - self.since) or 1.0)
-                cells[min(int(share * width), width - 1)] = glyphs_of(options).reset
+        span = (self.until - self.since) or 1.0
+        shares = ((at - self.since) / span for at in self.times if self.since <= at <= self.until)
+        marked = {min(int(share * width), width - 1) for share in shares}
+        cells = (glyphs_of(options).reset if cell in marked else " " for cell in range(width))
         yield Text("".join(cells), "green", no_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The terminal's whole screen and its keyboard, restored whatever happens."""
+"""The terminal's whole screen and its keyboard, both restored also after an error or a signal."""
 
 from __future__ import annotations
 

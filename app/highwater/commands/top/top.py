@@ -6,6 +6,7 @@ import errno
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal was closed, and nobody reads a message
+        sys.exit(_HUNG_UP)  # the terminal was closed, so no message can be read
 
 
 def _print_json(url: str, *, once: bool) -> None:
@@ -50,17 +51,12 @@ def _print_json(url: str, *, once: bool) -> None:
     if once:
         click.echo(json.dumps(report))
         return
-    for name, data in follow(_connecting(url), _sleep):
+    for name, data in follow(_connecting(url), threading.Event().wait):
         if name == "report":
             click.echo(json.dumps(data))
             sys.stdout.flush()
         elif name == "lost":
             click.echo(f"highwater: {data}; trying again", err=True)
-
-
-def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 def _connecting(url: str) -> Callable[[], SidecarClient]:
@@ -81,9 +77,10 @@ def _live(view: View, url: str, console: Console) -> None:
     feed = Feed(view, _connecting(url))
     feed.start()
     with Screen(console, lambda: Drawing(feed.view, time.monotonic())) as screen:
-        drawn_at, size = time.monotonic(), console.size
+        drawn, drawn_at = None, 0.0
         while not screen.asked_to_quit(LOOK_SECONDS):
-            if feed.take_update() or console.size != size or time.monotonic() - drawn_at >= REDRAW_SECONDS:
+            now = feed.view, console.size
+            if now != drawn or time.monotonic() - drawn_at >= REDRAW_SECONDS:
                 screen.draw()
-                drawn_at, size = time.monotonic(), console.size
+                drawn, drawn_at = now, time.monotonic()
     feed.stop()

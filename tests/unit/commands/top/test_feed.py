@@ -45,7 +45,7 @@ def test_the_next_report_ends_it(view):
 
 def test_what_a_sidecar_forgot_by_its_restart_stays(view):
     """Its events begin at 1 again; ours are kept, in order and once."""
-    before = view.with_event(event("old", id_=1, at=NOW)).with_report(report(), 101.0)
+    before = view.with_history({}, [event("old", id_=1, at=NOW)]).with_report(report(), 101.0)
     after = before.with_history({}, [event("new", id_=1, at=NOW + 9), event("old", id_=1, at=NOW)])
     assert [e.summary for e in after.events] == ["new", "old"]
     assert len(after.past[KEY]) == 1
