@@ -148,7 +148,8 @@ def _ascend(table: Mapping[str, Any]) -> str:
     lines = ["## Ascend: read in the packages", "", str(table["note"]), ""]
     lines += [*_table(("name", "found"), rows), ""] if rows else []
     if same:
-        lines += [f"{same} more are the same in every version; tests/compat/ascend_sources.json has the signatures.", ""]
+        where = "tests/compat/ascend_sources.json has the signatures"
+        lines += [f"{same} more are the same in every version; {where}.", ""]
     return "\n".join(lines)
 
 
