@@ -106,15 +106,16 @@ def _device(results: Sequence[StepResult]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     total = _value(first.device["total_bytes"], "bytes")
     lines = [f"## {kind}: {name}", "", f"Memory: {total}. Driver: {driver}. Versions: {versions}.", ""]
+    lines += _skipped([check for result in results for check in result.checks])
     for result in results:
         lines += [f"### {STEPS[result.step].SAYS[0].upper()}{STEPS[result.step].SAYS[1:]}", ""]
         ran = f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s"
-        lines += [f"{ran}: {result.count('passed')} passed.", ""]
+        skipped = result.count("skipped")
+        lines += [f"{ran}: {result.count('passed')} passed{f', {skipped} skipped' if skipped else ''}.", ""]
         if result.error:
             lines += [f"The step ended early: {_cell(result.error)}", ""]
         rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status == "failed"]
         lines += [*_table(("check", "result", "seen"), rows), ""] if rows else []
-        lines += _skipped(result.checks)
         if result.figures:
             figures = (f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures)
             lines += [f"Measured: {', '.join(figures)}.", ""]
