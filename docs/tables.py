@@ -216,11 +216,10 @@ def devices_table() -> str:
             f"`{row['resource']}`" if row["resource"] else "",
             f"`{row['image']}`" if row["image"] else "see vLLM's documentation",
             row["reads"],
-            row["ran"],
         ]
         for kind, row in tested["device"].items()
     ]
-    return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads", "what was run"], rows)
+    return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads"], rows)
 
 
 TABLES = {

@@ -11,7 +11,7 @@ from tests.situations.device import GIB
 from tests.situations.judge import Outcome
 from tests.situations.run import Result
 
-COLUMNS = ("situation", "remedies", "seconds short", "GiB freed", "first, next remedy, s")
+COLUMNS = ("situation", "remedies", "seconds short", "GiB freed")
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
 
 
@@ -51,10 +51,9 @@ def _row(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
     return (
         f"`{result.situation.name}`: {result.situation.title}",
-        _remedies(outcome) + _deaths(outcome),
+        _remedies(outcome) + _deaths(outcome) + _delays(outcome),
         f"{outcome.seconds_short:.0f}",
         f"{outcome.given_back / GIB:.1f}",
-        f"{_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}" if outcome.first_delays else "",
     )
 
 
@@ -66,6 +65,13 @@ def _remedies(outcome: Outcome) -> str:
 def _deaths(outcome: Outcome) -> str:
     """Return how many engines ran out of memory, and how many of them could have been saved; empty for none."""
     return f"; {len(outcome.deaths)} died ({len(outcome.covered_deaths)})" if outcome.deaths else ""
+
+
+def _delays(outcome: Outcome) -> str:
+    """Return the longest seconds until the first remedy, and until the next; empty if nothing was urgent."""
+    if not outcome.first_delays:
+        return ""
+    return f"; urgent: {_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}"
 
 
 def _longest(delays: Sequence[float]) -> str:
