@@ -31,7 +31,7 @@ def with_figures(
         table = tabulate(rows, ("what", "measured"), tablefmt="github", disable_numparse=True)
     methods = "\n".join(f"- {method}" for method in dict.fromkeys(figure.method for figure in figures))
     noted = "".join(f"- {note}\n" for note in notes)
-    block = f"\nWritten by `{command}` on {day}. Machine: {machine}.\n\n{table}\n\n{methods}\n{noted}\n"
+    block = f"\n{_written(page, command, day, machine)}\n\n{table}\n\n{methods}\n{noted}\n"
     return replaced(page, name, f"end of {name}", block)
 
 
@@ -54,11 +54,18 @@ def with_section(
     facts = "".join(f"\n{fact}\n" for fact in report.facts)
     section = (
         f"## {report.title}\n\n"
-        f"Written by `{command}` on {day}. Machine: {machine}.\n\n"
+        f"{_written(page, command, day, machine)}\n\n"
         f"{report_table(report, 'github')}\n{facts}\n"
         f"{bullets}" + (f"\nOf this run:\n\n{noted}" if notes else "")
     )
     return replaced(page, name, f"end of {name}", section)
+
+
+def _written(page: str, command: str, day: str, machine: str) -> str:
+    """Return how to measure a block again, and where it was measured if the page does not begin with that machine."""
+    written = f"Written by `{command}` on {day}."
+    is_usual = f"{machine}." in page.partition("<!-- ")[0].replace("\n", " ")
+    return written if is_usual else f"{written} Machine: {machine}."
 
 
 def replaced(page: str, begin: str, end: str, block: str) -> str:

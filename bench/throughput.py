@@ -157,7 +157,6 @@ def ratio_figure(what: str, name: str, rates: Rates, goal: Goal | None) -> Figur
         f"{number(min(control))} to {number(max(control))}; noise {number(rates.noise)}; {rates.plain:.0f} tokens/s "
         "without",
         method=f"real engine, {REQUESTS} requests of {MAX_TOKENS} tokens straight to it, {CONCURRENCY} at a time; "
-        f"{len(ratios)} rounds of slices without, with and again without; the median of the rounds' ratios counts; "
-        "noise is twice its standard error, and a goal nearer than that is not decided",
+        f"{len(ratios)} rounds of slices without, with and again without",
         noise=rates.noise,
     )

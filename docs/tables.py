@@ -142,23 +142,30 @@ def figures_table() -> str:
     return _table(["figure", "value"], rows)
 
 
-def _shown_labels(labels: list[str]) -> list[str]:
-    if not set(labels) >= RANK_LABELS:
-        return [f"`{label}`" for label in labels]
-    return ["per rank", *(f"`{label}`" for label in labels if label not in RANK_LABELS)]
-
-
 def metrics_table() -> str:
-    """Every metric family, as the golden exposition shows it."""
+    """Every metric family that ranks have not each, as the golden exposition shows it."""
+    return _families(of_rank=False)
+
+
+def rank_metrics_table() -> str:
+    """Every metric family of each rank; the page names the labels that all of them have."""
+    return _families(of_rank=True)
+
+
+def _families(*, of_rank: bool) -> str:
     text = GOLDEN_METRICS.read_text(encoding="utf-8")
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     rows = []
     for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
         sample = re.search(rf"^{name}(?:_bucket)?{{(.*)}} ", text, re.MULTILINE)
-        labels = re.findall(r'(\w+)="', sample[1]) if sample else []
-        shown = ", ".join(_shown_labels([label for label in labels if label != "le"]))
-        rows.append([f"`{name}`", types[name], shown, meaning])
-    return _table(["metric", "type", "labels", "meaning"], rows)
+        labels = set(re.findall(r'(\w+)="', sample[1]) if sample else []) - {"le"}
+        if (labels >= RANK_LABELS) is not of_rank:
+            continue
+        # Labels as a query has them, in one word; the ends of the names tell counters from gauges.
+        shown = ",".join(sorted(labels - RANK_LABELS if of_rank else labels))
+        kind = ", histogram" if types[name] == "histogram" else ""
+        rows.append([f"`{name}{{{shown}}}`{kind}" if shown else f"`{name}`{kind}", meaning])
+    return _table(["metric and its labels", "meaning"], rows)
 
 
 def message_table() -> str:
@@ -212,11 +219,10 @@ def devices_table() -> str:
             f"`{row['resource']}`" if row["resource"] else "",
             f"`{row['image']}`" if row["image"] else "see vLLM's documentation",
             row["reads"],
-            row["ran"],
         ]
         for kind, row in tested["device"].items()
     ]
-    return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads", "what was run"], rows)
+    return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads"], rows)
 
 
 TABLES = {
@@ -226,7 +232,7 @@ TABLES = {
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
-    "metrics.md": {"metrics": metrics_table},
+    "metrics.md": {"metrics of each rank": rank_metrics_table, "metrics": metrics_table},
     "http.md": {"components": components_table},
 }
 

@@ -178,9 +178,8 @@ def _methods(ready: Bed, length: Length) -> list[str]:
         f"{ready.cores.in_words().capitalize()}.",
         f"{SIDECAR} has default settings, its data plane [compiled](architecture.md#the-compiled-build), or not in the "
         f"column beside it. {NGINX} is Debian's: one worker, no access log, no buffering, kept connections.",
-        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order. Shown is the median "
-        "of the rounds' ratios, with the lowest and highest in brackets. A ratio nearer to its goal than twice the "
-        "standard error of that median is not decided.",
+        f"{length.rounds} rounds of slices of about {length.slice_seconds:g} s in changing order; in brackets are the "
+        "lowest and highest of the rounds' ratios.",
         "CPU is that of all processes of the proxy. Time to first byte is less that without a proxy. Memory is of "
         f"fresh processes, {length.memory_rounds} times, with {OPEN_STREAMS} streams; MB and KB are powers of ten.",
     ]

@@ -19,12 +19,13 @@ MIB = 1024**2
 _HEAD = """# What ran on which device
 
 For those who decide whether to trust a claim about a device: what ran on which device, with which results, and how to
-[run the checks yourself](#running-it-yourself). `make device` writes this page from docs/devices.json.
+[run the checks yourself](#running-it-yourself). `make device` writes this page from docs/devices.json, which names
+every check.
 """
 _RUNNING = """## Running it yourself
 
-On the machine with the device, from a checkout, with the Python that has PyTorch (and torch_npu on an Ascend). Only the
-last step needs vLLM and network. No engine may use the device meanwhile:
+On the machine with the device, from a checkout, with the Python that has PyTorch (on an Ascend also torch_npu). Only
+the last step needs vLLM and network. No engine may use the device meanwhile:
 
 ```sh
 export PYTHONPATH=app:worker_ext:.
@@ -36,8 +37,8 @@ python -m bench.device page build/device # docs/devices.md, with what these resu
 
 Each step writes build/device/STEP-DEVICE.json (`--out` names another folder). The exit status is 1 if a check failed;
 checks that are impossible here are skipped, with the reason. Without network, `make device-wheels WHEELS_PYTHON=3.12`
-on another machine fetches missing modules into build/device-wheels (`WHEELS_MACHINE=aarch64` for that architecture);
-install them with `pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
+on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that architecture); install them with
+`pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
 """
 
 
@@ -105,28 +106,20 @@ def _device(results: Sequence[StepResult]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     total = _value(first.device["total_bytes"], "bytes")
     lines = [f"## {kind}: {name}", "", f"Memory: {total}. Driver: {driver}. Versions: {versions}.", ""]
+    lines += _skipped([check for result in results for check in result.checks])
     for result in results:
         lines += [f"### {STEPS[result.step].SAYS[0].upper()}{STEPS[result.step].SAYS[1:]}", ""]
-        lines += [f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s.", ""]
+        ran = f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s"
+        skipped = result.count("skipped")
+        lines += [f"{ran}: {result.count('passed')} passed{f', {skipped} skipped' if skipped else ''}.", ""]
         if result.error:
             lines += [f"The step ended early: {_cell(result.error)}", ""]
         rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status == "failed"]
         lines += [*_table(("check", "result", "seen"), rows), ""] if rows else []
-        lines += [*_passed(result.checks), *_skipped(result.checks)]
         if result.figures:
             figures = (f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures)
             lines += [f"Measured: {', '.join(figures)}.", ""]
     return "\n".join(lines)
-
-
-def _passed(checks: Sequence[Check]) -> list[str]:
-    """Return one line for each check that passed, with what was seen."""
-    lines = []
-    for check in checks:
-        if check.status == "passed":
-            seen = _seen(check)
-            lines.append(f"- {_cell(check.says)}" + (f" ({_cell(seen)})" if seen else ""))
-    return ["Passed:", "", *lines, ""] if lines else []
 
 
 def _skipped(checks: Sequence[Check]) -> list[str]:
@@ -136,27 +129,28 @@ def _skipped(checks: Sequence[Check]) -> list[str]:
 
 
 def _seen(check: Check) -> str:
-    value = "" if check.value is None else _value(check.value, "")
-    seen = f"{value}; {check.bound}" if check.bound and str(check.value) != check.bound else value
-    return f"{check.why}; {check.bound}" if check.status == "failed" and check.bound else check.why or seen
+    """Return what a failed check saw, and the bound that it missed."""
+    seen = check.why or ("" if check.value is None else _value(check.value, ""))
+    return f"{seen}; {check.bound}" if check.bound else seen
 
 
 def _ascend(table: Mapping[str, Any]) -> str:
-    """Return what differs from version to version as a table, and the names that do not as a sentence."""
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    """Return what differs from version to version as a table, and how many names do not."""
+    versions: dict[str, dict[tuple[str, str], list[str]]] = {}
     for entry in table["found"]:
-        by_name.setdefault(entry["name"], []).append(entry)
+        found = versions.setdefault(entry["name"], {})
+        found.setdefault((entry["package"], entry["found"]), []).append(entry["version"])
     rows = [
-        (f"`{name}`", f"{entry['package']} {entry['version']}", f"`{entry['found']}`")
-        for name, entries in by_name.items()
-        if len(entries) > 1
-        for entry in entries
+        (f"`{name}`", "; ".join(f"{package} {', '.join(of)}: `{what}`" for (package, what), of in found.items()))
+        for name, found in versions.items()
+        if len(found) > 1
     ]
-    same = ", ".join(f"`{name}`" for name, entries in by_name.items() if len(entries) == 1)
+    same = sum(len(found) == 1 for found in versions.values())
     lines = ["## Ascend: read in the packages", "", str(table["note"]), ""]
-    lines += [*_table(("name", "package", "found"), rows), ""] if rows else []
+    lines += [*_table(("name", "found"), rows), ""] if rows else []
     if same:
-        lines += [f"The same in every version (tests/compat/ascend_sources.json has the signatures): {same}.", ""]
+        where = "tests/compat/ascend_sources.json has the signatures"
+        lines += [f"{same} more are the same in every version; {where}.", ""]
     return "\n".join(lines)
 
 

@@ -1,7 +1,4 @@
-"""`highwater measure` around the real `vllm bench serve`, with random images, beside the shared engine.
-
-`HIGHWATER_EXPERIMENT_SAMPLE=docs/experiment-sample.md` writes the sample of the documentation anew.
-"""
+"""`highwater measure` around the real `vllm bench serve`, with random images, beside the shared engine."""
 
 from __future__ import annotations
 
@@ -34,15 +31,6 @@ BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 PROMPTS, IMAGES_EACH = 12, 2
 # No trim: this engine's device is the host, and moving from one to the other gives nothing back.
 REMEDIES = "reset_mm_cache,release,reset_encoder_cache"
-# Of the documentation's sample.
-SAMPLE_INTRODUCTION = (
-    "For those who consider [`highwater measure`](experiment.md): the first sections of a report as it writes one.\n"
-    "The whole report also has the timeline, remedies, advice, encoder cache entries, events and settings."
-)
-LEFT_OUT = {
-    *("Timeline", "Remedies", "What to change", "What the numbers mean"),
-    *("Encoder cache", "What happened meanwhile", "Set-up"),
-}
 
 
 @dataclass(frozen=True)
@@ -152,13 +140,3 @@ def test_the_engines_story_is_marked(recorded: Recorded) -> None:
     events: list[dict[str, Any]] = recorded.sidecar.call("GET", "/memory/events?limit=200")["events"]
     marks = [event["summary"] for event in reversed(events) if event["kind"] == "mark"]
     assert [mark.partition("' at")[0].rpartition(": ")[2] for mark in marks] == ["load starts", "load ended", "settled"]
-    if sample := os.environ.get("HIGHWATER_EXPERIMENT_SAMPLE"):
-        (ROOT / sample).write_text(sample_page(recorded.text))
-
-
-def sample_page(report: str) -> str:
-    """Return the documentation's page: the report without the sections that only list what there was."""
-    head, *sections = re.split(r"^(?=## )", report, flags=re.MULTILINE)
-    title, _, rest = head.partition("\n")
-    kept = [section for section in sections if section.splitlines()[0].removeprefix("## ") not in LEFT_OUT]
-    return f"{title}\n\n{SAMPLE_INTRODUCTION}\n{rest}{''.join(kept)}"

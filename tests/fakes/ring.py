@@ -1,4 +1,4 @@
-"""A worker that writes its recorder file, by the letter of docs/recorder.md; it shares no code with who reads it."""
+"""A worker that writes its recorder file, by the letter of docs/recorder-file.md; shares no code with its reader."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.situations.device import GIB
 from tests.situations.judge import Outcome
 from tests.situations.run import Result
 
-COLUMNS = ("situation", "died", "remedies", "seconds short", "GiB freed", "first, next remedy, s")
+COLUMNS = ("situation", "remedies", "seconds short", "GiB freed")
 _KINDS = {"release": "release", "trim": "trim", "reset_encoder_cache": "encoder reset", "reset_mm_cache": "mm reset"}
 
 
@@ -23,12 +23,12 @@ def table(results: Sequence[Result], layout: str) -> str:
 def with_results(text: str, results: Sequence[Result], *, command: str) -> str:
     """docs/policy-situations.md with the results between its marks, Markdown."""
     met = sum(not result.missed for result in results)
-    vain = sum(len(result.outcome.in_vain) for result in results)
+    ineffective = sum(len(result.outcome.in_vain) for result in results)
     quiet = [result for result in results if _is_quiet(result.outcome)]
     calm = "; ".join(f"`{result.situation.name}` ({result.situation.title})" for result in quiet)
     block = f"""
 Written by `{command}`; the exit status is 1 if a goal is missed. {met} of {len(results)} situations meet all goals.
-Remedies in vain: {vain}.
+Ineffective remedies: {ineffective}.
 
 {table([result for result in results if result not in quiet], "github")}
 
@@ -49,20 +49,29 @@ def _missed(results: Sequence[Result]) -> str:
 
 def _row(result: Result) -> tuple[str, ...]:
     outcome = result.outcome
-    covered = f" ({len(outcome.covered_deaths)})" if outcome.deaths else ""
     return (
         f"`{result.situation.name}`: {result.situation.title}",
-        f"{len(outcome.deaths)}{covered}",
-        _remedies(outcome),
+        _remedies(outcome) + _deaths(outcome) + _delays(outcome),
         f"{outcome.seconds_short:.0f}",
         f"{outcome.given_back / GIB:.1f}",
-        f"{_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}" if outcome.first_delays else "",
     )
 
 
 def _remedies(outcome: Outcome) -> str:
     counted = outcome.by_kind
     return ", ".join(f"{counted[kind]} {word}" for kind, word in _KINDS.items() if counted[kind]) or "none"
+
+
+def _deaths(outcome: Outcome) -> str:
+    """Return how many engines ran out of memory, and how many of them could have been saved; empty for none."""
+    return f"; {len(outcome.deaths)} died ({len(outcome.covered_deaths)})" if outcome.deaths else ""
+
+
+def _delays(outcome: Outcome) -> str:
+    """Return the longest seconds until the first remedy, and until the next; empty if nothing was urgent."""
+    if not outcome.first_delays:
+        return ""
+    return f"; urgent: {_longest(outcome.first_delays)}, {_longest(outcome.next_delays)}"
 
 
 def _longest(delays: Sequence[float]) -> str:

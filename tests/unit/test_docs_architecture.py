@@ -20,7 +20,7 @@ def section(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident", "One explanation", "One plan")
+JOURNEYS = ("One poll", "One relief", "One proxied request", "One incident")
 # A file, and then what is defined in it.
 STEPS = [
     (file, name) for title in JOURNEYS for file, name in re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", section(title))

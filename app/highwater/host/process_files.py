@@ -1,4 +1,4 @@
-"""The files that vLLM's processes write of themselves, read as foreign bytes. docs/recorder.md is the contract.
+"""The files that vLLM's processes write of themselves, read as foreign bytes. docs/recorder-file.md is the contract.
 
 What a file says is shown and never acted upon. An invalid file costs only itself and is named; a bounded number of
 bounded files is read. Reading blocks: call it in a thread.

@@ -1,6 +1,6 @@
 """The record that a vLLM process writes of itself: every field bounded on entry, unknown fields ignored.
 
-It reads no file. Sizes are bytes; docs/recorder.md is the contract.
+It reads no file. Sizes are bytes; docs/recorder-file.md is the contract.
 """
 
 from __future__ import annotations

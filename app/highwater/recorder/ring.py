@@ -1,4 +1,4 @@
-"""Reads one worker's recorder file while it is written. docs/recorder.md is the contract; nothing in a file is trusted.
+"""Reads one worker's recorder file while it is written, by docs/recorder-file.md; nothing in a file is trusted.
 
 Only ``pread`` is used, never a mapping: a file that somebody truncates is then a short read and not the end of this
 process. Nothing in a file makes a reader raise anything but ``RingUnusable``, or do more than a fixed amount of work.

@@ -35,6 +35,13 @@ def test_writing_the_same_again_changes_nothing():
     assert write(page, "one", "1.11", notes=("Busy.",)) == page
 
 
+def test_the_machine_that_the_page_begins_with_is_not_named_again():
+    """Another one is, in the block that was measured there."""
+    told = PAGE.replace("# A\n", "# A\n\nMeasured on 2\ncores.\n")
+    assert "Written by `make bench` on 2026-01-02.\n" in write(told, "one", "1.11")
+    assert "Machine: 2 cores." in write(told.replace("2\ncores", "4 cores"), "one", "1.11")
+
+
 def test_a_page_without_the_place_is_refused():
     """A figure that goes nowhere would be lost."""
     with pytest.raises(ValueError, match="the place of three is there 0 times"):

@@ -1,4 +1,4 @@
-"""A recorder's file, taken apart by hand: what docs/recorder.md says, and nothing of the code that writes it."""
+"""A recorder's file, taken apart by hand: what docs/recorder-file.md says, and nothing of the code that writes it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ README = (Path(highwater_worker.__file__).parents[1] / "README.md").read_text()
 def example(op: str) -> dict[str, object]:
     """Return the first JSON object in the operation's section."""
     section = README.split(f"## `{op}`\n", 1)[1]
-    found, _ = json.JSONDecoder().raw_decode(section[section.index("    {") + 4 :])
+    found, _ = json.JSONDecoder().raw_decode(section.split("```json\n", 1)[1])
     return found
 
 

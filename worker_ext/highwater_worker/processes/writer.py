@@ -2,7 +2,7 @@
 
 It touches neither torch nor the engine, waits for nothing but its own clock, and ends in silence where it cannot write:
 vLLM must serve as well without it. A forked child gets a thread and a file of its own. The file has 4096 bytes, and is
-rewritten in place with one system call; docs/recorder.md describes it.
+rewritten in place with one system call; docs/recorder-file.md describes it.
 """
 
 from __future__ import annotations

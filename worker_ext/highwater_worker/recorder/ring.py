@@ -1,4 +1,4 @@
-"""One worker's file in the form of docs/recorder.md: header, heartbeat, entry table, ring of samples, stack area.
+"""One worker's file in the form of docs/recorder-file.md: header, heartbeat, entry table, ring of samples, stack area.
 
 It refuses to map the file (a process that touches a mapped file after its truncation is killed), to write through a
 link, and to leave anything behind where the file cannot be made.

@@ -1,4 +1,4 @@
-"""The recorder's file is what docs/recorder.md says, or it is not there at all."""
+"""The recorder's file is what docs/recorder-file.md says, or it is not there at all."""
 
 from __future__ import annotations
 
