@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from highwater.api.requests import FormatQuery, StrictModel, wants_text
+from highwater.api.requests import OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
 from highwater.incidents.store import to_bytes
@@ -33,7 +33,7 @@ def incidents_router(incidents: Incidents) -> APIRouter:
     """``/memory/incidents`` and each of them."""
     router = APIRouter(tags=["memory"])
 
-    @router.get("/memory/incidents", responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/memory/incidents", responses=OR_TEXT)
     async def listed(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
         """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
         headlines = await incidents.headlines()

@@ -7,10 +7,11 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
+from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.memory.snapshots import Taken, pieces
 from highwater.readings import Caller
@@ -33,18 +34,14 @@ class _Download(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class SnapshotRequest(BaseModel):
+class SnapshotRequest(StrictModel):
     """The body of ``POST /memory/snapshot``; all of it may be left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = False
 
 
-class StacksRequest(BaseModel):
+class StacksRequest(StrictModel):
     """The body of ``POST /memory/snapshot/stacks``; all of it may be left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     minutes: float = Field(10, ge=0, le=60, description="0 turns it off")
     entries: int = Field(50_000, ge=1, le=200_000, description="the newest of the history that are kept")
