@@ -182,7 +182,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop, and end the event streams: their clients would keep the process for good."""
+        """Begin to stop, and end the event streams: their clients would keep the process running."""
         super().handle_exit(sig, frame)
         self._sidecar.begin_stop()
         if self._loop is not None:

@@ -60,6 +60,7 @@ class EngineExchange(Exchange, Requester):
     _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
     _body_ticks = 0  # ticks in which more of the body was waited for
     _task: asyncio.Task[None] | None = None
+    _pieces: WaitingPieces | None = None  # for the engine, once some had to wait
     _held_since: float | None = None  # while it waits at the gate
     _engine_is_full = False
     _client_is_full = False
@@ -73,7 +74,6 @@ class EngineExchange(Exchange, Requester):
         self._client = client
         self._write = client.write_side.write
         self._path_class = path_class
-        self._waiting = WaitingPieces(client.read_side)
         self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
         self.to_head = head.method == b"HEAD"
@@ -149,8 +149,8 @@ class EngineExchange(Exchange, Requester):
         self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
         engine.begin(self)
         engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
-        if not self.wants_tunnel:
-            self._waiting.send(engine.write_side)
+        if self._pieces is not None and not self.wants_tunnel:
+            self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
 
@@ -205,6 +205,12 @@ class EngineExchange(Exchange, Requester):
             engine.write_side.write(piece)
             return
         self._waiting.add(piece)
+
+    @property
+    def _waiting(self) -> WaitingPieces:
+        if self._pieces is None:
+            self._pieces = WaitingPieces(self._client.read_side)
+        return self._pieces
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """Send the end of the request."""
@@ -294,8 +300,8 @@ class EngineExchange(Exchange, Requester):
         data = head.for_tunnel(self.head.request_id())
         self.response_bytes += len(data)
         self._write(data)
-        if self._engine is not None:
-            self._waiting.send(self._engine.write_side)
+        if self._engine is not None and self._pieces is not None:
+            self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
         """Repeat the request where that is safe, else fail it."""
@@ -402,7 +408,8 @@ class EngineExchange(Exchange, Requester):
         self._leave_gate()
         if self._engine_is_full:
             self._client.read_side.let_go("engine")
-        self._waiting.drop()
+        if self._pieces is not None:
+            self._pieces.drop()
         self._count(now - self.started)
 
     def _count(self, seconds: float) -> None:

@@ -20,14 +20,16 @@ class IncomingRequest:
 
     exchange: Exchange | None = None
     trailers: tuple[Header, ...] = ()
+    _chunks: Chunks | None = None
+    _body_bytes = 0  # of a chunked body
 
     def __init__(self, proxy: Proxy, head: RequestHead) -> None:
         self.head = head
         self.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
         self._proxy = proxy
         self._left = head.declared_bytes  # of a counted body
-        self._chunks = Chunks(proxy.head_too_large, proxy.limits.max_header_bytes) if head.chunked else None
-        self._body_bytes = 0  # of a chunked one
+        if head.chunked:
+            self._chunks = Chunks(proxy.head_too_large, proxy.limits.max_header_bytes)
 
     def take(self, data: bytes, at: int) -> tuple[bytes, int]:
         """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.
