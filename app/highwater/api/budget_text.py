@@ -262,7 +262,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
 
 
 def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
-    """Return what says which model it is, where both have it: the served name is not known while the engine is unreachable."""
+    """Return the model's names that both have: the served one is not known while the engine is unreachable."""
     pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
     return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 

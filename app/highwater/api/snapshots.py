@@ -11,14 +11,12 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
-from highwater.api.requests import StrictModel
+from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.memory.snapshots import Taken, pieces
 from highwater.readings import Caller
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-# A snapshot may contain stack traces.
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class _Download(StreamingResponse):
@@ -26,7 +24,7 @@ class _Download(StreamingResponse):
 
     def __init__(self, name: str, file: BinaryIO, size: int) -> None:
         headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
-        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=NO_STORE | headers)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +85,7 @@ def snapshots_router(services: Services) -> APIRouter:
                 "folder": None if snapshots.folder is None else str(snapshots.folder),
                 "problem": problem,
             },
-            headers=_HEADERS,
+            headers=NO_STORE,
         )
 
     @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})

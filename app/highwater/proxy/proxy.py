@@ -21,7 +21,6 @@ from highwater.proxy.failures import (
     head_too_large,
     loop,
     too_many_connections,
-    too_many_control_connections,
 )
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
@@ -97,8 +96,10 @@ class Proxy:
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
         self.exchanges: set[Exchange] = set()
         limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
-        self.clients = Clients(limit, too_many_connections(limit or 0), self._log)
-        self.control_clients = Clients(control_limit, too_many_control_connections(control_limit or 0), self._log)
+        too_many = too_many_connections(limit or 0, "(proxy.max_connections)")
+        too_many_control = too_many_connections(control_limit or 0, "to the control port")
+        self.clients = Clients(limit, too_many, self._log)
+        self.control_clients = Clients(control_limit, too_many_control, self._log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: ConnectionPool | None = None
