@@ -13,10 +13,10 @@ import uvicorn
 
 from highwater.proxy.access_log import AccessLog
 from highwater.proxy.client import protocol
+from highwater.proxy.destination import Destination, path_class
 from highwater.proxy.failures import Failure
 from highwater.proxy.forwarded import Mode
 from highwater.proxy.gate import Gate
-from highwater.proxy.heads import Destination, path_class
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream

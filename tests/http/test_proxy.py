@@ -370,7 +370,7 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
         gc.enable()
     counts = Counter(type(thing).__name__ for thing in left)
     assert {"Proxy", "EngineConnection"} <= set(counts)  # it does look
-    assert {"Exchange", "RequestHead", "ResponseHead", "_Incoming", "ClientConnection"}.isdisjoint(counts)
+    assert {"EngineExchange", "RequestHead", "ResponseHead", "IncomingRequest", "ClientConnection"}.isdisjoint(counts)
 
 
 async def test_a_unix_socket_is_an_engine_too(start_proxy, upstream, tmp_path):

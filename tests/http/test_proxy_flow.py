@@ -13,8 +13,8 @@ import uvloop
 
 from highwater.proxy.chunks import LINES_AT_ONCE
 from highwater.proxy.client import STEPS_PER_TURN, ClientConnection
+from highwater.proxy.destination import Destination
 from highwater.proxy.failures import Failure
-from highwater.proxy.heads import Destination
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
@@ -308,7 +308,7 @@ async def test_a_slow_body_that_moves_is_waited_for(front, upstream):
     for number in range(20):
         await wire.send(bytes(1000))
         await until(
-            lambda least=number * 1000: sum(e._request_bytes for e in front.proxy.exchanges) > least or least == 19000
+            lambda least=number * 1000: sum(e.request_bytes for e in front.proxy.exchanges) > least or least == 19000
         )
         await pass_ticks(front, 1)
     assert len((await wire.answer()).body) == 20000

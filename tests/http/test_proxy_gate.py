@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from highwater.main import create_app
-from highwater.proxy.exchange import Exchange, State
+from highwater.proxy.exchange import EngineExchange, State
 from highwater.proxy.gate import Gate
-from highwater.proxy.heads import parse_head
+from highwater.proxy.request_head import parse_head
 from highwater.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
@@ -276,9 +276,9 @@ async def test_a_websocket_is_held_like_a_request(front, upstream):
 def test_a_request_that_ended_while_its_last_piece_waited_is_not_counted():
     """Its place at the gate would never be given back, and no reset would be safe again."""
     gate = Gate()
-    client = SimpleNamespace(write_side=SimpleNamespace(write=lambda _: None))
+    client = SimpleNamespace(read_side=None, write_side=SimpleNamespace(write=lambda _: None))
     head = parse_head(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n")
-    exchange = Exchange(SimpleNamespace(gate=gate), client, head, "completions")
+    exchange = EngineExchange(SimpleNamespace(gate=gate), client, head, "completions")
     exchange._state = State.OVER
     exchange._admit(gate.admit())
     assert gate.in_flight == 0

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from highwater.api.problems import MAX_PROBLEMS
-from highwater.proxy.heads import RequestHead, parse_head
+from highwater.proxy.request_head import RequestHead, parse_head
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.api.budget_text import budget_text
+from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.findings.budget import Explained, explained
 from highwater.plan.explanation import explain
@@ -23,14 +24,6 @@ WHY_MISSING = (
     "worker extension in development mode"
 )
 _EXPLAINED = TypeAdapter(Explained)
-
-
-class BudgetQuery(BaseModel):
-    """The query of ``GET /memory/budget``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: Literal["json", "text"] | None = None
 
 
 class StartReports:
@@ -90,8 +83,8 @@ def budget_router(services: Services) -> APIRouter:
     last: tuple[Report, Explained] | None = None
     turn = asyncio.Lock()
 
-    @router.get("/memory/budget", response_model=Explained, responses={200: {"content": {"text/plain": {}}}})
-    async def budget(request: Request, query: Annotated[BudgetQuery, Query()]) -> Response:
+    @router.get("/memory/budget", response_model=Explained, responses=OR_TEXT)
+    async def budget(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
         """Return the memory explained: the start's budget, the KV pool, the encoder, and what was not counted.
 
         As a picture and tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.
@@ -103,9 +96,7 @@ def budget_router(services: Services) -> APIRouter:
             if last is None or last[0] is not report:
                 last = report, await asyncio.to_thread(starts.explained, report)
             answer = last[1]
-        accept = request.headers.get("accept", "")
-        wants_text = "text/plain" in accept and "application/json" not in accept
-        if query.format == "text" or (query.format is None and wants_text):
+        if wants_text(request, query.format):
             return PlainTextResponse(budget_text(answer))
         return Response(_EXPLAINED.dump_json(answer), media_type="application/json")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from highwater.findings.budget import Explained
-from highwater.plan.budget import RankBudget
+from highwater.plan.budget import Part, RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation, tightest
 from highwater.plan.pool_view import PoolView
@@ -107,9 +107,7 @@ def _parts_table(ranks: Sequence[RankBudget]) -> str:
         grade, source = _REQUESTED.get(first.counting or "", ("engine", "requested_memory"))
         rows.append([f"requested{share}", *(gib_text(rank.requested_bytes) for rank in ranks), grade, source])
     for key in keys:
-        parts = [rank.part(key) for rank in ranks]
-        known = next(part for part in parts if part is not None)
-        cells = [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
+        known, cells = _sizes(ranks, key)
         rows.append([f"- {known.title}", *cells, known.grade, known.source])
     formula = "" if first.formula is None else f"\n{first.formula}"
     return table(["budget", *_names(ranks), "grade", "vLLM's name"], rows, words=2) + formula
@@ -117,16 +115,21 @@ def _parts_table(ranks: Sequence[RankBudget]) -> str:
 
 def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
     keys = list(dict.fromkeys(part.key for rank in ranks for part in rank.uncounted))
+    if not keys:
+        return ""
     rows = []
     for key in keys:
-        found = [next((part for part in rank.uncounted if part.key == key), None) for rank in ranks]
-        known = next(part for part in found if part is not None)
-        cells = [UNKNOWN if part is None else gib_text(part.bytes) for part in found]
+        known, cells = _sizes(ranks, key)
         rows.append([known.title, *cells, known.why])
-    if not rows:
-        return ""
     rows.append(["left outside the budget", *(gib_text(rank.left_bytes) for rank in ranks), ""])
     return table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1)
+
+
+def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[Part, list[str]]:
+    """Return a part as the first rank that has it reports it, and its size on every rank."""
+    parts = [rank.part(key) for rank in ranks]
+    known = next(part for part in parts if part is not None)
+    return known, [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
 
 
 def _observed_table(ranks: Sequence[RankBudget]) -> str:
@@ -259,7 +262,7 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
 
 
 def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
-    """Return what says which model it is, where both have it: the served name is not known while the engine is gone."""
+    """Return the model's names that both have: the served one is not known while the engine is unreachable."""
     pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
     return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 

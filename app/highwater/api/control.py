@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, TypeAdapter, model_validator
 
-from highwater.api.requests import StrictModel
+from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.readings import Caller, Mode, RankReading, RemedyResult, Target
@@ -21,7 +21,6 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 _RESULT = TypeAdapter(RemedyResult)
 # Taken off the query string of the drop-in paths; everything else goes to vLLM unchanged.
 _OWN_PARAMETERS = ("mode", "force")
-_NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class TrimRequest(StrictModel):
@@ -102,7 +101,7 @@ def control_router(services: Services) -> APIRouter:
             answer = await services.server_info(request.scope["query_string"].decode("latin-1"))
         except EngineError as exc:
             raise NotAvailable(str(exc)) from exc
-        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=_NO_STORE)
+        return Response(answer.body, answer.status, media_type=answer.content_type or None, headers=NO_STORE)
 
     for remedy in services.relief.remedies.values():
         if remedy.path is not None:

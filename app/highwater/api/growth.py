@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from highwater.api.requests import wants_text
+from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
@@ -18,12 +18,9 @@ from highwater.readings import SCHEMA, SeriesGrowth
 from highwater.text.growth import growth_table
 
 
-class GrowthQuery(BaseModel):
+class GrowthQuery(FormatQuery):
     """The query of ``GET /memory/growth``."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    format: Literal["json", "text"] | None = None
     series: str | None = Field(None, max_length=256, description="one series by its name, with its idle floors")
 
 
@@ -61,7 +58,7 @@ def growth_router(services: Services) -> APIRouter:
     """``/memory/growth``."""
     router = APIRouter(tags=["memory"])
 
-    @router.get("/memory/growth", response_model=GrowthAnswer, responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/memory/growth", response_model=GrowthAnswer, responses=OR_TEXT)
     async def growth(request: Request, query: Annotated[GrowthQuery, Query()]) -> Response:
         """Return the verdict on every series of memory: flat, plateau, step, leak or not known.
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final, get_args
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from highwater.api.families import gauge
 from highwater.readings import GrowthKind, GrowthUnit, SeriesGrowth
 
 # Each series takes five lines. Eight ranks with all their processes have more series; growing series come first.
@@ -22,24 +23,19 @@ _UNITS: Final[tuple[tuple[GrowthUnit, str, str], ...]] = (
 def growth_families(series: Sequence[SeriesGrowth]) -> Iterator[Metric]:
     """Yield the families of the engine that runs, from verdicts with the leaks first."""
     shown = list(islice((one for one in series if not one.is_over), MAX_SHOWN))
-    text = "1 for the verdict on how a series of memory moves between requests."
-    verdicts = GaugeMetricFamily("highwater_growth_verdict", text, labels=(*_LABELS, "verdict"))
-    for one in shown:
-        for kind in get_args(GrowthKind):
-            verdicts.add_metric((*_labels(one), kind), float(kind == one.verdict))
-    yield verdicts
+    yield gauge(
+        "growth_verdict",
+        "1 for the verdict on how a series of memory moves between requests.",
+        (*_LABELS, "verdict"),
+        (((*_labels(one), kind), kind == one.verdict) for one in shown for kind in get_args(GrowthKind)),
+    )
     for unit, name, text in _UNITS:
-        rates = GaugeMetricFamily(f"highwater_{name}", text, labels=(*_LABELS, "driver"))
-        for one in shown:
-            if one.rate is not None and one.unit == unit:
-                rates.add_metric((*_labels(one), one.rate.driver), one.rate.per_driver)
-        yield rates
+        rates = [(_labels(one), one.rate) for one in shown if one.unit == unit and one.rate is not None]
+        rows = (((*labels, rate.driver), rate.per_driver) for labels, rate in rates)
+        yield gauge(name, text, (*_LABELS, "driver"), rows)
     text = "When a leak has used up what is left at its pace; absent where no limit is known."
-    ends = GaugeMetricFamily("highwater_growth_exhausted_timestamp_seconds", text, labels=_LABELS)
-    for one in shown:
-        if one.exhausted_at is not None:
-            ends.add_metric(_labels(one), one.exhausted_at)
-    yield ends
+    ends = ((_labels(one), one.exhausted_at) for one in shown)
+    yield gauge("growth_exhausted_timestamp_seconds", text, _LABELS, ends)
 
 
 def _labels(one: SeriesGrowth) -> tuple[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from highwater.api.requests import wants_text
+from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.host.report import HostReport
 from highwater.host.text import host_text
@@ -17,20 +17,12 @@ from highwater.host.text import host_text
 _REPORT = TypeAdapter(HostReport)
 
 
-class HostQuery(BaseModel):
-    """The query of ``GET /memory/host``."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: Literal["json", "text"] | None = None
-
-
 def host_router(services: Services) -> APIRouter:
     """``/memory/host``."""
     router = APIRouter(tags=["memory"])
 
-    @router.get("/memory/host", response_model=HostReport, responses={200: {"content": {"text/plain": {}}}})
-    async def host(request: Request, query: Annotated[HostQuery, Query()]) -> Response:
+    @router.get("/memory/host", response_model=HostReport, responses=OR_TEXT)
+    async def host(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
         """Return host memory by process and kind, the container, `/dev/shm` and vLLM's processor caches.
 
         As tables with ``Accept: text/plain`` or ``?format=text``. No worker is called.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from highwater.api.families import Row, counter, gauge, known
 from highwater.host.cgroup import EVENTS
 from highwater.host.outlook import Outlook
 from highwater.host.parts import Parts, parts_of
@@ -16,6 +17,7 @@ from highwater.host.watch import HostNow
 MAX_PROCESSES: Final = 64
 # Shown together, because their names, and so their series, would come and go.
 _TOGETHER: Final = ("other", "resource_tracker")
+_LABELS: Final = ("role", "process")
 # A kind, and its field.
 _KINDS: Final = (
     ("anonymous", "anonymous_bytes"),
@@ -23,19 +25,34 @@ _KINDS: Final = (
     ("shared", "shmem_bytes"),
     ("swap", "swap_bytes"),
 )
-_CONTAINER: Final = (
-    ("used", "Memory charged to the engine's container, page cache included."),
-    (
-        "kept",
-        "Memory of the group whose limit the engine's container meets first, without what the kernel can drop.",
-    ),
-    ("limit", "The memory limit that the engine's container meets first."),
-)
 _CONTAINER_KINDS: Final = (
     ("anonymous", "anonymous_bytes"),
     ("shared", "shmem_bytes"),
     ("page_cache", "page_cache_bytes"),
     ("kernel", "kernel_bytes"),
+)
+# A family, its help, and the field of a process.
+_OF_PROCESS: Final = (
+    ("peak_bytes", "The most that was resident in the process since its start.", "peak_bytes"),
+    ("threads", "Threads of the process.", "threads"),
+    ("open_files", "Files, sockets and pipes that the process has open.", "descriptors"),
+)
+# A field, which names its family, and the help.
+_OF_CONTAINER: Final = (
+    ("used_bytes", "Memory charged to the engine's container, page cache included."),
+    (
+        "kept_bytes",
+        "Memory of the group whose limit the engine's container meets first, without what the kernel can drop.",
+    ),
+    ("limit_bytes", "The memory limit that the engine's container meets first."),
+)
+_OF_SHM: Final = (
+    ("size_bytes", "Size of the engine's /dev/shm."),
+    ("free_bytes", "Free room in the engine's /dev/shm."),
+    (
+        "promised_bytes",
+        "What files in /dev/shm may still allocate; a write that finds no room ends its process with SIGBUS.",
+    ),
 )
 
 
@@ -51,88 +68,41 @@ def host_families(now: HostNow | None) -> Iterator[Metric]:
 
 
 def _process_families(processes: tuple[ProcessMemory, ...]) -> Iterator[Metric]:
-    sizes = _gauge(
-        "process_bytes",
-        "Memory of one of the engine's processes; file and shared memory is counted in each that has it mapped.",
-        "kind",
-    )
-    peaks = _gauge("process_peak_bytes", "The most that was resident in the process since its start.")
-    threads = _gauge("process_threads", "Threads of the process.")
-    descriptors = _gauge("process_open_files", "Files, sockets and pipes that the process has open.")
     alone = [one for one in processes if one.role not in _TOGETHER][:MAX_PROCESSES]
-    for one in alone:
-        labels = one.role, one.name
-        for kind, field in _KINDS:
-            _add(sizes, (*labels, kind), getattr(one, field))
-        _add(peaks, labels, one.peak_bytes)
-        _add(threads, labels, one.threads)
-        _add(descriptors, labels, one.descriptors)
+    sizes: list[Row] = [((one.role, one.name, kind), getattr(one, field)) for one in alone for kind, field in _KINDS]
     for role in _TOGETHER:
         together = [one for one in processes if one.role == role]
         for kind, field in _KINDS:
-            known = [size for one in together if (size := getattr(one, field)) is not None]
-            _add(sizes, (role, role.replace("_", " "), kind), sum(known) if known else None)
-    yield from (sizes, peaks, threads, descriptors)
+            sizes_known = [size for one in together if (size := getattr(one, field)) is not None]
+            sizes.append(((role, role.replace("_", " "), kind), sum(sizes_known) if sizes_known else None))
+    text = "Memory of one of the engine's processes; file and shared memory is counted in each that has it mapped."
+    yield gauge("host_process_bytes", text, (*_LABELS, "kind"), sizes)
+    for name, text, field in _OF_PROCESS:
+        rows = (((one.role, one.name), getattr(one, field)) for one in alone)
+        yield gauge(f"host_process_{name}", text, _LABELS, rows)
 
 
 def _container_families(container: ContainerMemory, parts: Parts, outlook: Outlook) -> Iterator[Metric]:
-    for name, text in _CONTAINER:
-        value = getattr(container, f"{name}_bytes")
-        if value is not None:
-            yield GaugeMetricFamily(f"highwater_host_container_{name}_bytes", text, value=value)
+    for field, text in _OF_CONTAINER:
+        yield from known(f"host_container_{field}", text, getattr(container, field))
     text = "Memory of the engine's container by kind, as the kernel counts it."
-    kinds = GaugeMetricFamily("highwater_host_container_bytes", text, labels=("kind",))
-    for kind, field in _CONTAINER_KINDS:
-        _add(kinds, (kind,), getattr(container, field))
-    yield kinds
-    if parts.not_attributed_bytes is not None:
-        text = "Memory of the engine's container that no listed process, file or kernel figure accounts for."
-        yield GaugeMetricFamily("highwater_host_container_not_attributed_bytes", text, value=parts.not_attributed_bytes)
-    yield from _trouble_families(container)
-    if outlook.seconds_to_limit is not None:
-        text = "When the engine's container is at its memory limit at the pace of the last minutes."
-        yield GaugeMetricFamily("highwater_host_container_seconds_to_limit", text, value=outlook.seconds_to_limit)
-
-
-def _trouble_families(container: ContainerMemory) -> Iterator[Metric]:
+    kinds = (((kind,), getattr(container, field)) for kind, field in _CONTAINER_KINDS)
+    yield gauge("host_container_bytes", text, ("kind",), kinds)
+    text = "Memory of the engine's container that no listed process, file or kernel figure accounts for."
+    yield from known("host_container_not_attributed_bytes", text, parts.not_attributed_bytes)
     text = "Events of the engine's memory cgroup: how often a limit was met, and processes that the kernel killed."
-    events = CounterMetricFamily("highwater_host_container_events", text, labels=("event",))
-    for event in EVENTS:
-        if event in container.events:
-            events.add_metric((event,), container.events[event])
-    yield events
-    if container.pressure is not None:
+    events = (((event,), container.events.get(event)) for event in EVENTS)
+    yield counter("host_container_events", text, ("event",), events)
+    if (waited := container.pressure) is not None:
         text = "Time in which some or all tasks of the engine's container waited for memory."
-        waited = CounterMetricFamily("highwater_host_container_pressure_seconds", text, labels=("tasks",))
-        for tasks, seconds in (("some", container.pressure.some_seconds), ("full", container.pressure.full_seconds)):
-            if seconds is not None:
-                waited.add_metric((tasks,), seconds)
-        yield waited
+        rows = ((("some",), waited.some_seconds), (("full",), waited.full_seconds))
+        yield counter("host_container_pressure_seconds", text, ("tasks",), rows)
+    text = "When the engine's container is at its memory limit at the pace of the last minutes."
+    yield from known("host_container_seconds_to_limit", text, outlook.seconds_to_limit)
 
 
 def _shm_families(shm: ShmMemory) -> Iterator[Metric]:
-    for name, text, value in (
-        ("size", "Size of the engine's /dev/shm.", shm.size_bytes),
-        ("free", "Free room in the engine's /dev/shm.", shm.free_bytes),
-        (
-            "promised",
-            "What files in /dev/shm may still allocate; a write that finds no room ends its process with SIGBUS.",
-            shm.promised_bytes,
-        ),
-    ):
-        if value is not None:
-            yield GaugeMetricFamily(f"highwater_host_shm_{name}_bytes", text, value=value)
+    for field, text in _OF_SHM:
+        yield from known(f"host_shm_{field}", text, getattr(shm, field))
     text = "Allocated bytes in the engine's /dev/shm by owner, as the files' names tell it."
-    used = GaugeMetricFamily("highwater_host_shm_used_bytes", text, labels=("owner",))
-    for one in shm.owners:
-        _add(used, (one.owner,), one.used_bytes)
-    yield used
-
-
-def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"highwater_host_{name}", text, labels=("role", "process", *more))
-
-
-def _add(family: GaugeMetricFamily, labels: tuple[str, ...], value: float | None) -> None:
-    if value is not None:
-        family.add_metric(labels, value)
+    yield gauge("host_shm_used_bytes", text, ("owner",), (((one.owner,), one.used_bytes) for one in shm.owners))

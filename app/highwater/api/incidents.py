@@ -8,14 +8,14 @@ from typing import Annotated, Literal, TypeAlias
 from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from highwater.api.requests import FormatQuery, StrictModel, wants_text
+from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
 from highwater.incidents import Incident, Incidents, UnreadableIncident
 from highwater.incidents.store import listing, to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_HEADERS = NO_STORE | {"Referrer-Policy": "no-referrer"}
 _PAGE_POLICY = f"{markdown.CONTENT_SECURITY_POLICY}; frame-ancestors 'none'; sandbox"
 _PAGE_HEADERS = _HEADERS | {"Content-Security-Policy": _PAGE_POLICY}
 
@@ -32,7 +32,7 @@ def incidents_router(incidents: Incidents) -> APIRouter:
     """``/memory/incidents`` and each of them."""
     router = APIRouter(tags=["memory"])
 
-    @router.get("/memory/incidents", responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/memory/incidents", responses=OR_TEXT)
     async def listed(request: Request, query: Annotated[FormatQuery, Query()]) -> Response:
         """Return the incidents, newest first: the engine died, hung, had no memory left, or did not start."""
         headlines = await incidents.headlines()

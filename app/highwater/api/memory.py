@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, TypeAdapter
 
 from highwater.accounting.attribution import compare
-from highwater.api.requests import FormatQuery, StrictModel, wants_text
+from highwater.api.requests import OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.memory.history import MARKS_KEPT
@@ -38,7 +38,7 @@ def memory_router(services: Services) -> APIRouter:
     history = services.history
     control = Depends(services.control)
 
-    @router.get("/memory", response_model=Report, responses={200: {"content": {"text/plain": {}}}})
+    @router.get("/memory", response_model=Report, responses=OR_TEXT)
     async def memory(request: Request, query: Annotated[MemoryQuery, Query()]) -> Response:
         """Return the memory as of the last poll; as a table with ``Accept: text/plain`` or ``?format=text``."""
         report = services.report()

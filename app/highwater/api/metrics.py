@@ -10,23 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Final, Generic, TypeVar, get_args
 
 from prometheus_client import ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from highwater.accounting.attribution import device_total, host_ratio, host_share, rank_key, used_total
 from highwater.accounting.components import COMPONENTS
 from highwater.api.counters import Counters
+from highwater.api.families import Form, Row, counted, counter, gauge, known, one_of
 from highwater.api.growth_metrics import growth_families
 from highwater.api.host_metrics import host_families
+from highwater.api.proxy_metrics import connection_families, traffic_families
 from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
-from highwater.proxy.traffic import Connections, connection_families
+from highwater.proxy.traffic import Connections
 from highwater.readings import (
     EngineState,
     PolicyLevel,
@@ -178,7 +180,7 @@ class Exporter:
 
         def process_families(_: int) -> Iterator[Metric]:
             yield from own_process.collect()
-            yield from _known("process_memory_limit_bytes", _MEMORY_LIMIT, process_memory_limit())
+            yield from known("process_memory_limit_bytes", _MEMORY_LIMIT, process_memory_limit())
 
         self._parts = (
             _Part(ageless, _report_families),
@@ -186,15 +188,15 @@ class Exporter:
             # To judge the rules takes longer than to render them, and they are judged by the report.
             _Part(lambda: (ageless(), counters.changes), lambda _: _policy_families(policy())),
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
-            _Part(lambda: counters.traffic.counted, lambda _: counters.traffic.collect()),
+            _Part(lambda: counters.traffic.counted, lambda _: traffic_families(counters.traffic)),
             _Part(host, host_families),
             _value("proxy_requests_held", "Proxied requests that wait for a reset to end.", held),
             _Part(connections, connection_families),
-            _value("access_log_lines_dropped", _DROPPED_LINES, dropped_lines, CounterMetricFamily),
-            _Part(lambda: dict(incidents()), lambda kinds: [_counted("incidents", _INCIDENTS, "kind", kinds)]),
+            _value("access_log_lines_dropped", _DROPPED_LINES, dropped_lines, counter),
+            _Part(lambda: dict(incidents()), lambda kinds: [counted("incidents", _INCIDENTS, "kind", kinds)]),
             _Part(
                 lambda: dict(counters.internal_errors.counts),
-                lambda parts: [_counted("internal_errors", _INTERNAL_ERRORS, "part", parts)],
+                lambda parts: [counted("internal_errors", _INTERNAL_ERRORS, "part", parts)],
             ),
             _Part(growth, growth_families),
             _Part(lambda: int(clock()), process_families),
@@ -205,10 +207,6 @@ class Exporter:
         return b"".join(part.text() for part in self._parts)
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"highwater_{name}", text, labels=labels)
-
-
 _DROPPED_LINES: Final = (
     "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
 )
@@ -217,32 +215,9 @@ _INTERNAL_ERRORS: Final = "Unexpected exceptions in a part of the sidecar, which
 _MEMORY_LIMIT: Final = "Memory that the sidecar's container may use, its page cache included; absent without a limit."
 
 
-def _value(
-    name: str,
-    text: str,
-    read: Callable[[], float | None],
-    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
-) -> _Part[float | None]:
+def _value(name: str, text: str, read: Callable[[], float | None], form: Form = gauge) -> _Part[float | None]:
     """Return the part of a family with one value."""
-    return _Part(read, lambda value: _known(name, text, value, kind))
-
-
-def _known(
-    name: str,
-    text: str,
-    value: float | None,
-    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
-) -> Iterator[Metric]:
-    """Yield the family of a value; none where it is not known."""
-    if value is not None:
-        yield kind(f"highwater_{name}", text, value=float(value))
-
-
-def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"highwater_{name}", text, labels=(label,))
-    for value, count in counts.items():
-        family.add_metric((value,), count)
-    return family
+    return _Part(read, lambda value: known(name, text, value, form))
 
 
 def _report_families(report: Report) -> Iterator[Metric]:
@@ -256,67 +231,47 @@ def _report_families(report: Report) -> Iterator[Metric]:
 def _engine_families(report: Report) -> Iterator[Metric]:
     engine = report.engine
     text = "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep."
-    yield from _known("engine_up", text, engine.traits.is_up)
+    yield from known("engine_up", text, engine.traits.is_up)
     text = "Starts of the engine that the sidecar saw after the first."
-    yield from _known("engine_restarts", text, engine.restarts, CounterMetricFamily)
-    yield _one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
+    yield from known("engine_restarts", text, engine.restarts, counter)
+    yield one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
     # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
-    info = _gauge("engine_info", "Always 1; the engine's version and model are labels.", ("version", "model"))
-    info.add_metric((engine.version or "", engine.model or ""), 1.0)
-    yield info
+    text = "Always 1; the engine's version and model are labels."
+    yield gauge("engine_info", text, ("version", "model"), [((engine.version or "", engine.model or ""), 1.0)])
     text = "When the first process of the engine's workers was started, since unix epoch in seconds."
-    yield from _known("engine_start_time_seconds", text, engine.started_at)
+    yield from known("engine_start_time_seconds", text, engine.started_at)
     text = "Whether the workers' recorders show a start under way; absent where they would not show one."
-    yield from _known("engine_loading", text, engine.is_loading)
-    versions = _gauge("extension_info", "Always 1; the version of the workers' package is a label.", ("version",))
-    for version in engine.extension_versions:
-        versions.add_metric((version,), 1.0)
-    yield versions
-    yield from _known("engine_requests_running", "Requests in the engine's running batch.", engine.requests_running)
-    yield from _known("engine_requests_waiting", "Requests queued in the engine's scheduler.", engine.requests_waiting)
+    yield from known("engine_loading", text, engine.is_loading)
+    text = "Always 1; the version of the workers' package is a label."
+    yield gauge("extension_info", text, ("version",), (((version,), 1.0) for version in engine.extension_versions))
+    yield from known("engine_requests_running", "Requests in the engine's running batch.", engine.requests_running)
+    yield from known("engine_requests_waiting", "Requests queued in the engine's scheduler.", engine.requests_waiting)
     text = "Used share of the KV cache's blocks, of the fullest engine."
-    yield from _known("engine_kv_cache_usage_ratio", text, engine.kv_cache_usage_ratio)
-    yield from _known("ranks_expected", "Workers that the engine's configuration asks for.", report.ranks_expected)
-    yield from _known("ranks_reported", "Workers in the last report.", 0 if report.stale else report.ranks_reported)
-
-
-def _one_of(name: str, text: str, label: str, literal: object, now: str) -> Metric:
-    """Return a family that is 1 for the value that holds now, and 0 for the others of a ``Literal``."""
-    family = _gauge(name, text, (label,))
-    for value in get_args(literal):
-        family.add_metric((value,), float(value == now))
-    return family
+    yield from known("engine_kv_cache_usage_ratio", text, engine.kv_cache_usage_ratio)
+    yield from known("ranks_expected", "Workers that the engine's configuration asks for.", report.ranks_expected)
+    yield from known("ranks_reported", "Workers in the last report.", 0 if report.stale else report.ranks_reported)
 
 
 def _policy_families(policy: PolicyStatus) -> Iterator[Metric]:
-    yield _one_of("policy_mode", "1 for the mode that the policy is in.", "mode", PolicyMode, policy.mode)
+    yield one_of("policy_mode", "1 for the mode that the policy is in.", "mode", PolicyMode, policy.mode)
     text = "1 for how memory stands by the rule that is worst off."
-    yield _one_of("policy_level", text, "level", PolicyLevel, policy.level)
+    yield one_of("policy_level", text, "level", PolicyLevel, policy.level)
     text = "Remedies that the policy started within the last hour."
-    yield from _known("policy_actions_last_hour", text, policy.actions_last_hour)
-    rules = _gauge("policy_rule_info", "Always 1; the signal that the rule watches is a label.", ("rule", "signal"))
-    states = _gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"))
-    short = _gauge(
-        "policy_short_bytes",
-        "Device memory that is missing to the rule's low water once high water is crossed; 0 before.",
-        ("rule", "rank"),
-    )
-    for rule in policy.rules:
-        for phase in get_args(RulePhase):
-            states.add_metric((rule.name, phase), float(phase == rule.phase))
-        rules.add_metric((rule.name, rule.signal), 1.0)
-        for rank in rule.ranks:
-            if rank.short_bytes is not None:
-                short.add_metric((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
-    yield from (rules, states, short)
+    yield from known("policy_actions_last_hour", text, policy.actions_last_hour)
+    rules = policy.rules
+    text = "Always 1; the signal that the rule watches is a label."
+    yield gauge("policy_rule_info", text, ("rule", "signal"), (((rule.name, rule.signal), 1.0) for rule in rules))
+    phases = (((rule.name, phase), phase == rule.phase) for rule in rules for phase in get_args(RulePhase))
+    yield gauge("policy_state", "1 for the state that the rule is in.", ("rule", "state"), phases)
+    text = "Device memory that is missing to the rule's low water once high water is crossed; 0 before."
+    short = (((rule.name, rank_title(rank.dp_rank, rank.rank, unknown="")), rank.short_bytes)
+             for rule in rules for rank in rule.ranks)  # fmt: skip
+    yield gauge("policy_short_bytes", text, ("rule", "rank"), short)
     # Value and waters by unit: no family mixes units.
     for unit, are_ratios in (("bytes", False), ("ratio", True)):
+        of_unit = [rule for rule in rules if (rule.signal in RATIO_SIGNALS) == are_ratios]
         for name, text, read in _WATERS:
-            family = _gauge(f"policy_{name}_{unit}", text, ("rule",))
-            for rule in policy.rules:
-                if (value := read(rule)) is not None and (rule.signal in RATIO_SIGNALS) == are_ratios:
-                    family.add_metric((rule.name,), value)
-            yield family
+            yield gauge(f"policy_{name}_{unit}", text, ("rule",), [((rule.name,), read(rule)) for rule in of_unit])
 
 
 _WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
@@ -327,57 +282,51 @@ _WATERS: tuple[tuple[str, str, Callable[[RuleStatus], float | None]], ...] = (
 
 
 def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
-    labels = [_labels(rank) for rank in ranks]
-    for kind, table in ((GaugeMetricFamily, _RANK_GAUGES), (CounterMetricFamily, _RANK_COUNTERS)):
+    labelled = [(_labels(rank), rank) for rank in ranks]
+    for form, table in ((gauge, _RANK_GAUGES), (counter, _RANK_COUNTERS)):
         for name, text, read in table:
-            family = kind(f"highwater_{name}", text, labels=_RANK_LABELS)
-            for label, rank in zip(labels, ranks, strict=True):
-                if (value := read(rank)) is not None:
-                    family.add_metric(label, value)
-            yield family
-    parts = _gauge("memory_component_bytes", "Exclusive parts of the used bytes.", (*_RANK_LABELS, "component"))
-    cache_bytes = _gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", (*_RANK_LABELS, "residency"))
-    entries = _gauge("encoder_cache_entries", "Encoder outputs kept.", (*_RANK_LABELS, "residency"))
-    for label, rank in zip(labels, ranks, strict=True):
-        for component in COMPONENTS:
-            size = getattr(rank.components, component.name)
-            if size is not None:
-                parts.add_metric((*label, component.label), size)
-        if rank.encoder_cache is not None:
-            cache_bytes.add_metric((*label, "device"), rank.encoder_cache.device_bytes)
-            cache_bytes.add_metric((*label, "host"), rank.encoder_cache.host_bytes)
-            entries.add_metric((*label, "device"), rank.encoder_cache.entries - rank.encoder_cache.host_entries)
-            entries.add_metric((*label, "host"), rank.encoder_cache.host_entries)
-    yield from (parts, cache_bytes, entries)
+            yield form(name, text, _RANK_LABELS, [(labels, read(rank)) for labels, rank in labelled])
+    parts = (((*labels, component.label), getattr(rank.components, component.name))
+             for labels, rank in labelled for component in COMPONENTS)  # fmt: skip
+    yield gauge("memory_component_bytes", "Exclusive parts of the used bytes.", (*_RANK_LABELS, "component"), parts)
+    caches = [(labels, rank.encoder_cache) for labels, rank in labelled if rank.encoder_cache is not None]
+    by_residency = (*_RANK_LABELS, "residency")
+    sizes: list[Row] = []
+    entries: list[Row] = []
+    for labels, cache in caches:
+        sizes += [((*labels, "device"), cache.device_bytes), ((*labels, "host"), cache.host_bytes)]
+        entries.append(((*labels, "device"), cache.entries - cache.host_entries))
+        entries.append(((*labels, "host"), cache.host_entries))
+    yield gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", by_residency, sizes)
+    yield gauge("encoder_cache_entries", "Encoder outputs kept.", by_residency, entries)
 
 
 def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
-    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
     text = "Always 1; the device's identity, as its own exporter knows it, and its product name are labels."
-    info = _gauge("device_info", text, labels)
-    for rank in ranks:
-        device = rank.device
-        numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
-        info.add_metric((*_labels(rank), *numbers, device.uuid or "", device.name or ""), 1.0)
-    yield info
+    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
+    yield gauge("device_info", text, labels, [((*_labels(rank), *_identity(rank)), 1.0) for rank in ranks])
     text = "Memory of all devices, each counted once."
-    yield from _known("devices_memory_total_bytes", text, device_total(ranks))
+    yield from known("devices_memory_total_bytes", text, device_total(ranks))
     text = "Memory in use on all devices, each counted once, however many ranks it has."
-    yield from _known("devices_memory_used_bytes", text, used_total(ranks))
+    yield from known("devices_memory_used_bytes", text, used_total(ranks))
+
+
+def _identity(rank: RankReading) -> tuple[str, ...]:
+    device = rank.device
+    numbers = ("" if number is None else str(number) for number in (rank.dp_rank, device.physical_index))
+    return (*numbers, device.uuid or "", device.name or "")
 
 
 def _growth_families(report: Report) -> Iterator[Metric]:
     text = "Growth of used bytes over all ranks since the engine became ready."
-    yield from _known("growth_bytes", text, report.growth.since_ready_bytes)
+    yield from known("growth_bytes", text, report.growth.since_ready_bytes)
     text = "Slope of used bytes over all ranks in the last minute."
-    yield from _known("growth_bytes_per_second", text, report.growth.bytes_per_second)
+    yield from known("growth_bytes_per_second", text, report.growth.bytes_per_second)
     text = "When the device is full at the pace of the last minute; absent where that is not within a day."
-    family = _gauge("device_memory_seconds_to_full", text, _RANK_LABELS)
     ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
-    for one in report.growth.ranks:
-        if one.seconds_to_full is not None and rank_key(one) in ranks:
-            family.add_metric(ranks[rank_key(one)], one.seconds_to_full)
-    yield family
+    growing = [one for one in report.growth.ranks if rank_key(one) in ranks]
+    ends = ((ranks[rank_key(one)], one.seconds_to_full) for one in growing)
+    yield gauge("device_memory_seconds_to_full", text, _RANK_LABELS, ends)
 
 
 def _labels(rank: RankReading) -> tuple[str, str, str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Final, Literal
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
+
+# For what no cache may keep, and no browser may guess the type of.
+NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+# What a route says of its responses on the OpenAPI page where it takes a `FormatQuery`.
+OR_TEXT: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/plain": {}}}}
 
 
 class StrictModel(BaseModel):

@@ -7,18 +7,17 @@ from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from highwater.api.problems import ProblemAnswer
+from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.memory.snapshot_folder import pieces
 from highwater.memory.snapshots import Taken
 from highwater.readings import Caller
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-# A snapshot may contain stack traces.
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class _Download(StreamingResponse):
@@ -26,7 +25,7 @@ class _Download(StreamingResponse):
 
     def __init__(self, name: str, file: BinaryIO, size: int) -> None:
         headers = {"Content-Length": str(size), "Content-Disposition": f'attachment; filename="{name}"'}
-        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=_HEADERS | headers)
+        super().__init__(pieces(file, size), media_type="application/octet-stream", headers=NO_STORE | headers)
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,18 +33,14 @@ class _Download(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-class SnapshotRequest(BaseModel):
+class SnapshotRequest(StrictModel):
     """The body of ``POST /memory/snapshot``; all of it may be left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = False
 
 
-class StacksRequest(BaseModel):
+class StacksRequest(StrictModel):
     """The body of ``POST /memory/snapshot/stacks``; all of it may be left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     minutes: float = Field(10, ge=0, le=60, description="0 turns it off")
     entries: int = Field(50_000, ge=1, le=200_000, description="the newest of the history that are kept")
@@ -91,7 +86,7 @@ def snapshots_router(services: Services) -> APIRouter:
                 "folder": None if snapshots.files.folder is None else str(snapshots.files.folder),
                 "problem": problem,
             },
-            headers=_HEADERS,
+            headers=NO_STORE,
         )
 
     @router.get("/memory/snapshots/{name}", response_class=StreamingResponse, responses={200: {"content": _BINARY}})

@@ -12,13 +12,20 @@ from highwater.errors import SidecarUnreachable
 from highwater.readings import SCHEMA, Event, RankReading, RemedyResult, Report
 from highwater.text.printable import cleaned
 
-__all__ = ["cleaned", "event_of", "events_of", "ranks_of", "remedy_of", "report_of", "understood"]
+__all__ = ["cleaned", "event_of", "events_of", "not_a_sidecar", "ranks_of", "remedy_of", "report_of", "understood"]
 
 _REPORT = TypeAdapter(Report)
 _EVENT = TypeAdapter(Event)
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _REMEDY = TypeAdapter(RemedyResult)
 _YEAR_10000 = 253_402_300_800.0  # no calendar goes on from there
+
+
+def not_a_sidecar(path: str) -> SidecarUnreachable:
+    """Return the error of a server that answers a path of the sidecar's in its own way."""
+    return SidecarUnreachable(
+        f"what answers {path} there is no Highwater sidecar; --url or HIGHWATER_URL names another"
+    )
 
 
 def report_of(data: object) -> Report:
@@ -28,9 +35,7 @@ def report_of(data: object) -> Report:
         SidecarUnreachable: It is no report, or one that this version cannot read.
     """
     if not isinstance(data, dict) or "engine" not in data:
-        raise SidecarUnreachable(
-            "what answers /memory there is no Highwater sidecar; --url or HIGHWATER_URL names another"
-        )
+        raise not_a_sidecar("/memory")
     if data.get("schema") != SCHEMA:
         raise SidecarUnreachable(
             f"the sidecar's report is of schema {data.get('schema')!r} and this command reads {SCHEMA}; "

@@ -7,12 +7,13 @@ user of a machine.
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -23,6 +24,7 @@ from highwater.files.admin_token import FoundToken, find_token
 if TYPE_CHECKING:
     from highwater.client.sidecar import SidecarClient
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_URL: Final = "http://127.0.0.1:8001"
 URL_VARIABLE: Final = "HIGHWATER_URL"
 # Exit statuses; 2 is click's, for a command line that cannot be understood.
@@ -51,15 +53,20 @@ def own_url(environ: Mapping[str, str]) -> str:
     return f"{scheme}://{name}:{own_port(environ)}"
 
 
-url_option: Final = click.option(
-    "--url",
-    envvar=URL_VARIABLE,
-    default=lambda: own_url(os.environ),
-    show_default="the port that HIGHWATER_CONTROL_PORT or HIGHWATER_PORT names on this machine, else 8001",
-    show_envvar=True,
-    metavar="URL",
-    help="the sidecar; its admin token is found as `highwater token` finds it",
-)
+def url_option_of(text: str) -> Callable[[Command], Command]:
+    """Return ``--url`` with this help."""
+    return click.option(
+        "--url",
+        envvar=URL_VARIABLE,
+        default=lambda: own_url(os.environ),
+        show_default="the port that HIGHWATER_CONTROL_PORT or HIGHWATER_PORT names on this machine, else 8001",
+        show_envvar=True,
+        metavar="URL",
+        help=text,
+    )
+
+
+url_option: Final = url_option_of("the sidecar; its admin token is found as `highwater token` finds it")
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JSON")
 
 
@@ -97,6 +104,19 @@ def check_there(url: str) -> None:
 
     with sidecar_at(url) as sidecar:
         report_of(sidecar.get("/memory"))
+
+
+@contextmanager
+def control_of(url: str, *, timeout_seconds: float) -> Iterator[SidecarClient]:
+    """Connect with the admin token, once a sidecar of this version has answered at ``url``; ends as `sidecar_at`."""
+    check_there(url)
+    with sidecar_at(url, timeout_seconds=timeout_seconds, with_token=True) as sidecar:
+        yield sidecar
+
+
+def show(answer: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
+    """Print a response as JSON or as its text."""
+    click.echo(json.dumps(answer, indent=1) if as_json else text)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.client.options import ASK_SECONDS, INTERRUPTED, ending_well, examples, sidecar_at, url_option
-from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.errors import SidecarError
 from highwater.text.printable import plain
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JS
     Raises:
         SidecarUnreachable: It is not a list of events.
     """
+    from highwater.client.answers import not_a_sidecar
+
     events = answer.get("events") if isinstance(answer, dict) else None
     if not isinstance(events, list):
-        raise SidecarUnreachable(
-            "what answers /memory/events there is no Highwater sidecar; --url or HIGHWATER_URL names another"
-        )
+        raise not_a_sidecar("/memory/events")
     return [event for event in events[:last] if isinstance(event, dict)][::-1]
 
 

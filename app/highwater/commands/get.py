@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from highwater.client.options import check_there, examples, sidecar_at, url_option
+from highwater.client.options import control_of, examples, url_option
 
 GET_SECONDS = 60.0
 _TEXT = ("text/", "application/openmetrics-text")
@@ -34,8 +34,7 @@ def get(path: str, url: str) -> None:
     wanted = path if path.startswith("/") else f"/{path}"
     if not wanted.isascii() or not wanted.isprintable() or " " in wanted:
         raise click.UsageError("PATH has a letter that a URL cannot have; write it as %XX")
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=GET_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=GET_SECONDS) as sidecar:
         media_type, content = sidecar.get_content(wanted)
     _print(media_type, content)
 

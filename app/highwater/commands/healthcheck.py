@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from highwater.client.options import URL_VARIABLE, examples, own_url
+from highwater.client.options import examples, own_url, url_option_of
 from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
@@ -31,15 +31,9 @@ _SHOWN_LENGTH: Final = 400
     )
 )
 @click.argument("what", type=click.Choice(list(PATHS)), default="live")
-@click.option(
-    "--url",
-    envvar=URL_VARIABLE,
-    show_envvar=True,
-    metavar="URL",
-    help="the sidecar  [default: where HIGHWATER_HOST and HIGHWATER_CONTROL_PORT, else HIGHWATER_PORT, say that it is]",
-)
+@url_option_of("the sidecar")
 @click.option("--timeout", "seconds", default=5.0, show_default=True, type=click.FloatRange(0.1, 600))
-def healthcheck(what: str, url: str | None, seconds: float) -> None:
+def healthcheck(what: str, url: str, seconds: float) -> None:
     """Check the sidecar's health: exits with 0 if all is well, with 1 if not, or if no sidecar answers."""
     problem = ask(url or own_url(os.environ), PATHS[what], seconds)
     if problem is not None:

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
+from highwater.client.options import control_of, examples, json_option, show, sidecar_at, url_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,14 +110,12 @@ def change_of(content: object) -> dict[str, Any]:
 
 
 def _change(url: str, change: Mapping[str, Any], *, as_json: bool) -> None:
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=CHANGE_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=CHANGE_SECONDS) as sidecar:
         _show(sidecar.put("/policy", change), as_json=as_json)
 
 
 def _show(answer: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
-    text = policy_text(answer)  # checks the response, also for JSON
-    click.echo(json.dumps(answer, indent=1) if as_json else text)
+    show(answer, policy_text(answer), as_json=as_json)  # as text checks the response, also for JSON
     sys.stdout.flush()
 
 

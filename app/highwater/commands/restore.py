@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
+from highwater.client.options import control_of, examples, json_option, show, url_option
 
 # Outputs go back to the device in rounds.
 WORKER_SECONDS = 300.0
@@ -23,11 +22,10 @@ def restore(url: str, *, as_json: bool) -> None:
 
     Exits with 0 when it is done, 1 if the sidecar refuses or a worker cannot, 3 if no sidecar answers.
     """
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=WORKER_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=WORKER_SECONDS) as sidecar:
         answer = sidecar.post("/memory/encoder-cache/restore")
         text = restored_text(answer)
-    click.echo(json.dumps(answer, indent=1) if as_json else text)
+    show(answer, text, as_json=as_json)
 
 
 def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON

@@ -6,16 +6,16 @@ uvicorn's HTTP and the ASGI application behind it, request by request on the sam
 
 ::
 
-    client ──► ClientConnection ──┬── sidecar path ──► SidecarConversation ──► uvicorn ──► FastAPI
-               parses, one        ├── admitted ──────► Exchange ──► EngineConnection ──► engine
+    client ──► ClientConnection ──┬── sidecar path ──► SidecarExchange ──► uvicorn ──► FastAPI
+               parses, one        ├── admitted ──────► EngineExchange ───► EngineConnection ──► engine
                request at a time  └── anything else ─► an error in the OpenAI API's shape
 
     A connection's next request begins when the response to the one before it is complete and the client has taken the
     responses down to the low-water mark. Until then bytes wait: 64 KiB and one read here, the rest with the client.
 
-    Exchange:  HELD ──► CONNECTING ──► SENDING ──► RESPONDING ──► OVER
-                 │          │             │            └─ the engine fails: cut short, never a clean end
-                 └──────────┴─────────────┴─ the engine fails: 502 or 504; shed by the gate: 503
+    EngineExchange:  HELD ──► CONNECTING ──► SENDING ──► RESPONDING ──► OVER
+                       │          │             │            └─ the engine fails: cut short, never a clean end
+                       └──────────┴─────────────┴─ the engine fails: 502 or 504; shed by the gate: 503
 
     While the gate is closed, a request that arrives is HELD whole; one whose body is already arriving goes on, and its
     last piece waits in SENDING. It counts at the gate from that piece to the end of its response, or to the head of a

@@ -85,7 +85,7 @@ CONTROL_PREFIX = "/fault_tolerance/"
 # whatever request it names, whichever client sent it; without names, and outside that prefix, every request.
 _REASONS = {"/abort_requests": "it ends other clients' requests"}
 
-# Runs any method of the workers, and one that raises breaks the engine's RPC queues for good: no setting opens it.
+# Runs any method of the workers, and one that raises breaks the engine's RPC queues permanently: no setting opens it.
 NEVER = "collective_rpc"
 
 # What RFC 3986 lets a path hold (pchar and "/"), less ";": some routers strip path parameters, others keep them.

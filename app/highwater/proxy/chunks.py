@@ -11,7 +11,7 @@ import re
 import httptools
 
 from highwater.proxy.failures import BadRequest, Failure
-from highwater.proxy.heads import NOT_HTTP, Header
+from highwater.proxy.request_head import NOT_HTTP, Header
 
 # Extensions are between the client and us (RFC 9112 7.1.1), and are dropped.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")

@@ -11,24 +11,18 @@ from typing import Any, NamedTuple, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from highwater.proxy.chunks import Chunks
 from highwater.proxy.clients import Clients
-from highwater.proxy.exchange import Exchange
+from highwater.proxy.destination import LIVE_STREAM, Destination
+from highwater.proxy.exchange import EngineExchange
 from highwater.proxy.failures import BadRequest, Failure, error_response
 from highwater.proxy.forwarded import forwarding
-from highwater.proxy.heads import (
-    LIVE_STREAM,
-    NOT_HTTP,
-    Destination,
-    Header,
-    RequestHead,
-    has_bare_line_feed,
-    parse_head,
-)
+from highwater.proxy.incoming import IncomingRequest
 from highwater.proxy.proxy import Proxy
-from highwater.proxy.roles import Client, Conversation
-from highwater.proxy.sidecar import SidecarConversation
+from highwater.proxy.request_head import NOT_HTTP, RequestHead, has_bare_line_feed, parse_head
+from highwater.proxy.roles import Client, Exchange
+from highwater.proxy.sidecar import SidecarExchange
 from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
+from highwater.proxy.unread import UnreadWatch
 
 log = logging.getLogger("highwater.proxy")
 
@@ -50,17 +44,6 @@ class Port(NamedTuple):
 
     route: Route
     clients: Clients
-
-
-class _Incoming:
-    """A request that is being received, or served."""
-
-    conversation: Conversation | None = None  # without one, the rest of the body is dropped
-    is_complete = False
-    body_bytes = 0
-
-    def __init__(self, head: RequestHead) -> None:
-        self.head = head
 
 
 class ClientConnection(Client):
@@ -90,10 +73,8 @@ class ClientConnection(Client):
         self._rest = b""  # bytes not taken yet: an incomplete head, or requests that wait
         self._is_scheduled = False  # the loop will go on with the rest
         self._is_within_head = False  # some of the next request's head has come
-        self._receiving: _Incoming | None = None  # the request whose body is still coming
-        self._plain_bytes = 0  # still to come of its counted body
-        self._chunks: Chunks | None = None  # its chunked body
-        self._current: _Incoming | None = None  # the request in conversation
+        self._receiving: IncomingRequest | None = None  # the request whose body is still coming
+        self._current: IncomingRequest | None = None  # the request in exchange
         self._is_full = False  # the client takes no more for now
         self._is_old = False  # the connection has seen a tick
         self._ignores_input = False  # further bytes are dropped
@@ -101,10 +82,8 @@ class ClientConnection(Client):
         self._is_surplus = False  # the client is above the limit, and may send the engine nothing
         self._is_lingering = False  # the last response is sent, and the client may still read it
         self._quiet = 0  # ticks since the last response, or since a head began
-        self._unsent = 0  # bytes of complete responses that were unsent at the last tick
-        self._unsent_ticks = 0.0  # ticks for which they have waited
-        self._unsent_patience = 0.0  # ticks for which they may wait
-        self._untaken_ticks = 0  # ticks in which the client took none of them
+        limits = proxy.limits
+        self._unread = UnreadWatch(proxy.client_ticks, limits.held_bytes_per_second * limits.tick_seconds)
 
     # --- called by the transport ---
 
@@ -125,16 +104,16 @@ class ClientConnection(Client):
             self.write_side.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the conversation, whichever side closed the connection."""
+        """End the exchange, whichever side closed the connection."""
         del exc
         self._connections.discard(self)
         self._clients.discard(self)
         self._ignores_input = True
         self._rest = b""
-        conversation = self._forget_current()
+        exchange = self._forget_current()
         self._receiving = None
-        if conversation is not None:
-            conversation.client_left()
+        if exchange is not None:
+            exchange.client_left()
 
     def eof_received(self) -> None:
         """Let the transport close: clients leave by closing their sending side (nginx and uvicorn see it so too)."""
@@ -142,14 +121,14 @@ class ClientConnection(Client):
     def pause_writing(self) -> None:
         """Stop writing: the client takes no more for now."""
         self._is_full = True
-        if self._current is not None and self._current.conversation is not None:
-            self._current.conversation.client_full()
+        if self._current is not None and self._current.exchange is not None:
+            self._current.exchange.client_full()
 
     def resume_writing(self) -> None:
         """Write on: the client takes bytes again."""
         self._is_full = False
-        if self._current is not None and self._current.conversation is not None:
-            self._current.conversation.client_ready()
+        if self._current is not None and self._current.exchange is not None:
+            self._current.exchange.client_ready()
         self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
@@ -217,18 +196,16 @@ class ClientConnection(Client):
         incoming = self._receiving
         if incoming is None:
             return self._take_head(data, at) if self._current is None and not self._is_full else at
-        if self._chunks is not None:
-            return self._take_chunks(incoming, self._chunks, data, at)
-        if incoming.head.websocket:
-            self._body(incoming, data[at:] if at else data)
+        try:
+            piece, at = incoming.take(data, at)
+        except BadRequest as bad:
+            self._refuse(bad.failure)
             return len(data)
-        end = min(at + self._plain_bytes, len(data))
-        piece = data[at:end] if end - at < len(data) else data
-        self._plain_bytes -= len(piece)
-        self._body(incoming, piece)
-        if not self._plain_bytes:
+        if piece and incoming.exchange is not None:
+            incoming.exchange.body(piece)
+        if incoming.is_complete and not self._ignores_input:
             self._complete(incoming)
-        return end
+        return at
 
     def _take_head(self, data: bytes, at: int) -> int:
         if data[at] == _CR and data.startswith(b"\r\n", at):  # of old clients, behind a body (RFC 9112 2.2)
@@ -248,14 +225,9 @@ class ClientConnection(Client):
         if head.declared_bytes > limits.max_body_bytes:
             self._refuse(self._proxy.body_too_large, head)
             return end
-        self._receiving = incoming = _Incoming(head)
-        incoming.is_complete = not (head.chunked or head.declared_bytes or head.websocket)
-        self._converse(incoming)
-        if head.chunked:
-            self._chunks = Chunks(self._proxy.head_too_large, self._proxy.limits.max_header_bytes)
-        elif head.declared_bytes:
-            self._plain_bytes = head.declared_bytes
-        elif not head.websocket:
+        self._receiving = incoming = IncomingRequest(self._proxy, head)
+        self._begin_exchange(incoming)
+        if incoming.is_complete:
             self._complete(incoming)
         return end
 
@@ -273,46 +245,17 @@ class ClientConnection(Client):
             # No method, or line feeds alone: a client that speaks TLS, perhaps, and waits.
             self._refuse(NOT_HTTP)
 
-    def _take_chunks(self, incoming: _Incoming, chunks: Chunks, data: bytes, at: int) -> int:
-        try:
-            body, rest = chunks.take(data[at:] if at else data)
-        except BadRequest as bad:
-            self._refuse(bad.failure)
-            return len(data)
-        if body:
-            self._body(incoming, body)
-        if chunks.is_complete and not self._ignores_input:
-            self._chunks = None
-            self._complete(incoming, chunks.trailers)
-        return len(data) - len(rest)
-
-    def _body(self, incoming: _Incoming, piece: bytes) -> None:
-        incoming.body_bytes += len(piece)
-        if incoming.body_bytes > self._proxy.limits.max_body_bytes and not incoming.head.websocket:
-            self._refuse(self._proxy.body_too_large)
-        elif incoming.conversation is not None:
-            incoming.conversation.body(piece)
-
-    def _complete(self, incoming: _Incoming, trailers: tuple[Header, ...] = ()) -> None:
+    def _complete(self, incoming: IncomingRequest) -> None:
         self._receiving = None
-        incoming.is_complete = True
-        if incoming.conversation is not None:
-            incoming.conversation.body_ends(trailers)
+        if incoming.exchange is not None:
+            incoming.exchange.body_ends(incoming.trailers)
 
-    # --- conversations ---
+    # --- exchanges ---
 
-    def _converse(self, incoming: _Incoming) -> None:
-        self._unsent_ticks = 0.0
+    def _begin_exchange(self, incoming: IncomingRequest) -> None:
+        self._unread.restart()
         head = incoming.head
-        where = self._route(head.method, head.path, head.websocket)
-        if self._is_surplus:
-            self._is_surplus = self._clients.surplus > 0
-            if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
-                where = Destination("nowhere", refusal=self._clients.too_many)
-        if where.to == "engine":
-            itself = self._proxy.loop_failure(self._ends)
-            if itself is not None:
-                where = Destination("nowhere", refusal=itself)
+        where = self._destination(head)
         if where.refusal is not None:
             # A body is dropped; where the client waits for a 100 first, it could not be told from the next request.
             close = self._is_last or self._is_surplus or head.websocket or not head.keep_alive or head.expects_continue
@@ -321,23 +264,36 @@ class ClientConnection(Client):
             if close:
                 self._end_after(incoming)
             return
-        conversation: Conversation
+        exchange: Exchange
         if where.to == "sidecar":
             config, server_state, app_state = self._uvicorn
-            conversation = SidecarConversation(
+            exchange = SidecarExchange(
                 self._proxy, self, head, config=config, server_state=server_state, app_state=app_state
             )
         else:
-            conversation = Exchange(self._proxy, self, head, where.path_class)
-        self._current, incoming.conversation = incoming, conversation
+            exchange = EngineExchange(self._proxy, self, head, where.path_class)
+        self._current, incoming.exchange = incoming, exchange
         if self._is_last:
-            conversation.shutdown()
-        conversation.start()
+            exchange.shutdown()
+        exchange.start()
         if self._is_surplus:
-            conversation.shutdown()
+            exchange.shutdown()
+
+    def _destination(self, head: RequestHead) -> Destination:
+        """Return where the request goes; nowhere if the client is above the limit, or is this sidecar itself."""
+        where = self._route(head.method, head.path, head.websocket)
+        if self._is_surplus:
+            self._is_surplus = self._clients.surplus > 0
+            if self._is_surplus and (where.to == "engine" or where.path_class == LIVE_STREAM):
+                return Destination("nowhere", refusal=self._clients.too_many)
+        if where.to == "engine":
+            itself = self._proxy.loop_failure(self._ends)
+            if itself is not None:
+                return Destination("nowhere", refusal=itself)
+        return where
 
     def response_done(self, *, close: bool) -> None:
-        """End the conversation: its response is complete."""
+        """End the exchange: its response is complete."""
         incoming = self._current
         self._forget_current()
         self._quiet = 0
@@ -346,12 +302,12 @@ class ClientConnection(Client):
         else:
             self._go_on_soon()
 
-    def _forget_current(self) -> Conversation | None:
+    def _forget_current(self) -> Exchange | None:
         incoming, self._current = self._current, None
         if incoming is None:
             return None
-        conversation, incoming.conversation = incoming.conversation, None
-        return conversation
+        exchange, incoming.exchange = incoming.exchange, None
+        return exchange
 
     def cut(self, *, reset: bool) -> None:
         """End the connection in the middle of a response."""
@@ -365,8 +321,8 @@ class ClientConnection(Client):
     def shutdown(self) -> None:
         """Close, now or after the response under way."""
         self._is_last = True
-        if self._current is not None and self._current.conversation is not None:
-            self._current.conversation.shutdown()
+        if self._current is not None and self._current.exchange is not None:
+            self._current.exchange.shutdown()
         elif self._may_take_next or not self._rest:  # else requests may wait, and one of them is still served
             self.write_side.close()
 
@@ -379,8 +335,8 @@ class ClientConnection(Client):
         if incoming is None:
             self._write_error(failure, head or RequestHead(b""), close=True)
             self._linger()
-        elif incoming.conversation is not None:
-            incoming.conversation.fail(failure)
+        elif incoming.exchange is not None:
+            incoming.exchange.fail(failure)
         else:  # the request has its response
             self._linger()
 
@@ -389,7 +345,7 @@ class ClientConnection(Client):
         self.write_side.write(response)
         self._proxy.refused(failure, head, self.peer, len(response))
 
-    def _end_after(self, incoming: _Incoming) -> None:
+    def _end_after(self, incoming: IncomingRequest) -> None:
         if incoming.is_complete and not self._ignores_input:
             self._ignores_input = True
             self.write_side.close()
@@ -417,8 +373,8 @@ class ClientConnection(Client):
             self._check_unsent()
             if self._quiet > self._patience():
                 self.write_side.close()
-        elif isinstance(self._current.conversation, SidecarConversation):  # the proxy ticks the exchanges
-            self._current.conversation.tick()
+        elif isinstance(self._current.exchange, SidecarExchange):  # the proxy ticks the exchanges
+            self._current.exchange.tick()
         self._look_for_client()
 
     def _look_for_client(self) -> None:
@@ -436,20 +392,11 @@ class ClientConnection(Client):
         return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
 
     def _check_unsent(self) -> None:
-        """Cut a client that does not take a complete response: it holds memory meanwhile."""
         unsent = self.transport.get_write_buffer_size()
-        if not unsent:
-            self._unsent = self._untaken_ticks = 0
-            self._unsent_ticks = 0.0
-            return
-        limits, ticks = self._proxy.limits, self._proxy.client_ticks
-        if not self._unsent_ticks:
-            self._unsent_patience = ticks + unsent / (limits.held_bytes_per_second * limits.tick_seconds)
-        self._unsent_ticks += 1
-        self._untaken_ticks = self._untaken_ticks + 1 if unsent == self._unsent else 0
-        self._unsent = unsent
-        self._quiet = 0  # it is not idle
-        if self._untaken_ticks > ticks or self._unsent_ticks > self._unsent_patience:
+        is_over = self._unread.is_over(unsent)
+        if unsent:
+            self._quiet = 0  # it is not idle
+        if is_over:
             self.write_side.abort()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
+from highwater.proxy.destination import SAFE_METHODS, method_class
+from highwater.proxy.endings import ending_before_response, ending_within_response
 from highwater.proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
@@ -17,22 +17,17 @@ from highwater.proxy.failures import (
     DISCONNECTED,
     NO_RESPONSE,
     RESPONSE_STALLED,
-    SERVER_ERRORS,
     UPLOAD_STALLED,
     Failure,
     error_response,
 )
 from highwater.proxy.gate import Admission, Shed
-from highwater.proxy.heads import NEVER_A_TRAILER, SAFE_METHODS, Header, RequestHead, ResponseHead, method_class
 from highwater.proxy.proxy import Proxy
-from highwater.proxy.roles import Client, Conversation, Requester
-from highwater.proxy.traffic import Result
+from highwater.proxy.request_head import NEVER_A_TRAILER, Header, RequestHead
+from highwater.proxy.response_head import ResponseHead
+from highwater.proxy.roles import Client, Exchange, Requester
 from highwater.proxy.upstream import EngineConnection
-
-# The request's body is too large, too slow, or not HTTP: the connection ends with the response.
-_UNREADABLE = frozenset({400, 408, 413, 431})
-# Bytes that wait to be sent to the engine; above it the client is not read.
-_MAX_WAITING_BYTES = 64 * 1024
+from highwater.proxy.waiting import WaitingPieces
 
 
 class State(Enum):
@@ -46,20 +41,8 @@ class State(Enum):
     OVER = "over"
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The way in which a request that failed ends for its client.
-
-    The connection ``closes`` after the error response, or is reset by the cut.
-    """
-
-    result: Result
-    action: Literal["nothing", "cut", "error"]
-    closes: bool = False
-
-
-class Exchange(Conversation, Requester):
-    """One request, from its head to the end of its response.
+class EngineExchange(Exchange, Requester):
+    """One request to the engine, from its head to the end of its response.
 
     The gate counts it from the piece that makes it whole, without which the engine can do nothing: uvicorn calls the
     application at the head, but FastAPI reads all of a body before it calls a handler that has one. A handler without a
@@ -77,32 +60,22 @@ class Exchange(Conversation, Requester):
     _last: bytes | None = None  # the piece that makes the request whole, until the gate lets it through
     _body_ticks = 0  # ticks in which more of the body was waited for
     _task: asyncio.Task[None] | None = None
-    _code: int | None = None  # the status that the client has seen
-    _first_byte_seconds: float | None = None
-    _result: Result = "complete"
-    _reason: str | None = None  # of any other result
-    _request_bytes = 0  # of the body
-    _response_bytes = 0
+    _pieces: WaitingPieces | None = None  # for the engine, once some had to wait
     _held_since: float | None = None  # while it waits at the gate
-    _held_seconds = 0.0
-    _was_reused: bool | None = None  # whether the engine's connection had served another request
     _engine_is_full = False
     _client_is_full = False
     _has_repeated = False
-    _waiting_bytes = 0
     _quiet = 0  # ticks since the last byte in either direction
     _patience = math.inf  # ticks that it may be quiet
 
     def __init__(self, proxy: Proxy, client: Client, head: RequestHead, path_class: str) -> None:
+        super().__init__(head)
         self._proxy = proxy
         self._client = client
         self._write = client.write_side.write
-        self._head = head
         self._path_class = path_class
-        self._waiting: list[bytes] = []  # pieces for the engine that cannot be sent yet
         self._has_request = not (head.chunked or head.declared_bytes)  # the whole request has come
         self._closes = not head.keep_alive
-        self._started = time.perf_counter()
         self.to_head = head.method == b"HEAD"
         self.wants_bare_body = head.is_http10
         self.wants_tunnel = head.websocket
@@ -113,7 +86,7 @@ class Exchange(Conversation, Requester):
         """Begin the way through the gate to a connection."""
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
-        if self._head.method not in SAFE_METHODS or self.wants_tunnel:
+        if self.head.method not in SAFE_METHODS or self.wants_tunnel:
             self._is_gated = True
             gate = self._proxy.gate
             if self._has_request:
@@ -146,7 +119,7 @@ class Exchange(Conversation, Requester):
 
     def _end_hold(self, now: float) -> None:
         if self._held_since is not None:
-            self._held_seconds += now - self._held_since
+            self.held_seconds += now - self._held_since
             self._held_since = None
 
     def _connect(self) -> None:
@@ -167,35 +140,28 @@ class Exchange(Conversation, Requester):
     def _send_head(self, engine: EngineConnection) -> None:
         self._state = State.SENDING
         self._engine = engine
-        self._was_reused = engine.served > 0
-        if self._was_reused:
+        self.was_reused = engine.served > 0
+        if self.was_reused:
             self._proxy.requests_on_reused += 1
         else:
             self._proxy.requests_on_new += 1
         self._quiet = 0
         self._patience = self._proxy.first_byte_ticks if self._has_request else self._proxy.idle_ticks
         engine.begin(self)
-        engine.write_side.write(self._proxy.head_for_engine(self._head, self._client.forwarding))
-        if self._waiting and not self.wants_tunnel:
-            self._send_waiting(engine)
+        engine.write_side.write(self._proxy.head_for_engine(self.head, self._client.forwarding))
+        if self._pieces is not None and not self.wants_tunnel:
+            self._pieces.send(engine.write_side)
         if self._last is not None:
             self._send_last(self._last)
-
-    def _send_waiting(self, engine: EngineConnection) -> None:
-        for piece in self._waiting:
-            engine.write_side.write(piece)
-        self._waiting.clear()
-        self._waiting_bytes = 0
-        self._client.read_side.let_go("waiting")
 
     # --- called by the client's side ---
 
     def body(self, piece: bytes) -> None:
         """Send a piece of the request's body, or of a tunnel."""
-        self._request_bytes += len(piece)
-        if self._head.chunked:
+        self.request_bytes += len(piece)
+        if self.head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        elif self._request_bytes == self._head.declared_bytes:
+        elif self.request_bytes == self.head.declared_bytes:
             self._send_last(piece)
             return
         self._send(piece)
@@ -238,14 +204,17 @@ class Exchange(Conversation, Requester):
         if engine is not None and (not self.wants_tunnel or self._state is State.TUNNEL):
             engine.write_side.write(piece)
             return
-        self._waiting.append(piece)
-        self._waiting_bytes += len(piece)
-        if self._waiting_bytes > _MAX_WAITING_BYTES:
-            self._client.read_side.hold("waiting")
+        self._waiting.add(piece)
+
+    @property
+    def _waiting(self) -> WaitingPieces:
+        if self._pieces is None:
+            self._pieces = WaitingPieces(self._client.read_side)
+        return self._pieces
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """Send the end of the request."""
-        if self._head.chunked:
+        if self.head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
             self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
         self._has_request = True
@@ -268,8 +237,8 @@ class Exchange(Conversation, Requester):
 
     def interim_response(self, raw: bytes) -> None:
         """Pass on a 1xx, unless the client speaks HTTP/1.0, which has none."""
-        if not self._head.is_http10:
-            self._response_bytes += len(raw)
+        if not self.head.is_http10:
+            self.response_bytes += len(raw)
             self._write(raw)
 
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
@@ -283,15 +252,15 @@ class Exchange(Conversation, Requester):
         elif self._is_gated and self._admission is None:
             self._admission = self._proxy.gate.admit()
         self._response = head
-        self._code = head.status
+        self.status = head.status
         # Without a 100 the client may leave the body out: then its next request would look like the body.
-        lacks_100 = self._head.expects_continue and not self._has_request
+        lacks_100 = self.head.expects_continue and not self._has_request
         self._closes = self._closes or head.until_close or lacks_100
         unchunked = self.wants_bare_body and head.chunked
         if data:
-            self._first_byte_seconds = time.perf_counter() - self._started
-        data = head.for_client(self._head.request_id(), close=self._closes, unchunked=unchunked) + data
-        self._response_bytes += len(data)
+            self.note_first_byte()
+        data = head.for_client(self.head.request_id(), close=self._closes, unchunked=unchunked) + data
+        self.response_bytes += len(data)
         self._write(data)
         self._quiet = 0
         self._patience = self._proxy.idle_ticks
@@ -299,15 +268,15 @@ class Exchange(Conversation, Requester):
     def response_continues(self, data: bytes) -> None:
         """Pass on a piece of the body."""
         self._quiet = 0
-        if self._first_byte_seconds is None:
-            self._first_byte_seconds = time.perf_counter() - self._started
-        self._response_bytes += len(data)
+        if self.first_byte_seconds is None:
+            self.note_first_byte()
+        self.response_bytes += len(data)
         self._write(data)
 
     def response_ends(self, *, reusable: bool) -> None:
         """End the exchange. The rest of a request that is still arriving is dropped."""
-        if self._first_byte_seconds is None:
-            self._first_byte_seconds = time.perf_counter() - self._started
+        if self.first_byte_seconds is None:
+            self.note_first_byte()
         engine, self._engine = self._engine, None
         if engine is not None:
             if reusable and self._has_request and self._last is None:
@@ -321,18 +290,18 @@ class Exchange(Conversation, Requester):
         """Pass on the 101, and from here on every byte: the engine speaks WebSocket now."""
         self._state = State.TUNNEL
         self._response = head
-        self._code = head.status
+        self.status = head.status
         self._quiet = 0
         self._patience = self._proxy.idle_ticks
         self._proxy.tunnels += 1
-        self._first_byte_seconds = time.perf_counter() - self._started
+        self.note_first_byte()
         if self._admission is not None:
             self._admission.is_open_ended = True
-        data = head.for_tunnel(self._head.request_id())
-        self._response_bytes += len(data)
+        data = head.for_tunnel(self.head.request_id())
+        self.response_bytes += len(data)
         self._write(data)
-        if self._engine is not None:
-            self._send_waiting(self._engine)
+        if self._engine is not None and self._pieces is not None:
+            self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
         """Repeat the request where that is safe, else fail it."""
@@ -356,16 +325,14 @@ class Exchange(Conversation, Requester):
         It may if no byte was sent, and `unsent` has them. Else the engine may have acted on some, and only a request
         that changes nothing is sent again.
         """
-        changes_nothing = self._head.method in SAFE_METHODS and not self._head.has_body
+        changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
         return not self._has_repeated and (unsent is not None or changes_nothing)
 
     def _repeat(self, unsent: list[bytes]) -> None:
         self._has_repeated = True
         self._proxy.pool.retries += 1
         self._state = State.CONNECTING
-        body = unsent[1:]  # the head is written anew
-        self._waiting[:0] = body
-        self._waiting_bytes += sum(len(piece) for piece in body)
+        self._waiting.put_back(unsent[1:])  # the head is written anew
         self._task = self._proxy.spawn(self._open())
 
     def client_full(self) -> None:
@@ -397,40 +364,35 @@ class Exchange(Conversation, Requester):
         """End it, with an error for the client where one can still be sent."""
         if self._state is State.OVER:
             return
-        ending = self._ending(failure)
+        if self.status is None:
+            ending = ending_before_response(
+                failure,
+                closes=self._closes,
+                body_missing=not self._has_request,
+                is_awaited=self.head.expects_continue,
+            )
+        else:
+            response = self._response
+            # Without framing, the connection's end would look like the response's.
+            is_unframed = response is not None and (response.until_close or self.wants_bare_body)
+            ending = ending_within_response(failure, is_unframed=is_unframed)
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.cut()
-        self._result, self._reason = ending.result, failure.reason
+        self.result, self.reason = ending.result, failure.reason
         if ending.result != "client_left":
-            self._proxy.report(failure, self._head, self._client.peer, ending.result)
-            self._code = self._code or failure.status
+            self._proxy.report(failure, self.head, self._client.peer, ending.result)
+            self.status = self.status or failure.status
         error = b""
         if ending.action == "error":
-            error = error_response(failure, self._head.request_id(), close=ending.closes, without_body=self.to_head)
-            self._response_bytes += len(error)
+            error = error_response(failure, self.head.request_id(), close=ending.closes, without_body=self.to_head)
+            self.response_bytes += len(error)
         self._end()
         if ending.action == "error":
             self._write(error)
             self._client.response_done(close=ending.closes)
         elif ending.action == "cut":
             self._client.cut(reset=ending.closes)
-
-    def _ending(self, failure: Failure) -> Ending:
-        """Decide how the client sees the failure."""
-        has_begun, response = self._code is not None, self._response
-        if failure.status == CLIENT_LEFT.status:
-            if failure is CLIENT_LEFT:
-                return Ending("client_left", "nothing")
-            return Ending("client_left", "cut", closes=True)
-        if has_begun:
-            # Without framing, the connection's end would look like the response's.
-            bare = response is not None and (response.until_close or self.wants_bare_body)
-            # Within a response only the client's own body can still be refused; any other failure cuts it short.
-            return Ending("truncated" if failure.status in SERVER_ERRORS else "refused", "cut", closes=bare)
-        # The rest of the body is read and dropped, and the connection goes on, unless the body itself was the fault.
-        unread = not self._has_request and (self._head.expects_continue or failure.status in _UNREADABLE)
-        return Ending("refused", "error", closes=self._closes or unread)
 
     def _end(self) -> None:
         now = time.perf_counter()
@@ -444,39 +406,27 @@ class Exchange(Conversation, Requester):
             self._task.cancel()
         self._task = None
         self._leave_gate()
-        if self._engine_is_full or self._waiting_bytes:
+        if self._engine_is_full:
             self._client.read_side.let_go("engine")
-            self._client.read_side.let_go("waiting")
-        self._count(now - self._started)
+        if self._pieces is not None:
+            self._pieces.drop()
+        self._count(now - self.started)
 
     def _count(self, seconds: float) -> None:
-        proxy, head = self._proxy, self._head
-        code = self._code or CLIENT_LEFT.status
+        proxy = self._proxy
+        status = self.status or CLIENT_LEFT.status
         proxy.observer.request_ended(
             self._path_class,
-            method_class(head.method),
-            code,
-            self._result,
+            method_class(self.head.method),
+            status,
+            self.result,
             seconds=seconds,
-            first_byte_seconds=self._first_byte_seconds,
-            request_bytes=len(head.raw) + self._request_bytes,
-            response_bytes=self._response_bytes,
+            first_byte_seconds=self.first_byte_seconds,
+            request_bytes=len(self.head.raw) + self.request_bytes,
+            response_bytes=self.response_bytes,
         )
         if proxy.access_log is not None:
-            proxy.log_ended(
-                head,
-                self._client.peer,
-                self._path_class,
-                code,
-                result=self._result,
-                reason=self._reason,
-                request_bytes=self._request_bytes,
-                response_bytes=self._response_bytes,
-                seconds=seconds,
-                first_byte_seconds=self._first_byte_seconds,
-                held_seconds=self._held_seconds,
-                reused=self._was_reused,
-            )
+            proxy.access_log.write(self.ended(self._client.peer, self._path_class, status, seconds))
 
     def shutdown(self) -> None:
         """Close the client's connection after this response."""
@@ -499,7 +449,7 @@ class Exchange(Conversation, Requester):
         """Fail a body that comes too slowly: no piece renews this time."""
         self._body_ticks += 1
         limits = self._proxy.limits
-        allowed = limits.slow_body_seconds + self._request_bytes / limits.body_bytes_per_second
+        allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
         if self._body_ticks * limits.tick_seconds > allowed:
             self.fail(CLIENT_SLOW)
 

@@ -94,16 +94,9 @@ NO_DESCRIPTORS = Failure(
 )
 
 
-def too_many_connections(limit: int) -> Failure:
-    """Return the failure of a client that connects above the limit."""
-    message = f"more than {limit} clients are connected (proxy.max_connections)"
-    return Failure(503, "too_many_connections", message, retry_after=1)
-
-
-def too_many_control_connections(limit: int) -> Failure:
-    """Return the failure of a client that connects to the control port above its limit."""
-    message = f"more than {limit} clients are connected to the control port"
-    return Failure(503, "too_many_connections", message, retry_after=1)
+def too_many_connections(limit: int, where: str) -> Failure:
+    """Return the failure of a client that connects above a port's limit; ``where`` names the port or the setting."""
+    return Failure(503, "too_many_connections", f"more than {limit} clients are connected {where}", retry_after=1)
 
 
 def bad_request(message: str) -> Failure:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from highwater.proxy.allowlist import METRICS, ROOT_PATH_SETTING, AllowList, read_path
+from highwater.proxy.destination import LIVE_STREAM, Destination, path_class
 from highwater.proxy.failures import Failure
-from highwater.proxy.heads import LIVE_STREAM, Destination, path_class
 
 BAD_REQUEST, NOT_FOUND = 400, 404
 # Labels of refusals; any other status is that of a path that is not on the allow list.

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.access_log import AccessLog, EndedRequest
+from highwater.proxy.access_log import AccessLog
 from highwater.proxy.address import port_of
 from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
@@ -22,16 +22,17 @@ from highwater.proxy.failures import (
     head_too_large,
     loop,
     too_many_connections,
-    too_many_control_connections,
 )
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
-from highwater.proxy.heads import EngineOrigin, RequestHead
 from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.roles import Client, Conversation
+from highwater.proxy.record import RequestRecord
+from highwater.proxy.request_head import RequestHead
+from highwater.proxy.response_head import EngineOrigin
+from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.traffic import Connections, ProxyTraffic, Result
 from highwater.proxy.transports import WriteBatch
-from highwater.proxy.upstream import Pool
+from highwater.proxy.upstream import ConnectionPool
 
 log = logging.getLogger("highwater.proxy")
 
@@ -92,20 +93,22 @@ class Proxy:
         self.client_idle_ticks = self._ticks(self.limits.client_keepalive_seconds)
         self.client_ticks = self._ticks(self.limits.client_wait_seconds)
         self.linger_ticks = self._ticks(self.limits.linger_seconds)
-        self.exchanges: set[Conversation] = set()
+        self.exchanges: set[Exchange] = set()
         limit, control_limit = self.limits.max_connections, self.limits.max_control_connections
-        self.clients = Clients(limit, too_many_connections(limit or 0), self._log)
-        self.control_clients = Clients(control_limit, too_many_control_connections(control_limit or 0), self._log)
+        too_many = too_many_connections(limit or 0, "(proxy.max_connections)")
+        too_many_control = too_many_connections(control_limit or 0, "to the control port")
+        self.clients = Clients(limit, too_many, self._log)
+        self.control_clients = Clients(control_limit, too_many_control, self._log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._write_batch: WriteBatch | None = None
 
     def _ticks(self, seconds: float) -> float:
         return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> ConnectionPool:
         """The connections to the engine, between ``start`` and ``aclose``."""
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
@@ -151,54 +154,12 @@ class Proxy:
         )
 
     def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
-        """Count and log a request that got an error before a conversation began."""
+        """Count and log a request that got an error before an exchange began."""
         self.report(failure, head, peer, "refused")
-        self.log_ended(
-            head,
-            peer,
-            None,
-            failure.status,
-            result="refused",
-            reason=failure.reason,
-            request_bytes=0,
-            response_bytes=response_bytes,
-        )
-
-    def log_ended(
-        self,
-        head: RequestHead,
-        peer: str,
-        path_class: str | None,
-        status: int,
-        *,
-        result: Result,
-        reason: str | None,
-        request_bytes: int,
-        response_bytes: int,
-        seconds: float = 0.0,
-        first_byte_seconds: float | None = None,
-        held_seconds: float = 0.0,
-        reused: bool | None = None,
-    ) -> None:
-        """Write a line of the access log, where there is one; `request_bytes` are those behind the head."""
         if self.access_log is not None:
-            ended = EndedRequest(
-                peer=peer,
-                method=printable(head.method) or None,
-                path=printable(head.path) or None,
-                path_class=path_class,
-                status=status,
-                result=result,
-                reason=reason,
-                request_id=head.request_id().decode(),
-                request_bytes=len(head.raw) + request_bytes,
-                response_bytes=response_bytes,
-                duration_seconds=seconds,
-                time_to_first_byte_seconds=first_byte_seconds,
-                held_seconds=held_seconds,
-                engine_connection_reused=reused,
-            )
-            self.access_log.write(ended)
+            record = RequestRecord(head)
+            record.result, record.reason, record.response_bytes = "refused", failure.reason, response_bytes
+            self.access_log.write(record.ended(peer, None, failure.status, 0.0))
 
     def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
         """Return a request's head for the engine."""
@@ -213,7 +174,7 @@ class Proxy:
         """Open the connection pool; nothing is sent yet."""
         self._write_batch = WriteBatch()
         is_unix = self._parts.scheme == "unix"
-        self._pool = Pool(
+        self._pool = ConnectionPool(
             host=self._parts.hostname or "",
             port=port_of(self._parts),
             socket_path=self._parts.path if is_unix else None,
@@ -253,7 +214,7 @@ class Proxy:
         self.pool.sweep()
         for clients in (self.clients, self.control_clients):
             clients.shed_unread(self.limits.max_unread_bytes)
-        timed: list[Conversation | Client] = [*self.exchanges, *self.clients, *self.control_clients]
+        timed: list[Exchange | Client] = [*self.exchanges, *self.clients, *self.control_clients]
         for each in timed:
             try:
                 each.tick()

@@ -8,11 +8,13 @@ from mypy_extensions import trait
 
 from highwater.proxy.failures import Failure
 from highwater.proxy.forwarded import Forwarding
-from highwater.proxy.heads import Header, ResponseHead
+from highwater.proxy.record import RequestRecord
+from highwater.proxy.request_head import Header
+from highwater.proxy.response_head import ResponseHead
 from highwater.proxy.transports import ReadSide, WriteSide, peer_of
 
 
-class Conversation:
+class Exchange(RequestRecord):
     """One request of a client and its response; notified of what the client does."""
 
     def start(self) -> None:
@@ -133,7 +135,7 @@ class Client:
         raise NotImplementedError
 
     def response_done(self, *, close: bool) -> None:
-        """End the conversation: its response is complete."""
+        """End the exchange: its response is complete."""
         raise NotImplementedError
 
     def cut(self, *, reset: bool) -> None:

@@ -15,21 +15,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from highwater.proxy.failures import BODY_LATE, CLIENT_LEFT, CLIENT_NOT_READING, Failure, error_response
-from highwater.proxy.heads import Header, RequestHead
 from highwater.proxy.proxy import Proxy
-from highwater.proxy.roles import Client, Conversation
+from highwater.proxy.request_head import Header, RequestHead
+from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.traffic import Result
 
 _READER = "sidecar"
 
 
-class SidecarConversation(Conversation):
+class SidecarExchange(Exchange):
     """One request to the ASGI application, and its response. uvicorn's own arguments come from ``config`` on."""
 
-    _status: int | None = None  # that the client has seen
-    _first_byte_seconds: float | None = None
-    _request_bytes = 0
-    _response_bytes = 0
     _is_logged = False
 
     def __init__(
@@ -42,11 +38,10 @@ class SidecarConversation(Conversation):
         server_state: ServerState,
         app_state: dict[str, Any],
     ) -> None:
+        super().__init__(head)
         self._proxy = proxy
-        self._head = head
         self._peer = client.peer
         self._write = client.write_side.write
-        self._started = time.perf_counter()
         self._has_request = not head.has_body
         self._client_is_full = False
         self._quiet = 0  # ticks in which the client was waited for
@@ -58,24 +53,24 @@ class SidecarConversation(Conversation):
 
     def start(self) -> None:
         """Hand the head to uvicorn."""
-        self._server.data_received(self._head.for_sidecar())
-        if self._head.expects_continue:
+        self._server.data_received(self.head.for_sidecar())
+        if self.head.expects_continue:
             # Without a 100 the client may leave the body out: then its next request would look like the body.
             self._server.cycle.keep_alive = False
 
     def body(self, piece: bytes) -> None:
         """Hand on a piece of the request's body."""
-        self._request_bytes += len(piece)
-        self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self._head.chunked else piece)
+        self.request_bytes += len(piece)
+        self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self.head.chunked else piece)
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
         """Hand on the end of the request."""
         del trailers
         self._has_request = True
         self._quiet = 0
-        if self._head.expects_continue and self._head.keep_alive and not self._server.cycle.response_started:
+        if self.head.expects_continue and self.head.keep_alive and not self._server.cycle.response_started:
             self._server.cycle.keep_alive = True
-        if self._head.chunked:
+        if self.head.chunked:
             self._server.data_received(b"0\r\n\r\n")
 
     def client_full(self) -> None:
@@ -100,7 +95,7 @@ class SidecarConversation(Conversation):
         """End a request that broke off, without an error: the client would not recognise it as one."""
         client = self._client
         if client is not None:
-            self._proxy.report(failure, self._head, self._peer, "refused")
+            self._proxy.report(failure, self.head, self._peer, "refused")
             self._log("refused", failure)
         self.client_left()
         if client is not None:
@@ -123,14 +118,14 @@ class SidecarConversation(Conversation):
                 client.cut(reset=True)
         elif not self._client_is_full and self._quiet > self._proxy.client_ticks:
             if self._client is not None and not self._server.cycle.response_started:
-                self._write_response(error_response(BODY_LATE, self._head.request_id(), close=True))
+                self._write_response(error_response(BODY_LATE, self.head.request_id(), close=True))
             self.fail(BODY_LATE)
 
     def _write_response(self, data: bytes) -> None:
-        if self._status is None and not data.startswith(b"HTTP/1.1 1"):
-            self._status = int(data[9:12])  # behind "HTTP/1.1 ": uvicorn writes a head in one piece
-            self._first_byte_seconds = time.perf_counter() - self._started
-        self._response_bytes += len(data)
+        if self.status is None and not data.startswith(b"HTTP/1.1 1"):
+            self.status = int(data[9:12])  # behind "HTTP/1.1 ": uvicorn writes a head in one piece
+            self.note_first_byte()
+        self.response_bytes += len(data)
         self._write(data)
 
     def _log(self, result: Result, failure: Failure | None) -> None:
@@ -138,18 +133,11 @@ class SidecarConversation(Conversation):
         if self._is_logged:
             return
         self._is_logged = True
-        self._proxy.log_ended(
-            self._head,
-            self._peer,
-            "sidecar",
-            self._status or (CLIENT_LEFT if failure is None else failure).status,
-            result=result,
-            reason=None if failure is None else failure.reason,
-            request_bytes=self._request_bytes,
-            response_bytes=self._response_bytes,
-            seconds=time.perf_counter() - self._started,
-            first_byte_seconds=self._first_byte_seconds,
-        )
+        self.result, self.reason = result, None if failure is None else failure.reason
+        if self._proxy.access_log is not None:
+            status = self.status or (CLIENT_LEFT if failure is None else failure).status
+            seconds = time.perf_counter() - self.started
+            self._proxy.access_log.write(self.ended(self._peer, "sidecar", status, seconds))
 
     def _finish(self) -> None:
         self._log("complete", None)

@@ -16,7 +16,7 @@ import struct
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
-# The far end has closed its side, or the connection is gone; reported for a socket that is not read, too.
+# The far end has closed its side, or the connection is closed; reported for a socket that is not read, too.
 _HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 # A peer that vanished is found out within 60 s and nine probes, 15 s apart. macOS has other names.
 _PROBES = tuple(
@@ -27,7 +27,7 @@ _PROBES = tuple(
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Have the kernel probe a silent peer; else the connection of one that vanished would stay for ever."""
+    """Have the kernel probe a silent peer; without it the connection of a vanished one would never close."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):  # it is closed already
@@ -47,7 +47,7 @@ def has_hung_up(transport: asyncio.BaseTransport) -> bool:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Return the far end's address and port, also after it is gone; ``unix`` where it has none."""
+    """Return the far end's address and port, also after it has left; ``unix`` where it has none."""
     address = transport.get_extra_info("peername")
     if address is None:
         return "unknown"

@@ -22,7 +22,7 @@ from highwater.proxy.failures import (
     NO_DESCRIPTORS,
     Failure,
 )
-from highwater.proxy.heads import EngineOrigin, ResponseHead
+from highwater.proxy.response_head import EngineOrigin, ResponseHead
 from highwater.proxy.roles import Requester
 from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
 
@@ -52,7 +52,7 @@ class EngineConnection:
     read_side: ReadSide
     write_side: WriteSide
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self.is_counted = False
         self.ends: Any = None
@@ -261,7 +261,7 @@ class _WithBody:
         self.on_body = pieces.append
 
 
-class Pool:
+class ConnectionPool:
     """Idle connections, the last used first, and the way to a new one.
 
     Args:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 60.0
 COUNT_SECONDS = 20.0
 # Objects that live as long as a connection or a request does.
-_CONNECTED = re.compile("Connection|Conversation|Exchange")
+_CONNECTED = re.compile("Connection|Exchange")
 TOKEN = "soak-admin-token"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from highwater.proxy.failures import Failure
 from highwater.proxy.forwarded import Forwarding
-from highwater.proxy.heads import parse_head
+from highwater.proxy.request_head import parse_head
 
 SPOOFED = (
     b"x-forwarded-for: 6.6.6.6",

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from highwater.proxy.chunks import Chunks
 from highwater.proxy.failures import BadRequest, Failure, head_too_large
-from highwater.proxy.heads import TAKEN_OUT, EngineOrigin, RequestHead, ResponseHead, parse_head
+from highwater.proxy.request_head import TAKEN_OUT, RequestHead, parse_head
+from highwater.proxy.response_head import EngineOrigin, ResponseHead
 
 HOST = b"host: engine\r\n"
 CAP = 300
