@@ -14,6 +14,7 @@ from typing import Any, Final
 from highwater.plan.errors import PlanError, short
 from highwater.plan.json_file import Config
 from highwater.plan.models.reading import MAX_NUMBER, language_config
+from highwater.units import ceil_div
 
 _MAX_RATIO: Final = 1_000_000
 # Each is built: a config.json from elsewhere may name any number.
@@ -38,7 +39,7 @@ class Tensor:
     @property
     def bytes(self) -> int:
         """The size in the checkpoint."""
-        return -(-self.elements * self.bits // 8)
+        return ceil_div(self.elements * self.bits, 8)
 
 
 # Keys that only the weights need and that config.json files leave to the defaults of Transformers' classes.

@@ -24,7 +24,7 @@ from highwater.plan.specs import (
     MambaState,
     SlidingWindow,
 )
-from highwater.units import GIB
+from highwater.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class _Sizing:
         ahead = limits.max_in_flight_tokens if self.generation.in_flight_tokens else limits.max_num_batched_tokens
         match spec:
             case FullAttention():
-                return _ceil(_ceil(length, self._token_ranks), spec.block_size)
+                return ceil_div(ceil_div(length, self._token_ranks), spec.block_size)
             case SlidingWindow() if limits.decode_context_parallel_size > 1:
                 raise PlanError(
                     f"decode_context_parallel_size: {limits.decode_context_parallel_size} cannot be used with layers "
@@ -201,11 +201,11 @@ class _Sizing:
             case SlidingWindow():
                 kept = spec.window - 1 + limits.extra_retained_tokens + ahead
                 # One more, because the window may begin in the middle of a block.
-                return _ceil(min(kept, length), spec.block_size) + 1
+                return ceil_div(min(kept, length), spec.block_size) + 1
             case ChunkedLocal():
-                return _ceil(min(spec.chunk + ahead, length), spec.block_size)
+                return ceil_div(min(spec.chunk + ahead, length), spec.block_size)
             case CrossAttention():
-                return _ceil(limits.max_encoder_tokens, spec.block_size)
+                return ceil_div(limits.max_encoder_tokens, spec.block_size)
             case MambaState():
                 return self._state_blocks(spec, length)
         raise PlanError(f"layers: a cache of the kind {type(spec).__name__} cannot be planned")
@@ -215,13 +215,13 @@ class _Sizing:
         if generation.mamba_needs == "one":
             return 1
         if generation.mamba_needs == "length":
-            return _ceil(length, spec.block_size)
+            return ceil_div(length, spec.block_size)
         if mode == "align":
             return 2 + spec.speculative_blocks + spec.checkpoint_blocks
         if mode == "none":
             return 1 + spec.speculative_blocks
         if mode == "all" and generation.mamba_has_all:
-            return _ceil(length, spec.block_size) + spec.speculative_blocks * generation.mamba_all_adds_drafts
+            return ceil_div(length, spec.block_size) + spec.speculative_blocks * generation.mamba_all_adds_drafts
         known = "none, align or all" if generation.mamba_has_all else "none or align"
         raise PlanError(f"mamba_cache_mode: {mode!r} is not known to vLLM {generation.version}; must be {known}")
 
@@ -301,7 +301,3 @@ class _Sizing:
             page_bytes=group.page_bytes() if group.is_mixed else group.spec.page_bytes,
             blocks_per_request=self.blocks(group.spec, self.limits.max_model_len),
         )
-
-
-def _ceil(value: int, by: int) -> int:
-    return -(-value // by)

@@ -10,6 +10,7 @@ from typing import Any
 from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.json_file import Config
+from highwater.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +158,9 @@ def quantized(tensor: Tensor, scheme: Quantization) -> Iterator[Tensor]:
         return
     rows, columns = tensor.shape
     yield Tensor(tensor.name, (rows, columns), scheme.bits, floating=False)
-    scales = (
-        (1,) if scheme.group < 0 else (-(-rows // scheme.rows), 1 if scheme.group == 0 else -(-columns // scheme.group))
-    )
+    scales: tuple[int, ...] = (1,)
+    if scheme.group >= 0:
+        scales = ceil_div(rows, scheme.rows), ceil_div(columns, scheme.group) if scheme.group else 1
     yield Tensor(f"{tensor.name}_scale", scales, scheme.scale_bits, floating=False)
     if scheme.zero_bits:
         yield Tensor(f"{tensor.name}_zero_point", scales, scheme.zero_bits, floating=False)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeGuard
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
+from highwater.units import ceil_div
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # The format's own limit.
@@ -134,7 +135,7 @@ def _tensor(name: str, entry: object, room: int, path: Path) -> Tensor:
         raise PlanError(f"dtype of {shown!r} is {str(dtype)[:40]!r} in {path}: it should be one of {', '.join(_BITS)}")
     if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2:  # noqa: PLR2004 - begin and end
         raise PlanError(f"shape or data_offsets of {shown!r} make no sense in {path}: lists of sizes are needed")
-    expected = -(-math.prod(shape) * _BITS[dtype] // 8)
+    expected = ceil_div(math.prod(shape) * _BITS[dtype], 8)
     if place[1] - place[0] != expected or place[1] > room:
         raise PlanError(
             f"data_offsets of {shown!r} are {place} in {path}: its shape needs {expected} bytes within the"

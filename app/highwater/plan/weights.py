@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.plan.allocator import allocated_at_least, allocated_bytes, round_up
+from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import (
     Tensor,
     heads_of,
@@ -29,6 +29,7 @@ from highwater.plan.json_file import Config
 from highwater.plan.layers import stage_bounds
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
+from highwater.units import ceil_div, round_up
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.
@@ -108,8 +109,8 @@ def _held(
         if scheme is not None and scheme.experts_only and bits < element * 8:
             high = round(high * _kernel_padding(text, tensor, ranks))
         part = joined.setdefault(_joined_name(tensor.name), [0, 0])
-        part[0] += -(-low * bits // 8)
-        part[1] += -(-high * bits // 8)
+        part[0] += ceil_div(low * bits, 8)
+        part[1] += ceil_div(high * bits, 8)
     # Four scales of one number each that every attention layer keeps for a quantized KV cache
     # (attention/layer.py: set_default_quant_scales).
     scales = [_SCALE_BYTES] * 4 * sum(name.endswith(("qkv_proj.weight", "kv_b_proj.weight")) for name in joined)
@@ -133,7 +134,7 @@ def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
     if ".experts." not in tensor.name:
         return 1.0
     hidden, inner = whole(text, "hidden_size"), whole(text, "intermediate_size")
-    inner = inner if ranks.experts > 1 else -(-inner // ranks.tensor)
+    inner = inner if ranks.experts > 1 else ceil_div(inner, ranks.tensor)
     wide = round_up(inner, 64)
     if "down_proj" in tensor.name:
         return round_up(wide, 256) / inner
@@ -218,11 +219,11 @@ class _Splitter:
         name, size, tensor_ranks = tensor.name, tensor.elements, self._ranks.tensor
         if _VOCABULARY.search(name):
             rows = round_up(tensor.shape[0], _VOCABULARY_PADDING)
-            part = -(-rows // tensor_ranks) * (size // tensor.shape[0])
+            part = ceil_div(rows, tensor_ranks) * (size // tensor.shape[0])
             return part, part
         if self._ranks.experts > 1 and _EXPERTS.search(name):
             # Each rank holds whole experts: an equal share, the first ranks one more.
-            return size // self._ranks.experts, -(-size // self._ranks.experts)
+            return size // self._ranks.experts, ceil_div(size, self._ranks.experts)
         if tensor_ranks == 1 or size == 1 or _REPLICATED.search(name):
             return size, size
         if _VISION.match(name) and self._ranks.encoder_data_parallel:
@@ -231,7 +232,7 @@ class _Splitter:
 
     def _split(self, tensor: Tensor, *, vision: bool) -> tuple[int, int]:
         name, size, ranks = tensor.name, tensor.elements, self._ranks.tensor
-        part = -(-size // ranks)
+        part = ceil_div(size, ranks)
         high = part
         if _KV_COLUMN.search(name) and not vision:
             part = high = size * max(1, self._kv_heads // ranks) // self._kv_heads

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from highwater.snapshots.model import DEFAULT_POOL, Segment, Snapshot, Stack
-from highwater.units import MIB
+from highwater.units import MIB, ceil_div, round_up
 
 SMALL_REQUEST: Final = 1 * MIB
 PAGES: Final = {"small": 2 * MIB, "large": 20 * MIB}
@@ -155,7 +155,7 @@ def _wanted(device: int, pools: Mapping[_PoolKey, Sums], snapshot: Snapshot, wan
 
 def rounded(size: int) -> int:
     """Return the bytes of the block that a request takes: a multiple of 512."""
-    return max(512, -(-size // 512) * 512)
+    return max(512, round_up(size, 512))
 
 
 def kind_for(size: int) -> str:
@@ -168,7 +168,7 @@ def new_segment(size: int) -> int:
     size = rounded(size)
     if size <= SMALL_REQUEST:
         return PAGES["small"]
-    return PAGES["large"] if size < _OWN_SEGMENT else -(-size // _LARGE_STEP) * _LARGE_STEP
+    return PAGES["large"] if size < _OWN_SEGMENT else round_up(size, _LARGE_STEP)
 
 
 # --- what could be given back ---
@@ -195,7 +195,7 @@ def _pages_free(segment: Segment) -> int:
     for block in segment.blocks:
         end = start + block.size
         if block.state == "free":
-            pages += max(0, end // page - -(-start // page))
+            pages += max(0, end // page - ceil_div(start, page))
         start = end
     return pages * page
 
