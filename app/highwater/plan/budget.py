@@ -39,24 +39,15 @@ _LAST_REMAINDER = (0, 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a budget.
-
-    Attributes:
-        key: The part's name for programs; `title`: for people.
-        bytes: Its size; negative where vLLM's own figures sum to more than there is.
-        grade: ``engine``: the engine's own figure. ``exact``: follows from such figures. ``measured``: read by the
-            worker package. ``estimated``: within bounds.
-        source: vLLM's own name for it, or where it was read.
-        why: Its contents, in a sentence.
-    """
+class BudgetPart:
+    """A part of a budget, by its name for programs and its title for people."""
 
     key: str
     title: str
-    bytes: int
-    grade: Grade
-    source: str
-    why: str
+    bytes: int  # negative where vLLM's own figures sum to more than there is
+    grade: Grade  # ``exact``: follows from the engine's own figures; ``measured``: read by the worker package
+    source: str  # vLLM's own name for it, or where it was read
+    why: str  # its contents, in a sentence
 
 
 # By key: title, grade, source and reason.
@@ -124,73 +115,49 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
 }  # fmt: skip
 
 
-def _part(key: str, size: int, why: str | None = None) -> Part:
+def _part(key: str, size: int, why: str | None = None) -> BudgetPart:
     title, grade, source, usual = _PARTS[key]
-    return Part(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
+    return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A figure of the profile beside the same figure now.
-
-    Attributes:
-        key: The figure's name for programs; `title`: for people.
-        profiled_bytes: The bytes that the start counted for it; ``None``: none, or not known.
-        observed_bytes: The bytes seen since.
-        risk_bytes: The excess of those; 0 where they are less; ``None`` where either is not known.
-        settings: The flags and variables that cover it.
-    """
+    """A figure of the profile beside the same figure since, by its name for programs and its title for people."""
 
     key: str
     title: str
-    profiled_bytes: int | None
+    profiled_bytes: int | None  # as the start counted it; None: not counted, or not known
     observed_bytes: int | None
-    risk_bytes: int | None
-    settings: tuple[str, ...]
+    risk_bytes: int | None  # the excess of what was observed; 0 where that is less; None where either is not known
+    settings: tuple[str, ...]  # the flags and variables that cover it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBudget:
-    """One rank.
-
-    Attributes:
-        total_bytes: The device; on CPU what the process may have.
-        init_free_bytes: Free before the engine took any.
-        utilization: ``gpu_memory_utilization``.
-        requested_bytes: The budget; ``None``: the KV cache's size was given instead, or it is not reported.
-        counting: The way in which this version counts; ``None``: not known. `formula`: the same in words.
-        parts: They sum to ``requested_bytes``, or to the total where no share was requested.
-        available_bytes: For the KV cache, as the start found it; `pool_bytes`: what the KV cache takes of them.
-        outside_bytes: The device less what was requested.
-        uncounted: Parts outside the budget that the formula counts nowhere.
-        left_bytes: The bytes outside the budget that are left for everything else.
-        fully_counted_bytes: The bytes for the KV cache if all of this engine's were counted; ``None``: none is known.
-        observed: The profile's figures beside those seen since.
-        environment: The variables of the worker's process that change how much memory is used.
-    """
+    """One rank's memory; None: not reported."""
 
     rank: int | None
     dp_rank: int | None = None
     pp_rank: int | None = None
     tp_rank: int | None = None
     device: Device
-    total_bytes: int | None = None
-    init_free_bytes: int | None = None
-    utilization: float | None = None
-    requested_bytes: int | None = None
-    counting: Counting | None = None
-    formula: str | None = None
-    parts: tuple[Part, ...] = ()
-    available_bytes: int | None = None
-    pool_bytes: int | None = None
-    outside_bytes: int | None = None
-    uncounted: tuple[Part, ...] = ()
-    left_bytes: int | None = None
-    fully_counted_bytes: int | None = None
+    total_bytes: int | None = None  # the device; on CPU what the process may have
+    init_free_bytes: int | None = None  # free before the engine took any
+    utilization: float | None = None  # ``gpu_memory_utilization``
+    requested_bytes: int | None = None  # the budget; None also where the KV cache's size was given instead
+    counting: Counting | None = None  # the way in which this version counts
+    formula: str | None = None  # the same in words
+    parts: tuple[BudgetPart, ...] = ()  # they sum to `requested_bytes`, or to the total where no share was requested
+    available_bytes: int | None = None  # for the KV cache, as the start found it
+    pool_bytes: int | None = None  # what the KV cache takes of them
+    outside_bytes: int | None = None  # the device less what was requested
+    uncounted: tuple[BudgetPart, ...] = ()  # parts outside the budget that the formula counts nowhere
+    left_bytes: int | None = None  # the bytes outside the budget that are left for everything else
+    fully_counted_bytes: int | None = None  # for the KV cache if all of this engine's were counted
     observed: tuple[Observed, ...] = ()
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # variables that change how much is used
 
-    def part(self, key: str) -> Part | None:
+    def part(self, key: str) -> BudgetPart | None:
         """Return a part by its key."""
         return next((part for part in (*self.parts, *self.uncounted) if part.key == key), None)
 
@@ -253,13 +220,13 @@ class _Rank:
         """Return a figure of a phase of the start; None where it was not seen."""
         return getattr(self._phases.get(phase), figure, None)
 
-    def parts(self, whole: int | None) -> tuple[Part, ...]:
+    def parts(self, whole: int | None) -> tuple[BudgetPart, ...]:
         if self.counting is None or whole is None:
             return ()
         parts = (*self._counted(), *_pool_parts(self._budget))
         return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
 
-    def _counted(self) -> list[Part]:
+    def _counted(self) -> list[BudgetPart]:
         """Return the parts that are not the KV cache's."""
         memory, counting = self._memory, self.counting
         parts = self._weights()
@@ -276,13 +243,13 @@ class _Rank:
             parts.append(_part("graphs", self.graphs))
         return parts
 
-    def _weights(self) -> list[Part]:
+    def _weights(self) -> list[BudgetPart]:
         if self._memory.weights_bytes is not None:
             return [_part("weights", self._memory.weights_bytes)]
         seen = self._reading.components.weights_bytes
         return [] if seen is None else [replace(_part("weights_seen", seen), key="weights")]
 
-    def _consumed(self, rest: int) -> list[Part]:
+    def _consumed(self, rest: int) -> list[BudgetPart]:
         if self._persistent is None:
             return [_part("consumed", rest)]
         why = "contexts, collectives, workspaces, and blocks that PyTorch kept"
@@ -292,7 +259,7 @@ class _Rank:
             replace(_part("non_torch", rest - self._persistent, why), grade="exact", source=source),
         ]
 
-    def uncounted(self) -> tuple[Part, ...]:
+    def uncounted(self) -> tuple[BudgetPart, ...]:
         """Return the parts that the version's formula counts nowhere."""
         if self.counting not in {"parts", "consumed"}:
             return ()
@@ -306,7 +273,7 @@ class _Rank:
             parts.append(_part("graphs_uncounted", graphs - self.graphs, why))
         return tuple(parts)
 
-    def _uncounted_non_torch(self) -> list[Part]:
+    def _uncounted_non_torch(self) -> list[BudgetPart]:
         memory, now = self._memory, self._reading.components.non_torch_bytes
         total, free = memory.total_bytes, memory.init_free_bytes
         others = total - free if total is not None and free is not None else self.at("before", "used_bytes")
@@ -388,7 +355,7 @@ def _counted_graphs(memory: StartMemory) -> int:
     return estimate if abs(rest - estimate) <= _ROUNDING_BYTES else 0
 
 
-def _pool_parts(budget: EngineBudget) -> list[Part]:
+def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
     kv, memory, available = budget.kv_cache, budget.memory, available_bytes(budget)
     if available is None:
         return []
@@ -405,7 +372,7 @@ def _pool_parts(budget: EngineBudget) -> list[Part]:
     return parts
 
 
-def _rest(rest: int, counting: Counting) -> list[Part]:
+def _rest(rest: int, counting: Counting) -> list[BudgetPart]:
     if counting in {"given", "remainder"}:
         return [_part("unprofiled" if counting == "given" else "profiled", rest)]
     if not rest:

@@ -42,20 +42,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
-    """An earlier start of one rank: its memory and the flags that it was made with; None: not reported.
-
-    Attributes:
-        non_torch_bytes: The increase outside torch.
-        graphs_bytes: The graphs, as that start estimated and subtracted them.
-    """
+    """An earlier start of one rank: its memory and the flags that it was made with; None: not reported."""
 
     version: str
     platform: str
     architecture: str
     weights_bytes: int | None = None
     activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
-    graphs_bytes: int | None = None
+    non_torch_bytes: int | None = None  # the increase
+    graphs_bytes: int | None = None  # as that start estimated and subtracted them
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     max_num_batched_tokens: int | None = None

@@ -16,31 +16,19 @@ from highwater.units import UNKNOWN, gib_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One engine explained.
-
-    Attributes:
-        vllm_version: As its workers report it; ``ascend_version``: of vllm-ascend.
-        architecture: The model's class; `model`: the name that it serves.
-        limits: The lengths and counts that its budget depends on.
-        parallel: The sizes of its parallel groups.
-        ranks: Each rank's budget.
-        pools: Each data-parallel engine's KV cache.
-        encoder: The multimodal budget; ``None`` for a model of text.
-        problems: Ranks whose start is not reported, and why.
-        paragraph: The explanation as text to paste.
-    """
+    """One engine explained; None: not reported."""
 
     vllm_version: str | None = None
     ascend_version: str | None = None
-    architecture: str | None = None
-    model: str | None = None
+    architecture: str | None = None  # the model's class
+    model: str | None = None  # the name that the engine serves it under
     limits: EngineLimits | None = None
-    parallel: Mapping[str, int | None] = field(default_factory=dict)
+    parallel: Mapping[str, int | None] = field(default_factory=dict)  # the sizes of its parallel groups
     ranks: tuple[RankBudget, ...] = ()
-    pools: tuple[PoolView, ...] = ()
-    encoder: EncoderView | None = None
-    problems: tuple[str, ...] = ()
-    paragraph: str = ""
+    pools: tuple[PoolView, ...] = ()  # of each data-parallel engine
+    encoder: EncoderView | None = None  # None for a model of text
+    problems: tuple[str, ...] = ()  # ranks whose start is not reported, and why
+    paragraph: str = ""  # the explanation as text to paste
 
 
 def explain(

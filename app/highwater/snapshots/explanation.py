@@ -27,26 +27,19 @@ _SHOWN_FRAMES: Final = 6
 
 @dataclass(slots=True)
 class Sums:
-    """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`.
-
-    Attributes:
-        pending: In blocks that were freed and wait for another stream.
-        rounding: The part of `allocated` that was not requested.
-        holed_segments: Segments in use that have free bytes, `held_free` together.
-        whole_segments: Segments that are all free, of `whole_free` bytes.
-    """
+    """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`."""
 
     segments: int = 0
     reserved: int = 0
     allocated: int = 0
-    pending: int = 0
+    pending: int = 0  # in blocks that were freed and wait for another stream
     free: int = 0
-    rounding: int = 0
+    rounding: int = 0  # the part of `allocated` that was not requested
     largest_free: int = 0
-    holed_segments: int = 0
-    held_free: int = 0
-    whole_segments: int = 0
-    whole_free: int = 0
+    holed_segments: int = 0  # segments in use that have free bytes
+    held_free: int = 0  # those bytes
+    whole_segments: int = 0  # segments that are all free
+    whole_free: int = 0  # their bytes
 
     def add(self, segment: Segment) -> None:
         """Count one more segment."""

@@ -52,12 +52,7 @@ def _defaults() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Config:
-    """One model's keys, with the defaults of its type.
-
-    Attributes:
-        model_type: The type that the defaults were taken of.
-        prefix: Where in the file the keys stand, to name them in an error.
-    """
+    """One model's keys, with the defaults of its type; `prefix` is their place in the file, to name it in an error."""
 
     def __init__(self, values: Mapping[str, Any], model_type: str, prefix: str = "") -> None:
         """Keep a file's keys beside the defaults of a type."""
