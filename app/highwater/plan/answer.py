@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a plan of a config.json loads nothing of a running engine's
     from highwater.plan.kv_view import LiveEngine
     from highwater.plan.live import LivePlan
     from highwater.plan.offline import OfflinePlan
-    from highwater.plan.pool import Pool
+    from highwater.plan.pool import KvPool
 
 SCHEMA: Final = 1
 NOT_KNOWN: Final = "not known"
@@ -95,7 +95,7 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
     }
 
 
-def _figures(pool: Pool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
+def _figures(pool: KvPool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
     """Return a pool's figures; those that depend on its bytes are None where those are not known."""
     return {
         "available_bytes": pool.available_bytes if known else None,

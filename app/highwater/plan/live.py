@@ -21,7 +21,7 @@ from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.layers import rank_heads
-from highwater.plan.pool import Pool, deciding_workers, plan_pool
+from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
 from highwater.plan.wish import Granted, Images, Wish, grant
 
@@ -56,7 +56,7 @@ class LivePlan:
 
     flags: EngineFlags  # all flags, the changed ones among them
     changed: Mapping[str, Any]  # the flags that differ from the running engine's
-    pool: Pool
+    pool: KvPool
     available: Bytes  # the bytes that the pool was planned with
     encoder: EncoderLimits | None  # the encoder's budget under these flags; None for a model of text
     notes: tuple[str, ...] = ()
@@ -408,7 +408,7 @@ def _encoder(
     return replace(encoder, cache_size=budget, compute_budget=budget), images
 
 
-def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: Pool) -> tuple[str, ...]:
+def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tuple[str, ...]:
     notes = []
     if changed.get("max_model_len", 0) > engine.limits.max_model_len:
         notes.append("vLLM refuses a max_model_len over what the model's config.json allows; that is not checked here.")

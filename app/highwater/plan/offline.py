@@ -18,7 +18,7 @@ from highwater.plan.layers import worker_layers
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
@@ -39,7 +39,7 @@ class OfflinePlan:
     generation: Generation
     resolved: Resolved
     layers: Sequence[Layers]  # the layers of one rank of each pipeline stage
-    pool: Pool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
+    pool: KvPool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
     # The bytes for the KV cache of one rank of each pipeline stage; None: not known.
     available_bytes: Sequence[int] | None
     # The device of the rank that binds, divided; None: no device was named, or that is not known.
@@ -48,7 +48,7 @@ class OfflinePlan:
     why_unknown: str | None = None  # why the bytes for the KV cache are not known though a device was named
     # The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or measured,
     # or not known.
-    bounds: tuple[Pool, Pool] | None = None
+    bounds: tuple[KvPool, KvPool] | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -170,7 +170,7 @@ def plan_offline(
     )
 
 
-def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> list[str]:
+def _ascend_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
     """Return notes on what vllm-ascend does otherwise; raises PlanError where its rule is not modelled."""
     release = generation.release[:2]
     if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:

@@ -28,7 +28,7 @@ from highwater.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PoolGroup:
     """Layers that share block tables."""
 
     kind: str  # ``full``, ``sliding``, ``chunked``, ``mla``, ``mamba``, ``cross``, or ``mixed``
@@ -51,14 +51,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class KvPool:
     """One engine's KV cache, as its version of vLLM sizes it."""
 
     available_bytes: int  # the bytes of the rank that binds
     binding_worker: int  # that rank's place among the workers
     bytes_per_block: int  # the bytes that one block takes there, all layers included
     blocks: int  # their number, the null block included
-    groups: tuple[Group, ...]
+    groups: tuple[PoolGroup, ...]
     tokens: int | None  # "GPU KV cache size" as this version prints it; None where it would not get that far
     max_concurrency: float | None  # "Maximum concurrency" at the maximum length, as printed
     # The need of one request of the maximum length, as this version computes it for its check: 0.14 to 0.18 count
@@ -119,7 +119,7 @@ def deciding_workers(workers: Sequence[Layers], available_bytes: Sequence[int]) 
 
 def plan_pool(
     workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
-) -> Pool:
+) -> KvPool:
     """Size the KV cache of an engine.
 
     Args:
@@ -153,7 +153,7 @@ def plan_pool(
     # A pool without a block is refused by no check of the older versions; they divide by its size and end.
     fits = refusal is None and min(blocks) > 0
     concurrency = min(blocks) / sizing.blocks_per_request
-    return Pool(
+    return KvPool(
         available_bytes=available_bytes[binding],
         binding_worker=binding,
         bytes_per_block=block_bytes[binding],
@@ -292,8 +292,8 @@ class _Sizing:
         smallest = min(group.spec.block_size for group in self.groups)
         return blocks // len(self.groups) * smallest * self._token_ranks
 
-    def described(self, group: LayerGroup) -> Group:
-        return Group(
+    def described(self, group: LayerGroup) -> PoolGroup:
+        return PoolGroup(
             kind=group.kind,
             layers=len(group.layers),
             padding_layers=group.padding_layers,

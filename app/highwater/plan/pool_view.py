@@ -15,7 +15,7 @@ from highwater.plan.budget import RankBudget, block_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
-from highwater.plan.pool import Pool, deciding_workers, plan_pool
+from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.units import size_text
 
 LENGTHS = (1_024, 8_192)
@@ -34,7 +34,7 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class RequestNeed:
     """The part of the pool that one request of a length takes while it runs, and at most while it stays cached."""
 
     tokens: int
@@ -66,7 +66,7 @@ class PoolView:
     differences: tuple[str, ...] = ()  # where engine and arithmetic disagree, a sentence each
     problem: str | None = None  # why the arithmetic is not possible
     note: str | None = None  # what is uncertain about it
-    conversations: tuple[Conversation, ...] = ()
+    conversations: tuple[RequestNeed, ...] = ()
     # For the KV cache if everything were counted that is known to be in use, and the blocks and tokens of that.
     fully_counted_bytes: int | None = None
     fully_counted_blocks: int | None = None
@@ -156,7 +156,7 @@ def _of_deciding_workers(engine: LiveEngine) -> LiveEngine:
     )
 
 
-def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
+def _meaning(printed: str, pool: KvPool, engine: LiveEngine) -> str:
     length = f"{engine.limits.max_model_len:,}"
     if printed == "length":
         need = pool.blocks_per_request
@@ -175,7 +175,7 @@ def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
     )
 
 
-def _differences(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[str, ...]:
+def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[str, ...]:
     pairs = (
         ("blocks", view.blocks, planned.blocks),
         ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
@@ -199,7 +199,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[Conversation, ...]:
+def _conversations(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[RequestNeed, ...]:
     """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
     blocks = view.blocks or planned.blocks
     generation, limits = generation_of(engine.version), engine.limits
@@ -215,7 +215,7 @@ def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[C
             # vLLM's own concurrency counts the null block, which no request gets.
             requests = max(blocks - 1, 0) // need
             size = need * planned.bytes_per_block
-            rows.append(Conversation(tokens=tokens, blocks=need, bytes=size, requests=requests))
+            rows.append(RequestNeed(tokens=tokens, blocks=need, bytes=size, requests=requests))
     return tuple(rows)
 
 

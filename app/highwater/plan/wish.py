@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.images import ImageTokens
-from highwater.plan.pool import Pool, largest
+from highwater.plan.pool import KvPool, largest
 from highwater.units import gib_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _WISH = re.compile(
 )
 
 Flags: TypeAlias = Mapping[str, Any]
-Planner: TypeAlias = Callable[[Flags], Pool]
+Planner: TypeAlias = Callable[[Flags], KvPool]
 """Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
 
 
@@ -196,7 +196,7 @@ def grant_offline(
         PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
     """
 
-    def pool_of(changed: Flags) -> Pool:
+    def pool_of(changed: Flags) -> KvPool:
         planned = plan(replace(flags, **changed))
         if planned.available_bytes is not None:
             return planned.pool
@@ -302,12 +302,12 @@ class _Search:
         )
 
 
-def fitting_conversations(pool: Pool) -> int:
+def fitting_conversations(pool: KvPool) -> int:
     """Return how many requests of the maximum length are in the KV cache at once; vLLM keeps the null block itself."""
     return max(0, pool.blocks - 1) // max(1, pool.blocks_per_request)
 
 
-def needed_bytes(pool: Pool, conversations: int) -> int:
+def needed_bytes(pool: KvPool, conversations: int) -> int:
     """Return the bytes of a pool that just holds so many requests of the maximum length."""
     return (conversations * pool.blocks_per_request + 1) * pool.bytes_per_block
 

@@ -14,7 +14,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.limits import Limits
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.specs import FullAttention
 from highwater.plan.wish import (
     EXAMPLE,
@@ -35,7 +35,7 @@ BLOCK_BYTES = 16 * 2 * 64 * 2 * 2
 def planner(blocks: int, *, per_utilization: int = 0) -> Planner:
     """Return a planner of one layer with so many blocks of 16 tokens, and more of them where more is asked for."""
 
-    def plan(flags: Mapping[str, Any]) -> Pool:
+    def plan(flags: Mapping[str, Any]) -> KvPool:
         if "tensor_parallel_size" in flags:
             raise PlanError("tensor_parallel_size: cannot be planned here")
         size = 1 if "kv_cache_dtype" in flags else 2
