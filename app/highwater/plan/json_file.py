@@ -11,7 +11,7 @@ from highwater.files.regular import FileTooLargeError, read_regular
 from highwater.plan.errors import PlanError
 
 # A config.json, or a part of it.
-Config: TypeAlias = Mapping[str, Any]
+ConfigJson: TypeAlias = Mapping[str, Any]
 
 
 def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
-from highwater.plan.json_file import Config
+from highwater.plan.json_file import ConfigJson
 from highwater.units import ceil_div
 
 
@@ -36,7 +36,7 @@ _MXFP4 = Quantization(name="mxfp4", bits=4, group=32, scale_bits=8, experts_only
 _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 
 
-def quantization_of(config: Config, flag: str | None) -> Quantization | None:
+def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
     """Return how a checkpoint is quantized, or how vLLM quantizes it while it loads; None: not at all.
 
     Args:
@@ -73,7 +73,7 @@ def quantization_of(config: Config, flag: str | None) -> Quantization | None:
     return replace(scheme, ignored=ignored)
 
 
-def _names(described: Config, key: str) -> Iterator[str]:
+def _names(described: ConfigJson, key: str) -> Iterator[str]:
     names = described.get(key)
     if names is None:
         return
@@ -82,7 +82,7 @@ def _names(described: Config, key: str) -> Iterator[str]:
     yield from map(str, names)
 
 
-def _scheme(method: str, described: Config) -> Quantization | None:
+def _scheme(method: str, described: ConfigJson) -> Quantization | None:
     scheme: Quantization | None = None
     match method:
         case "compressed-tensors":
@@ -116,7 +116,7 @@ def _fp8(block: object, group: int) -> Quantization:
     return Quantization(name="fp8", bits=8, group=group)
 
 
-def _compressed_tensors(described: Config) -> Quantization | None:
+def _compressed_tensors(described: ConfigJson) -> Quantization | None:
     groups = described.get("config_groups")
     first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None

@@ -14,18 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.plan.allocator import allocated_at_least, allocated_bytes
-from highwater.plan.checkpoint import (
-    Tensor,
-    heads_of,
-    implied_tensors,
-    ratio,
-    text_config,
-    tied,
-    whole,
-)
+from highwater.plan.checkpoint import Tensor, heads_of, ratio, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
-from highwater.plan.json_file import Config
+from highwater.plan.implied import implied_tensors, tied
+from highwater.plan.json_file import ConfigJson
 from highwater.plan.layers import stage_bounds
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
@@ -48,7 +41,7 @@ class Ranks:
 
 
 def weights_from_config(
-    config: Config, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
+    config: ConfigJson, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
 ) -> Figure:
     """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
@@ -63,7 +56,7 @@ def weights_from_config(
 
 
 def weights_from_files(
-    config: Config,
+    config: ConfigJson,
     tensors: Iterable[Tensor],
     ranks: Ranks,
     *,
@@ -94,7 +87,7 @@ class _Size:
 
 
 def _held(
-    config: Config, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
+    config: ConfigJson, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
 ) -> _Size:
     """Count what one rank holds: its parts of the tensors, joined, and the tables of rotary positions."""
     text = text_config(config)
@@ -126,7 +119,7 @@ def _held(
     return _Size(low, likely, high)
 
 
-def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
+def _kernel_padding(text: ConfigJson, tensor: Tensor, ranks: Ranks) -> float:
     """Return how much larger the kernel's layout of MXFP4 experts is: Hopper's pads widths to 256.
 
     It explains gpt-oss-20b's 13.64 and 7.01 GiB on an H100 (vLLM 0.19, TP 1 and 2), of 12.87 and 6.48 unpadded.
@@ -141,7 +134,7 @@ def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
     return round_up(2 * wide, 256) * round_up(hidden, 256) / (2 * inner * hidden)
 
 
-def model_dtype(config: Config) -> str:
+def model_dtype(config: ConfigJson) -> str:
     """Return the dtype that vLLM runs a model in when `--dtype` is auto."""
     declared = text_config(config)
     named = (place.get(key) for place in (config, declared) for key in ("dtype", "torch_dtype"))
@@ -184,7 +177,7 @@ _PER_TENSOR = re.compile(r"(scale|scale_2|zero_point|scale_inv)$")
 class _Splitter:
     """Counts the elements of a tensor that one rank holds."""
 
-    def __init__(self, config: Config, text: Config, ranks: Ranks) -> None:
+    def __init__(self, config: ConfigJson, text: ConfigJson, ranks: Ranks) -> None:
         self._ranks = ranks
         self._layers = whole(text, "num_hidden_layers", "n_layer")
         self._heads, self._kv_heads, self._width = heads_of(text)
@@ -295,7 +288,7 @@ def _load_order(tensor: Tensor) -> tuple[int, int]:
 # --- tables of rotary positions ---
 
 
-def rotary_tables(config: Config, element: int) -> list[int]:
+def rotary_tables(config: ConfigJson, element: int) -> list[int]:
     """Return the sizes of the tables of cosines and sines that vLLM keeps beside the weights.
 
     One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
@@ -319,7 +312,7 @@ def rotary_tables(config: Config, element: int) -> list[int]:
     return [rows * columns * size for rows, columns in sorted(shapes)]
 
 
-def _rotary_shape(rope: Mapping[str, Any], text: Config, positions: int, width: int) -> tuple[int, int]:
+def _rotary_shape(rope: Mapping[str, Any], text: ConfigJson, positions: int, width: int) -> tuple[int, int]:
     factor = ratio(rope, "factor", default=1)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     share = ratio({**text, **rope}, "partial_rotary_factor", "rotary_pct", default=1)
