@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
+from highwater.plan.budget_parts import BudgetPart, part_of
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.figure import Grade
 from highwater.plan.kv_view import available_bytes
 from highwater.readings import Device, RankReading, StartPhase
 from highwater.units import gib_text
@@ -36,88 +36,6 @@ FORMULAS: Final[Mapping[Counting, str]] = {
 _ROUNDING_BYTES = 16
 # The last vllm-ascend whose workers keep the result of the profile alone.
 _LAST_REMAINDER = (0, 14)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetPart:
-    """A part of a budget, by its name for programs and its title for people."""
-
-    key: str
-    title: str
-    bytes: int  # negative where vLLM's own figures sum to more than there is
-    grade: Grade  # ``exact``: follows from the engine's own figures; ``measured``: read by the worker package
-    source: str  # vLLM's own name for it, or where it was read
-    why: str  # its contents, in a sentence
-
-
-# By key: title, grade, source and reason.
-_PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
-    "weights": (
-        "weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use",
-    ),
-    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not say it itself"),
-    "process": (
-        "rest of the process", "exact", "requested_cpu_memory - rss",
-        "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process",
-    ),
-    "consumed": (
-        "persistent and non-torch", "exact", "total_consumed - weights",
-        "tensors that stay beside the weights, contexts, collectives and workspaces: this version counts one sum",
-    ),
-    "persistent": (
-        "persistent tensors", "measured", "allocated after loading - weights",
-        "allocated before the profile and no weights: buffers and caches that stay",
-    ),
-    "activation": (
-        "peak activation", "engine", "peak_activation_memory",
-        "what the profiling pass allocated at its highest and gave back again",
-    ),
-    "non_torch": (
-        "non-torch", "engine", "non_torch_memory",
-        "contexts, collectives and workspaces that came between the engine's first look and the profile's end",
-    ),
-    "graphs": (
-        "graphs (estimate)", "engine", "cudagraph_memory_estimate",
-        "set aside for the graphs that are captured after the profile",
-    ),
-    "mm_ipc": (
-        "multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb",
-        "taken off the KV cache after the profile: multimodal inputs that API servers hand over on the device",
-    ),
-    "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
-    "null_block": (
-        "null block", "exact", "BlockPool.null_block",
-        "one block stands for the missing and is never given to a request",
-    ),
-    "rounding": (
-        "rounding to blocks", "exact", "available - blocks",
-        "less than one block here, or blocks that another rank has no room for",
-    ),
-    "unprofiled": (
-        "everything else", "exact", "total - the above",
-        "not profiled, because the KV cache's size was given: activation, graphs, non-torch, free",
-    ),
-    "profiled": (
-        "counted by the profile", "exact", "requested - the above",
-        "activation, persistent tensors, what is not PyTorch's, also of others: this version keeps one sum",
-    ),
-    "bytes": ("whole bytes", "exact", "int()", "vLLM computes with fractions of bytes"),
-    "unexplained": (
-        "not explained", "exact", "requested - the above",
-        "the engine's own figures do not sum to what it requested; this is the difference",
-    ),
-    "non_torch_uncounted": ("non-torch not counted", "measured", "used - reserved", ""),
-    "graphs_uncounted": ("graphs beyond that", "engine", "capture_model", ""),
-    "others": (
-        "in use before the start", "engine", "init_snapshot",
-        "in use before the engine's first look: other processes, and this one's own contexts",
-    ),
-}  # fmt: skip
-
-
-def _part(key: str, size: int, why: str | None = None) -> BudgetPart:
-    title, grade, source, usual = _PARTS[key]
-    return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,31 +150,31 @@ class _Rank:
         parts = self._weights()
         weights = sum(part.bytes for part in parts)
         if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
-            parts.append(_part("process", memory.requested_bytes - memory.returned_bytes - weights))
+            parts.append(part_of("process", memory.requested_bytes - memory.returned_bytes - weights))
         if counting == "consumed" and memory.total_consumed_bytes is not None:
             parts += self._consumed(memory.total_consumed_bytes - weights)
         if counting in {"parts", "consumed"} and self._peak is not None:
-            parts.append(_part("activation", self._peak))
+            parts.append(part_of("activation", self._peak))
         if counting == "parts" and memory.non_torch_bytes is not None:
-            parts.append(_part("non_torch", memory.non_torch_bytes))
+            parts.append(part_of("non_torch", memory.non_torch_bytes))
         if self.graphs:
-            parts.append(_part("graphs", self.graphs))
+            parts.append(part_of("graphs", self.graphs))
         return parts
 
     def _weights(self) -> list[BudgetPart]:
         if self._memory.weights_bytes is not None:
-            return [_part("weights", self._memory.weights_bytes)]
+            return [part_of("weights", self._memory.weights_bytes)]
         seen = self._reading.components.weights_bytes
-        return [] if seen is None else [replace(_part("weights_seen", seen), key="weights")]
+        return [] if seen is None else [replace(part_of("weights_seen", seen), key="weights")]
 
     def _consumed(self, rest: int) -> list[BudgetPart]:
         if self._persistent is None:
-            return [_part("consumed", rest)]
+            return [part_of("consumed", rest)]
         why = "contexts, collectives, workspaces, and blocks that PyTorch kept"
         source = "total_consumed - weights - persistent"
         return [
-            _part("persistent", self._persistent),
-            replace(_part("non_torch", rest - self._persistent, why), grade="exact", source=source),
+            part_of("persistent", self._persistent),
+            replace(part_of("non_torch", rest - self._persistent, why), grade="exact", source=source),
         ]
 
     def uncounted(self) -> tuple[BudgetPart, ...]:
@@ -265,12 +183,12 @@ class _Rank:
             return ()
         parts = []
         if self.counting == "parts" and self._persistent is not None and self._persistent > 0:
-            parts.append(_part("persistent", self._persistent, "allocated before the profile, beside the weights"))
+            parts.append(part_of("persistent", self._persistent, "allocated before the profile, beside the weights"))
         parts += self._uncounted_non_torch()
         graphs = self._memory.graphs_bytes
         if graphs is not None and graphs > self.graphs:
             why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
-            parts.append(_part("graphs_uncounted", graphs - self.graphs, why))
+            parts.append(part_of("graphs_uncounted", graphs - self.graphs, why))
         return tuple(parts)
 
     def _uncounted_non_torch(self) -> list[BudgetPart]:
@@ -283,8 +201,8 @@ class _Rank:
             size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
             early = f", {gib_text(before)} of it before the engine's first look" if before else ""
             why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
-            return [_part("non_torch_uncounted", size, why)] if size > 0 else []
-        return [_part("others", before)] if before else []
+            return [part_of("non_torch_uncounted", size, why)] if size > 0 else []
+        return [part_of("others", before)] if before else []
 
     def observed(self) -> tuple[Observed, ...]:
         """Return the figures of the profile beside those seen since."""
@@ -361,23 +279,27 @@ def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
         return []
     parts = []
     if memory.available_bytes is not None and memory.available_bytes != available and kv.given_bytes is None:
-        parts.append(_part("mm_ipc", memory.available_bytes - available))
+        parts.append(part_of("mm_ipc", memory.available_bytes - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
         why = "how much of it the blocks take is not reported"
-        pool = replace(_part("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
+        pool = replace(part_of("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
         return [*parts, pool]
     taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
-    parts += [_part("kv_cache", usable), _part("null_block", taken - usable), _part("rounding", available - taken)]
+    parts += [
+        part_of("kv_cache", usable),
+        part_of("null_block", taken - usable),
+        part_of("rounding", available - taken),
+    ]
     return parts
 
 
 def _rest(rest: int, counting: Counting) -> list[BudgetPart]:
     if counting in {"given", "remainder"}:
-        return [_part("unprofiled" if counting == "given" else "profiled", rest)]
+        return [part_of("unprofiled" if counting == "given" else "profiled", rest)]
     if not rest:
         return []
-    return [_part("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
+    return [part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:
