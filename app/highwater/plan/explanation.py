@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.plan.budget import RankBudget, rank_budget
 from highwater.plan.encoder_view import EncoderView, encoder_view
-from highwater.plan.kv_view import live_worker
+from highwater.plan.kv_view import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings import RankReading
 from highwater.units import UNKNOWN, gib_text
@@ -61,7 +61,7 @@ def explain(
     pools = []
     for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in reported):
         members = [number for number, (reading, _) in enumerate(reported) if reading.dp_rank == dp_rank]
-        workers = [live_worker(*reported[number]) for number in members]
+        workers = [LiveWorker(*reported[number]) for number in members]
         pools.append(pool_view(workers, [ranks[number] for number in members]))
     fullest = max(reported, key=lambda rank: 0 if rank[0].encoder_cache is None else rank[0].encoder_cache.device_bytes)
     explanation = Explanation(

@@ -27,8 +27,8 @@ _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_b
 _SIZES = ("gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype", "tensor_parallel_size")
 CHANGEABLE = (*_LIMITS, *_SIZES)
 REQUEST_KEYS = (*CHANGEABLE, "images_per_prompt", "wish")
-MAX_RANKS = 1024
-MAX_NUMBER = 2**48
+_MAX_RANKS = 1024
+_MAX_NUMBER = 2**48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word,
         if not is_number or not 0 < value <= 1:
             raise PlanError(f"{key}: {short(value)} must be a share over 0 and up to 1")
         return value
-    most = MAX_RANKS if key == "tensor_parallel_size" else MAX_NUMBER
+    most = _MAX_RANKS if key == "tensor_parallel_size" else _MAX_NUMBER
     if not is_number or isinstance(value, float) or not 1 <= value <= most:
         raise PlanError(f"{key}: {short(value)} must be a whole number of 1 to {most}")
     return value

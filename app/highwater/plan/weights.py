@@ -36,7 +36,6 @@ class Ranks:
     pipeline: int = 1
     stage: int = 0  # the pipeline stage of the rank, from 0
     experts: int = 1  # the ranks that whole experts are spread over; 1: every rank holds a part of each
-    encoder_data_parallel: bool = False  # each rank holds the whole vision tower (`--mm-encoder-tp-mode data`)
     expandable_segments: bool = False  # the allocator splits every block
 
 
@@ -48,11 +47,11 @@ def weights_from_config(
     tensors: Iterable[Tensor] = implied_tensors(config)
     if scheme is not None:
         tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    size = _held(config, tensors, ranks, dtype, scheme)
-    slack = scheme.slack if scheme else 0.0
+    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
+    slack = max(scheme.slack if scheme else 0.0, 0.002)
     named = f"{scheme.name} weights" if scheme else "weights in the model's dtype"
-    low, high = round(size.low * (1 - max(slack, 0.002))), round(size.high * (1 + max(slack, 0.002)))
-    return estimated(low, size.likely, high, f"{named}, from the config.json: no safetensors files were given")
+    why = f"{named}, from the config.json: no safetensors files were given"
+    return estimated(round(low * (1 - slack)), likely, round(high * (1 + slack)), why)
 
 
 def weights_from_files(
@@ -68,28 +67,21 @@ def weights_from_files(
     scheme = None if stored_quantized else quantization_of(config, quantization)
     if scheme is not None:
         tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    size = _held(config, tensors, ranks, dtype, scheme)
+    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
     source = "from the headers of the safetensors files"
     if scheme is not None or stored_quantized:
         why = f"{source}; kernels may pad and repack quantized weights"
-        return estimated(round(size.low * 0.98), size.likely, round(size.high * 1.03), why)
-    if size.low == size.high:
-        return exact(size.likely, source)
+        return estimated(round(low * 0.98), likely, round(high * 1.03), why)
+    if low == high:
+        return exact(likely, source)
     why = f"{source}; how some tensors are split, or in what order they fill the allocator's blocks, is not known"
-    return estimated(round(size.low * 0.999), size.likely, round(size.high * 1.001), why)
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    low: int
-    likely: int
-    high: int
+    return estimated(round(low * 0.999), likely, round(high * 1.001), why)
 
 
 def _held(
     config: ConfigJson, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
-) -> _Size:
-    """Count what one rank holds: its parts of the tensors, joined, and the tables of rotary positions."""
+) -> tuple[int, int, int]:
+    """Count what one rank holds, at least, likely and at most: its parts of the tensors, joined, and rotary tables."""
     text = text_config(config)
     element = element_bytes(dtype or model_dtype(config))
     split = _Splitter(config, text, ranks)
@@ -116,7 +108,7 @@ def _held(
     likely = high if low == high or padded else (low + high) // 2
     if not ranks.expandable_segments:
         low = min(low, *map(allocated_at_least, sizes))
-    return _Size(low, likely, high)
+    return low, likely, high
 
 
 def _kernel_padding(text: ConfigJson, tensor: Tensor, ranks: Ranks) -> float:
@@ -180,7 +172,7 @@ class _Splitter:
     def __init__(self, config: ConfigJson, text: ConfigJson, ranks: Ranks) -> None:
         self._ranks = ranks
         self._layers = whole(text, "num_hidden_layers", "n_layer")
-        self._heads, self._kv_heads, self._width = heads_of(text)
+        self._heads, self._kv_heads, _ = heads_of(text)
         self._tied = tied(config)
         self._first, self._last = stage_bounds(self._layers, ranks.pipeline)[ranks.stage]
         if self._heads % ranks.tensor:
@@ -218,8 +210,6 @@ class _Splitter:
             # Each rank holds whole experts: an equal share, the first ranks one more.
             return size // self._ranks.experts, ceil_div(size, self._ranks.experts)
         if tensor_ranks == 1 or size == 1 or _REPLICATED.search(name):
-            return size, size
-        if _VISION.match(name) and self._ranks.encoder_data_parallel:
             return size, size
         return self._split(tensor, vision=_VISION.match(name) is not None)
 
