@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import click
 
+_Callback: TypeAlias = Callable[[click.Context, click.Parameter, str | None], int | None]
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -28,14 +30,6 @@ def size_given(text: str) -> int:
     return size
 
 
-def size_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return an option's size in bytes: a callback of click, which reports a wrong one as a usage error."""
-    try:
-        return None if value is None else size_given(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), context, parameter) from exc
-
-
 def vllm_size(text: str) -> int:
     """Return a size as it was typed: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``).
 
@@ -55,3 +49,19 @@ def vllm_size(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
     return size
+
+
+def _callback(read: Callable[[str], int]) -> _Callback:
+    """Return a callback of click for an option's size, which reports a wrong one as a usage error."""
+
+    def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+        try:
+            return None if value is None else read(value)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), context, parameter) from exc
+
+    return size
+
+
+size_option: Final = _callback(size_given)
+vllm_size_option: Final = _callback(vllm_size)

@@ -34,7 +34,7 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
-        raise PlanError(f"{path}: is no JSON: {exc}; {needed} is needed") from exc
+        raise PlanError(f"{path}: holds no JSON: {exc}; {needed} is needed") from exc
     if not isinstance(value, dict):
         raise PlanError(f"{path}: a JSON object is needed ({needed}), this is a {type(value).__name__}")
     return value

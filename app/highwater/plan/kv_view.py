@@ -149,7 +149,7 @@ def _flags(worker: LiveWorker) -> EngineFlags:
     kv = budget.kv_cache
     parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
     return EngineFlags(
-        platform=_PLATFORMS.get(worker.reading.device.type, "cuda"),
+        platform=_PLATFORMS.get(worker.reading.device.type or "", "cuda"),
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
