@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
@@ -53,22 +54,18 @@ def image_tokens(config: ConfigJson, preprocessor: ConfigJson, width: int, heigh
     return count(config, preprocessor, width, height)
 
 
-def _fit_to_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
-    """Count for Qwen2-VL and its heirs: both sides become multiples of a patch, within a number of pixels."""
+def _fit_to_patches(
+    config: ConfigJson, preprocessor: ConfigJson, width: int, height: int, *, as_video: bool = False
+) -> ImageTokens:
+    """Count for Qwen2-VL and its heirs: both sides become multiples of a patch, within a number of pixels.
+
+    GLM-4V counts an image as a video of two frames.
+    """
     vision = _part(config, "vision_config")
     factor = _whole(vision, "patch_size", "vision_config.") * _whole(vision, "spatial_merge_size", "vision_config.")
+    frames = _whole(vision, "temporal_patch_size", "vision_config.") if as_video else 1
     smallest, largest = _pixel_range(preprocessor)
-    columns, rows = _resized(width, height, factor, smallest, largest)
-    return _with_marks(columns * rows)
-
-
-def _fit_to_patches_twice(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
-    """Count for GLM-4V: the same, with an image counted as two frames of a video."""
-    vision = _part(config, "vision_config")
-    factor = _whole(vision, "patch_size", "vision_config.") * _whole(vision, "spatial_merge_size", "vision_config.")
-    frames = _whole(vision, "temporal_patch_size", "vision_config.")
-    smallest, largest = _pixel_range(preprocessor)
-    if min(width, height) < factor:
+    if as_video and min(width, height) < factor:
         scale = max(factor / width, factor / height)
         width, height = int(width * scale), int(height * scale)
     columns, rows = _resized(width, height, factor, smallest / frames, largest / frames)
@@ -150,18 +147,12 @@ def _tiles(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int
 
 _FAMILIES: Mapping[str, Callable[[ConfigJson, ConfigJson, int, int], ImageTokens]] = {
     "gemma3": _fixed_number,
-    "glm4v": _fit_to_patches_twice,
-    "glm4v_moe": _fit_to_patches_twice,
+    **dict.fromkeys(("glm4v", "glm4v_moe"), partial(_fit_to_patches, as_video=True)),
     "internvl_chat": _tiles,
     "llava": _llava,
     "mistral3": _rows_of_patches,
     "paligemma": _every_patch,
-    "qwen2_5_vl": _fit_to_patches,
-    "qwen2_vl": _fit_to_patches,
-    "qwen3_5": _fit_to_patches,
-    "qwen3_5_moe": _fit_to_patches,
-    "qwen3_vl": _fit_to_patches,
-    "qwen3_vl_moe": _fit_to_patches,
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), _fit_to_patches),
 }
 MAX_ASPECT_RATIO = 200
 """Qwen's and GLM's processors refuse anything narrower."""
