@@ -81,13 +81,7 @@ class RankBudget:
 
 
 def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
-    """Explain one rank's memory.
-
-    Args:
-        budget: The worker's report of the start.
-        reading: Its memory now.
-        start: The phases of its start, where they were seen.
-    """
+    """Explain one rank's memory, by its report of the start, its memory now, and the start's phases that were seen."""
     memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
     counting, total = rank.counting, rank.total
     available = available_bytes(budget)

@@ -54,12 +54,7 @@ class LayerGroup:
 
 
 def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tuple[LayerGroup, ...]:
-    """Divide the layers of a whole model into groups.
-
-    Args:
-        layers: The layers of all pipeline stages.
-        limits: Of these, whether the hybrid manager is in use.
-        generation: The version's rules.
+    """Divide the layers of a whole model, of all its pipeline stages, into groups.
 
     Raises:
         PlanError: vLLM of this version cannot serve these layers together.

@@ -85,10 +85,8 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
 def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) -> Granted:
     """Find the smallest change of the running engine's flags under which a wish fits.
 
-    Args:
-        engine: The running engine.
-        wish: The wish.
-        cached_image: The average embeddings of an image in its encoder cache; None: it has none.
+    An image without a size takes `cached_image` embeddings, the average of those in the encoder cache; None: it is
+    empty, and those of the largest image are taken.
 
     Raises:
         PlanError: The wish cannot be planned.

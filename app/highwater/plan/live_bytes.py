@@ -34,13 +34,7 @@ class LiveBytes:
 
 
 def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> LiveBytes:
-    """Return the bytes of each worker.
-
-    Args:
-        engine: The running engine.
-        changed: The flags that differ from its own, by the names of `EngineFlags`.
-        workers: How many there are under these flags.
-        images_changed: The limit of images in a prompt differs too.
+    """Return the bytes of each of so many workers where some flags, by the names of `EngineFlags`, are changed.
 
     Raises:
         PlanError: The start did not report what a flag needs, or vLLM would refuse to start.

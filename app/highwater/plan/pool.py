@@ -120,13 +120,7 @@ def deciding_workers(workers: Sequence[Layers], available_bytes: Sequence[int]) 
 def plan_pool(
     workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
 ) -> KvPool:
-    """Size the KV cache of an engine.
-
-    Args:
-        workers: Each worker's layers; ranks of one pipeline stage have the same.
-        available_bytes: The bytes for the KV cache on each worker.
-        limits: The rest of the configuration that the size depends on.
-        generation: The version's rules.
+    """Size the KV cache of an engine from the layers of each worker, and its bytes for the KV cache.
 
     Raises:
         PlanError: vLLM of this version would refuse these layers, whatever the bytes.

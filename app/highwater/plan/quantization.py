@@ -40,11 +40,7 @@ _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_
 
 
 def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
-    """Return how a checkpoint is quantized, or how vLLM quantizes it while it loads; None: not at all.
-
-    Args:
-        config: The config.json.
-        flag: `--quantization`, as given.
+    """Return how a checkpoint is quantized, or how vLLM does it at load by `--quantization`; None: not at all.
 
     Raises:
         PlanError: The scheme is unknown.

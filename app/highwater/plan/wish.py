@@ -184,13 +184,8 @@ def grant_offline(
 ) -> Granted:
     """Find the smallest command line that a wish fits in, for a model that does not run yet.
 
-    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line.
-
-    Args:
-        wish: The wish.
-        flags: The command line so far.
-        plan: Plans a command line for the model.
-        image: The cost of one image; needed where the wish has images.
+    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line. The cost of
+    an image is needed where the wish has images.
 
     Raises:
         PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
@@ -234,10 +229,7 @@ def grant_offline(
 def wish_json(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
     """Return the answer to a wish for programs, with the whole command line of each of the nearest.
 
-    Args:
-        granted: The answer.
-        given: The flags of the command lines besides those that were found.
-        model: The model's name or folder.
+    Command lines are for the model of this name or folder, with the flags `given` besides those that were found.
     """
     nearest = [
         {**asdict(option), "command_line": command_line({**given, **option.flags}, model)} for option in granted.nearest

@@ -32,11 +32,7 @@ EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num
 
 
 def read_model(values: Mapping[str, Any], release: Release) -> Model:
-    """Return a model as far as the size of its KV cache goes.
-
-    Args:
-        values: Its config.json.
-        release: The release of vLLM, because older ones lack newer architectures.
+    """Return a model as far as the size of its KV cache goes, as a release of vLLM serves it.
 
     Raises:
         PlanError: The architecture is not known, or a key makes no sense.
