@@ -24,9 +24,9 @@ def size_given(text: str) -> int:
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as exc:
-        raise ValueError(f"{text!r} is no size; one is 1GiB, 512MiB or 1.5GB") from exc
+        raise ValueError(f"{text!r} is not a size; one is 1GiB, 512MiB or 1.5GB") from exc
     if size < 1:
-        raise ValueError(f"{text!r} is nothing; one is 1GiB, 512MiB or 1.5GB")
+        raise ValueError(f"{text!r} is zero; one is 1GiB, 512MiB or 1.5GB")
     return size
 
 
@@ -40,14 +40,14 @@ def vllm_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size; write it as 64GiB, 24GB, 10G or in bytes")
+        raise ValueError(f"{text!r} is not a size; write it as 64GiB, 24GB, 10G or in bytes")
     letter = match[2]
     is_binary = match[3] or (letter.isupper() and not match[4])
     unit = (1024 if is_binary else 1000) ** _POWERS[letter.lower()]
     # Whole numbers stay exact, however large.
     size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size < 1:
-        raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
+        raise ValueError(f"{text!r} is zero; a size of 1 byte or more is needed")
     return size
 
 

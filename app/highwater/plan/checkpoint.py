@@ -84,7 +84,7 @@ def whole(config: ConfigJson, *keys: str, default: int | None = None, least: int
     """Return the first of several keys that is present, as a whole number.
 
     Raises:
-        PlanError: None is present and there is no default, or the value is no whole number, too small or too large.
+        PlanError: None is present and there is no default, or the value is not a whole number, too small or too large.
     """
     for key in keys:
         value = config.get(key)

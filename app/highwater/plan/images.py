@@ -102,7 +102,7 @@ def _llava(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int
     class_patches = {"clip_vision_model": 1, "siglip_vision_model": 0}
     if encoder not in class_patches:
         raise PlanError(
-            f"vision_config.model_type: {encoder!r} is no encoder whose tokens are known here; known: "
+            f"vision_config.model_type: {encoder!r} is not an encoder whose tokens are known here; known: "
             f"{', '.join([*class_patches, 'pixtral'])}"
         )
     strategy = config.get("vision_feature_select_strategy", "default")

@@ -23,7 +23,7 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
         needed: The file that is expected there, for the error.
 
     Raises:
-        PlanError: It is no regular file, cannot be read, is larger, or holds no JSON object.
+        PlanError: It is not a regular file, cannot be read, is larger, or holds no JSON object.
     """
     try:
         content = read_regular(path, limit, follows_link=True)

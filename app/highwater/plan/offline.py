@@ -143,7 +143,7 @@ def plan_offline(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """What a start leaves for the KV cache of one rank of each stage."""
+    """The bytes that a start leaves for the KV cache of one rank of each stage."""
 
     available: Sequence[int] | None = None  # in bytes; None: not known
     budgets: Sequence[StartBudget] = ()  # how the start divides the devices, where one is named

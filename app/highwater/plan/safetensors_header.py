@@ -39,7 +39,7 @@ def checkpoint_tensors(folder: Path) -> tuple[Tensor, ...]:
     """Return every tensor of the safetensors files that vLLM would load from a folder; none where it has no such file.
 
     Raises:
-        PlanError: A file is missing, cut short, or is no safetensors file.
+        PlanError: A file is missing, cut short, or is not a safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -81,7 +81,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
     """Return the tensors of one safetensors file.
 
     Raises:
-        PlanError: It cannot be read, or is no safetensors file.
+        PlanError: It cannot be read, or is not a safetensors file.
     """
     with _open(path) as file:
         size = path.stat().st_size
@@ -92,7 +92,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
         if len(start) < _LENGTH_BYTES or length > _MAX_HEADER_BYTES or length > size - _LENGTH_BYTES:
             raise PlanError(
                 f"{path} says that its header has {length} bytes, but the file has {size} and a header at most"
-                f" {_MAX_HEADER_BYTES}: it is cut short or is no safetensors file"
+                f" {_MAX_HEADER_BYTES}: it is cut short or is not a safetensors file"
             )
         header = _object(file.read(length), path, _MAX_HEADER_BYTES)
     room = size - _LENGTH_BYTES - length
@@ -103,20 +103,22 @@ def _open(path: Path) -> BinaryIO:
     try:
         return os.fdopen(open_regular(path, follows_link=True), "rb")
     except NotARegularFileError as error:
-        raise PlanError(f"{path} is no regular file") from error
+        raise PlanError(f"{path} is not a regular file") from error
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _object(text: bytes, path: Path, most: int) -> Mapping[str, Any]:
     if len(text) > most:
-        raise PlanError(f"{path} has more than {most} bytes of JSON: that is no index or header")
+        raise PlanError(f"{path} has more than {most} bytes of JSON: that is not an index or a header")
     try:
         value = json.loads(text, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is cut short or is no safetensors file: its JSON cannot be read ({error})") from error
+        raise PlanError(
+            f"{path} is cut short or is not a safetensors file: its JSON cannot be read ({error})"
+        ) from error
     if not isinstance(value, Mapping):
-        raise PlanError(f"{path} is no safetensors file: its JSON should be an object")
+        raise PlanError(f"{path} is not a safetensors file: its JSON should be an object")
     return value
 
 

@@ -70,7 +70,7 @@ class Wish:
 
     conversations: int
     tokens: int  # of each, without its images
-    images: Images | None = None  # the images of each; None: none
+    images: Images | None = None  # the images of each; None: no images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +361,7 @@ def _images(count: str, size: str | None) -> Images:
         width, height = _RESOLUTIONS[name]
     else:
         raise PlanError(
-            f"wish: {size!r} is no known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
+            f"wish: {size!r} is not a known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
         )
     return Images(count=images, width=width, height=height)
 

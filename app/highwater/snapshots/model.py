@@ -152,7 +152,7 @@ def parse(raw: object) -> Snapshot:
     """Return the snapshot in a pickle's content.
 
     Raises:
-        SnapshotError: It is no snapshot; the text names the wrong key.
+        SnapshotError: It is not a snapshot; the text names the wrong key.
     """
     if isinstance(raw, list):  # `torch.cuda.memory_snapshot()` returns the segments alone
         raw = {"segments": raw}
@@ -226,7 +226,7 @@ def _listed(raw: object, where: str) -> list[Any]:
 
 def _whole(raw: object, where: str) -> int:
     if not isinstance(raw, int) or raw.bit_length() > _WORD_BITS:
-        raise SnapshotError(f"{where} is no whole number of 64 bits")
+        raise SnapshotError(f"{where} is not a whole number of 64 bits")
     return int(raw)
 
 
@@ -243,5 +243,5 @@ def _size(raw: object, where: str) -> int:
 
 def _pool(raw: object, where: str) -> tuple[int, int]:
     if not isinstance(raw, tuple | list) or len(raw) != 2:  # noqa: PLR2004 - PyTorch's pair
-        raise SnapshotError(f"{where} is no pair of numbers")
+        raise SnapshotError(f"{where} is not a pair of numbers")
     return _whole(raw[0], where), _whole(raw[1], where)

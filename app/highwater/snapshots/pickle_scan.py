@@ -182,7 +182,7 @@ def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:
     if len(data) > bounds.nbytes:
         raise UnsafePickle(f"it has {len(data):,} bytes; at most {bounds.nbytes:,} are read")
     if data[:1] != b"\x80":
-        raise UnsafePickle("it is no pickle of protocol 2 to 5; PyTorch's snapshots are")
+        raise UnsafePickle("it is not a pickle of protocol 2 to 5; PyTorch's snapshots are")
     under_way, count = _Scan(data, bounds), 0
     stack, limit, size = under_way.stack, bounds.instructions, len(data)
     while not under_way.has_ended:

@@ -89,7 +89,7 @@ def test_a_wish_is_read(text: str, wish: Wish) -> None:
         ),
         ("8 x 32k and more", "wish: '8 x 32k and more' is not understood from 'and more' on"),
         ("8 x 32k + 4 videos", "wish: '8 x 32k + 4 videos' is not understood from '+ 4 videos' on"),
-        ("8 x 32k + 4 images of 999p", "wish: '999p' is no known size of an image; known: 720p, 1080p"),
+        ("8 x 32k + 4 images of 999p", "wish: '999p' is not a known size of an image; known: 720p, 1080p"),
         ("0 x 32k", "wish: conversations 0: must be 1 to 100000"),
         ("8 x 900000000000000000000", "wish: length 900000000000000000000: must be 1 to"),
         ("1 x 1 + 1 images of 0x9", "wish: pixels 0: must be 1 to 100000"),
