@@ -11,7 +11,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.limits import Limits
 from highwater.plan.oracle import Question
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.specs import (
     ChunkedLocal,
     CrossAttention,
@@ -31,7 +31,7 @@ def random_questions(version: str, *, count: int, seed: int) -> list[Question]:
     return [maker.question() for _ in range(count)]
 
 
-def plan(question: Question, version: str) -> Pool | PlanError:
+def plan(question: Question, version: str) -> KvPool | PlanError:
     """Return our answer to a question: a pool, or why there is none."""
     try:
         return plan_pool(question.workers, question.available_bytes, question.limits, generation_of(version))

@@ -1,4 +1,4 @@
-"""Bytes, shares and spans of time as people read them."""
+"""Bytes, shares and spans of time as people read them, and whole numbers rounded up."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ HOUR_SECONDS: Final = 3600.0
 _MINUTE, _DAY = 60.0, 86_400.0
 # A span's larger unit and its letter, the letter of the smaller one, and its seconds.
 _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0))
+
+
+def ceil_div(value: int, by: int) -> int:
+    """Return a quotient of whole numbers, rounded up."""
+    return -(-value // by)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Return the least multiple that holds a size."""
+    return ceil_div(size, multiple) * multiple
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:

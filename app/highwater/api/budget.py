@@ -16,7 +16,7 @@ from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.findings.budget import Explained, explained
 from highwater.plan.explanation import explain
-from highwater.plan.kv_view import LiveEngine, live_engine, live_worker
+from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.readings import RankReading, Report
 
 WHY_MISSING = (
@@ -51,7 +51,7 @@ class StartReports:
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
             [
-                live_worker(reading, budget)
+                LiveWorker(reading, budget)
                 for reading in report.ranks
                 if reading.dp_rank == first and (budget := self.budget_of(reading)) is not None
             ]

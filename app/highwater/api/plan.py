@@ -19,6 +19,7 @@ from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import grant_live, plan_live
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish, wish_json
 from highwater.readings import Report
+from highwater.units import ceil_div
 
 MAX_FLAGS = 30
 MAX_WAITING = 4
@@ -135,4 +136,4 @@ def _cached_image(report: Report) -> int | None:
     fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
     if fullest is None or not fullest.entries or not fullest.embeds:
         return None
-    return -(-fullest.embeds // fullest.entries)
+    return ceil_div(fullest.embeds, fullest.entries)

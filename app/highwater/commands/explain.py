@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from highwater.plan.budget import RankBudget
 
 PATH: Final = "/memory/budget"
-MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 # Of the bar, by the parts' keys; the same meaning has the same colour as on the dashboard.
 _COLOURS: Final = {
     "weights": "blue",
@@ -73,13 +72,13 @@ def explain(url: str, against: Path | None, *, as_json: bool) -> None:
 
 
 def _read(path: Path) -> Explained:
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise click.ClickException(f"{path} is larger than {MAX_FILE_BYTES} bytes: that is no explanation")
+    from highwater.plan.errors import PlanError
+    from highwater.plan.measured import read_answer
+
     try:
-        answer = json.loads(path.read_bytes())
-    except ValueError as exc:
-        raise click.ClickException(f"{path} holds no JSON; `highwater explain --json` writes such a file") from exc
-    return _parsed(answer, str(path))
+        return _parsed(read_answer(path), str(path))
+    except PlanError as exc:
+        raise click.ClickException(str(exc)) from exc
 
 
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON

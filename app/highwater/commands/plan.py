@@ -5,37 +5,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
 
+from highwater.commands.plan_live import DOES_NOT_FIT, FITS, ask_sidecar, end_with, grant_for_model, print_json
+from highwater.commands.sizes import vllm_size_option
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-FITS, DOES_NOT_FIT, REFUSED = 0, 1, 2
+_REFUSED: Final = 2
 # By the names of the command's parameters.
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
-
-
-def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    from highwater.commands.sizes import vllm_size
-
-    if value is None:
-        return None
-    try:
-        return vllm_size(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), context, parameter) from exc
 
 
 def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
@@ -47,10 +36,7 @@ def _list_architectures(context: click.Context, parameter: click.Parameter, valu
     context.exit()
 
 
-def _whole(name: str, text: str) -> Callable[[_Function], _Function]:
-    return click.option(f"--{name}", callback=_size, metavar="N", help=text)
-
-
+_size: Final = partial(click.option, callback=vllm_size_option)
 _STATUS: Final = (
     "Exit status: 0 it fits, 1 it does not or may not, 2 the input is refused; without bytes to compare, 0."
 )
@@ -62,17 +48,17 @@ _STATUS: Final = (
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
-@click.option("--device", "device_bytes", callback=_size, metavar="SIZE", help="the memory of one card, such as 80GiB")
+@_size("--device", "device_bytes", metavar="SIZE", help="the memory of one card, such as 80GiB")
 @click.option(
     "--measured", type=click.Path(path_type=Path), metavar="FILE",
     help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
 )  # fmt: skip
 @click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
-@click.option("--kv-cache-memory-bytes", callback=_size, metavar="SIZE", help="bytes for the KV cache of one rank")
+@_size("--kv-cache-memory-bytes", metavar="SIZE", help="bytes for the KV cache of one rank")
 @click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
-@_whole("max-model-len", "the longest sequence")
-@_whole("max-num-batched-tokens", "the tokens of one step")
-@_whole("max-num-seqs", "the requests of one step")
+@_size("--max-model-len", metavar="N", help="the longest sequence")
+@_size("--max-num-batched-tokens", metavar="N", help="the tokens of one step")
+@_size("--max-num-seqs", metavar="N", help="the requests of one step")
 @click.option("-tp", "--tensor-parallel-size", "--tp", type=int, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", "--pp", type=int, default=1, show_default=True)
 @click.option("-dp", "--data-parallel-size", type=int, default=1, show_default=True)
@@ -116,7 +102,6 @@ def plan(
     called unknown. With --live the running engine's own layers and measurements are planned with the flags that are
     given; with --wish the flags are found.
     """
-    from highwater.commands import plan_live
     from highwater.plan import answer, offline
     from highwater.plan.measured import read_start
 
@@ -127,7 +112,7 @@ def plan(
             _refuse_given("--live: the running engine has its own", _OF_A_RUNNING_ENGINE)
             if model is not None and wish is None:
                 raise click.UsageError("--live plans the running engine: leave CONFIG_OR_DIR out, or --live")
-            plan_live.end_with(plan_live.ask_sidecar(live_url, given, wish, model), as_json=as_json)
+            end_with(ask_sidecar(live_url, given, wish, model), as_json=as_json)
         if model is None:
             raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
         flags, values = EngineFlags(**given), offline.read_config(model)
@@ -137,16 +122,16 @@ def plan(
         version = vllm_version or offline.NEWEST_VERSION
         plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:
-            plan_live.end_with(plan_live.grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
+            end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
         planned = plan_flags(flags)
         compared = None if oracle is None else _compared(oracle, planned)
     except PlanError as exc:
         if as_json:
-            _print_json({"schema": answer.SCHEMA, "error": str(exc)})
+            print_json({"schema": answer.SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
-        sys.exit(REFUSED)
+        sys.exit(_REFUSED)
     if as_json:
-        _print_json(answer.plan_json(planned, model, compared))
+        print_json(answer.plan_json(planned, model, compared))
     else:
         click.echo(answer.plan_text(planned, compared))
     sys.exit(FITS if planned.fits or planned.available_bytes is None else DOES_NOT_FIT)
@@ -170,9 +155,3 @@ def _compared(python: str, planned: OfflinePlan) -> dict[str, Any]:
     question = Question(workers=planned.layers, available_bytes=planned.available_bytes, limits=resolved.limits)
     answers = ask_oracle(python, [question])
     return {"vllm_version": answers.vllm_version, "differences": list(differences(planned.pool, answers.answers[0]))}
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(value, indent=2))

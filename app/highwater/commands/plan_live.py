@@ -15,6 +15,7 @@ import click
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line, given_flags
+from highwater.units import size_text
 
 if TYPE_CHECKING:
     from highwater.plan.images import ImageTokens
@@ -88,7 +89,7 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     """Print a plan, as JSON or as text, and end the command: 0 it fits, 1 it does not."""
     wish = answer.get("wish")
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
         click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
         for note in answer.get("notes") or ():
@@ -96,18 +97,22 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
     sys.exit(FITS if _fits(answer) else DOES_NOT_FIT)
 
 
+def print_json(answer: Mapping[str, Any]) -> None:
+    """Print a plan, or why there is none, for programs."""
+    click.echo(json.dumps(answer, indent=2))
+
+
 def _fits(answer: Mapping[str, Any]) -> bool | None:
     """Return whether a plan fits, or a wish without other flags; None where an estimate's bounds leave that open."""
     kv, wish = answer["kv_cache"], answer.get("wish")
-    if wish is None:
-        return _holds(kv, kv["needed_bytes"], kv["fits"])
-    chosen = wish["chosen"]
-    return bool(wish["fits"]) and chosen is not None and _holds(kv, chosen["needed_bytes"], likely=True)
+    if wish is not None and not (wish["fits"] and wish["chosen"]):
+        return False
+    needed, likely = (kv["needed_bytes"], kv["fits"]) if wish is None else (wish["chosen"]["needed_bytes"], True)
+    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
+    return likely if low is None or (needed <= low) == (needed <= high) else None
 
 
 def _plan_text(answer: Mapping[str, Any]) -> str:
-    from highwater.units import size_text
-
     kv = answer["kv_cache"]
     length = answer["flags"]["max_model_len"]
     lines = [
@@ -153,14 +158,7 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _holds(kv: Mapping[str, Any], needed: int, likely: bool) -> bool | None:
-    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
-    return likely if low is None or (needed <= low) == (needed <= high) else None
-
-
 def _available_text(answer: Mapping[str, Any]) -> str:
-    from highwater.units import size_text
-
     kv = answer["kv_cache"]
     low, high = kv["available_bytes_low"], kv["available_bytes_high"]
     between = "" if low is None else f" (between {size_text(low)} and {size_text(high)})"

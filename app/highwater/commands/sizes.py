@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import click
 
+_Callback: TypeAlias = Callable[[click.Context, click.Parameter, str | None], int | None]
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -22,18 +24,10 @@ def size_given(text: str) -> int:
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as exc:
-        raise ValueError(f"{text!r} is no size; one is 1GiB, 512MiB or 1.5GB") from exc
+        raise ValueError(f"{text!r} is not a size; one is 1GiB, 512MiB or 1.5GB") from exc
     if size < 1:
-        raise ValueError(f"{text!r} is nothing; one is 1GiB, 512MiB or 1.5GB")
+        raise ValueError(f"{text!r} is zero; one is 1GiB, 512MiB or 1.5GB")
     return size
-
-
-def size_option(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return an option's size in bytes: a callback of click, which reports a wrong one as a usage error."""
-    try:
-        return None if value is None else size_given(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc), context, parameter) from exc
 
 
 def vllm_size(text: str) -> int:
@@ -46,12 +40,28 @@ def vllm_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size; write it as 64GiB, 24GB, 10G or in bytes")
+        raise ValueError(f"{text!r} is not a size; write it as 64GiB, 24GB, 10G or in bytes")
     letter = match[2]
     is_binary = match[3] or (letter.isupper() and not match[4])
     unit = (1024 if is_binary else 1000) ** _POWERS[letter.lower()]
     # Whole numbers stay exact, however large.
     size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size < 1:
-        raise ValueError(f"{text!r} is nothing; a size of 1 byte or more is needed")
+        raise ValueError(f"{text!r} is zero; a size of 1 byte or more is needed")
     return size
+
+
+def _callback(read: Callable[[str], int]) -> _Callback:
+    """Return a callback of click for an option's size, which reports a wrong one as a usage error."""
+
+    def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+        try:
+            return None if value is None else read(value)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), context, parameter) from exc
+
+    return size
+
+
+size_option: Final = _callback(size_given)
+vllm_size_option: Final = _callback(vllm_size)

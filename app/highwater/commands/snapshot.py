@@ -30,7 +30,7 @@ def snapshot() -> None:
     epilog=examples(
         "highwater snapshot take --dry-run              how large it would be",
         "highwater snapshot take",
-        "highwater snapshot take --record-stacks 10     no snapshot yet: notes who allocates, for 10 minutes",
+        "highwater snapshot take --record-stacks 10     no snapshot yet: records allocation stacks for 10 minutes",
         "highwater snapshot take --record-stacks 0      ends that",
     )
 )

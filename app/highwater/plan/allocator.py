@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-_MIB = 1 << 20
+from highwater.units import MIB, round_up
+
 _MIN_BLOCK = 512
-_SMALL_SIZE = _MIB
-_LARGE_SEGMENT = 20 * _MIB
-_MIN_SEGMENT_OF_ITS_OWN = 10 * _MIB
-_ROUND_SEGMENT = 2 * _MIB
+_SMALL_SIZE = MIB
+_LARGE_SEGMENT = 20 * MIB
+_MIN_SEGMENT_OF_ITS_OWN = 10 * MIB
+_ROUND_SEGMENT = 2 * MIB
 
 
 def allocated_at_least(sizes: Iterable[int]) -> int:
@@ -53,8 +54,3 @@ def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) 
 
 def _segment(needed: int) -> int:
     return _LARGE_SEGMENT if needed < _MIN_SEGMENT_OF_ITS_OWN else round_up(needed, _ROUND_SEGMENT)
-
-
-def round_up(size: int, multiple: int) -> int:
-    """Return the least multiple that holds a size."""
-    return -(-size // multiple) * multiple

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a plan of a config.json loads nothing of a running engine's
     from highwater.plan.kv_view import LiveEngine
     from highwater.plan.live import LivePlan
     from highwater.plan.offline import OfflinePlan
-    from highwater.plan.pool import Pool
+    from highwater.plan.pool import KvPool
 
 SCHEMA: Final = 1
 NOT_KNOWN: Final = "not known"
@@ -25,12 +25,9 @@ _OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "neede
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a plan of a config.json for programs.
+    """Return a plan of a config.json, which has a name or folder, for programs.
 
-    Args:
-        plan: The plan.
-        place: The model's name or folder.
-        oracle: The answer of vLLM's own functions; None: they were not called.
+    `oracle` is the answer of vLLM's own functions; None: they were not called.
     """
     model, resolved = plan.model, plan.resolved
     known, grade = plan.available_bytes is not None, _grade(plan)
@@ -95,7 +92,7 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
     }
 
 
-def _figures(pool: Pool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
+def _figures(pool: KvPool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
     """Return a pool's figures; those that depend on its bytes are None where those are not known."""
     return {
         "available_bytes": pool.available_bytes if known else None,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
+from highwater.plan.budget_parts import BudgetPart, part_of
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.figure import Grade
 from highwater.plan.kv_view import available_bytes
 from highwater.readings import Device, RankReading, StartPhase
 from highwater.units import gib_text
@@ -39,170 +39,49 @@ _LAST_REMAINDER = (0, 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a budget.
-
-    Attributes:
-        key: The part's name for programs; `title`: for people.
-        bytes: Its size; negative where vLLM's own figures sum to more than there is.
-        grade: ``engine``: the engine's own figure. ``exact``: follows from such figures. ``measured``: read by the
-            worker package. ``estimated``: within bounds.
-        source: vLLM's own name for it, or where it was read.
-        why: Its contents, in a sentence.
-    """
-
-    key: str
-    title: str
-    bytes: int
-    grade: Grade
-    source: str
-    why: str
-
-
-# By key: title, grade, source and reason.
-_PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
-    "weights": (
-        "weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use",
-    ),
-    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not say it itself"),
-    "process": (
-        "rest of the process", "exact", "requested_cpu_memory - rss",
-        "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process",
-    ),
-    "consumed": (
-        "persistent and non-torch", "exact", "total_consumed - weights",
-        "tensors that stay beside the weights, contexts, collectives and workspaces: this version counts one sum",
-    ),
-    "persistent": (
-        "persistent tensors", "measured", "allocated after loading - weights",
-        "allocated before the profile and no weights: buffers and caches that stay",
-    ),
-    "activation": (
-        "peak activation", "engine", "peak_activation_memory",
-        "what the profiling pass allocated at its highest and gave back again",
-    ),
-    "non_torch": (
-        "non-torch", "engine", "non_torch_memory",
-        "contexts, collectives and workspaces that came between the engine's first look and the profile's end",
-    ),
-    "graphs": (
-        "graphs (estimate)", "engine", "cudagraph_memory_estimate",
-        "set aside for the graphs that are captured after the profile",
-    ),
-    "mm_ipc": (
-        "multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb",
-        "taken off the KV cache after the profile: multimodal inputs that API servers hand over on the device",
-    ),
-    "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
-    "null_block": (
-        "null block", "exact", "BlockPool.null_block",
-        "one block stands for the missing and is never given to a request",
-    ),
-    "rounding": (
-        "rounding to blocks", "exact", "available - blocks",
-        "less than one block here, or blocks that another rank has no room for",
-    ),
-    "unprofiled": (
-        "everything else", "exact", "total - the above",
-        "not profiled, because the KV cache's size was given: activation, graphs, non-torch, free",
-    ),
-    "profiled": (
-        "counted by the profile", "exact", "requested - the above",
-        "activation, persistent tensors, what is not PyTorch's, also of others: this version keeps one sum",
-    ),
-    "bytes": ("whole bytes", "exact", "int()", "vLLM computes with fractions of bytes"),
-    "unexplained": (
-        "not explained", "exact", "requested - the above",
-        "the engine's own figures do not sum to what it requested; this is the difference",
-    ),
-    "non_torch_uncounted": ("non-torch not counted", "measured", "used - reserved", ""),
-    "graphs_uncounted": ("graphs beyond that", "engine", "capture_model", ""),
-    "others": (
-        "in use before the start", "engine", "init_snapshot",
-        "in use before the engine's first look: other processes, and this one's own contexts",
-    ),
-}  # fmt: skip
-
-
-def _part(key: str, size: int, why: str | None = None) -> Part:
-    title, grade, source, usual = _PARTS[key]
-    return Part(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A figure of the profile beside the same figure now.
-
-    Attributes:
-        key: The figure's name for programs; `title`: for people.
-        profiled_bytes: The bytes that the start counted for it; ``None``: none, or not known.
-        observed_bytes: The bytes seen since.
-        risk_bytes: The excess of those; 0 where they are less; ``None`` where either is not known.
-        settings: The flags and variables that cover it.
-    """
+    """A figure of the profile beside the same figure since, by its name for programs and its title for people."""
 
     key: str
     title: str
-    profiled_bytes: int | None
+    profiled_bytes: int | None  # as the start counted it; None: not counted, or not known
     observed_bytes: int | None
-    risk_bytes: int | None
-    settings: tuple[str, ...]
+    risk_bytes: int | None  # the excess of what was observed; 0 where that is less; None where either is not known
+    settings: tuple[str, ...]  # the flags and variables that cover it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBudget:
-    """One rank.
-
-    Attributes:
-        total_bytes: The device; on CPU what the process may have.
-        init_free_bytes: Free before the engine took any.
-        utilization: ``gpu_memory_utilization``.
-        requested_bytes: The budget; ``None``: the KV cache's size was given instead, or it is not reported.
-        counting: The way in which this version counts; ``None``: not known. `formula`: the same in words.
-        parts: They sum to ``requested_bytes``, or to the total where no share was requested.
-        available_bytes: For the KV cache, as the start found it; `pool_bytes`: what the KV cache takes of them.
-        outside_bytes: The device less what was requested.
-        uncounted: Parts outside the budget that the formula counts nowhere.
-        left_bytes: The bytes outside the budget that are left for everything else.
-        fully_counted_bytes: The bytes for the KV cache if all of this engine's were counted; ``None``: none is known.
-        observed: The profile's figures beside those seen since.
-        environment: The variables of the worker's process that change how much memory is used.
-    """
+    """One rank's memory; None: not reported."""
 
     rank: int | None
     dp_rank: int | None = None
     pp_rank: int | None = None
     tp_rank: int | None = None
     device: Device
-    total_bytes: int | None = None
-    init_free_bytes: int | None = None
-    utilization: float | None = None
-    requested_bytes: int | None = None
-    counting: Counting | None = None
-    formula: str | None = None
-    parts: tuple[Part, ...] = ()
-    available_bytes: int | None = None
-    pool_bytes: int | None = None
-    outside_bytes: int | None = None
-    uncounted: tuple[Part, ...] = ()
-    left_bytes: int | None = None
-    fully_counted_bytes: int | None = None
+    total_bytes: int | None = None  # the device; on CPU what the process may have
+    init_free_bytes: int | None = None  # free before the engine took any
+    utilization: float | None = None  # ``gpu_memory_utilization``
+    requested_bytes: int | None = None  # the budget; None also where the KV cache's size was given instead
+    counting: Counting | None = None  # the way in which this version counts
+    formula: str | None = None  # the same in words
+    parts: tuple[BudgetPart, ...] = ()  # they sum to `requested_bytes`, or to the total where no share was requested
+    available_bytes: int | None = None  # for the KV cache, as the start found it
+    pool_bytes: int | None = None  # what the KV cache takes of them
+    outside_bytes: int | None = None  # the device less what was requested
+    uncounted: tuple[BudgetPart, ...] = ()  # parts outside the budget that the formula counts nowhere
+    left_bytes: int | None = None  # the bytes outside the budget that are left for everything else
+    fully_counted_bytes: int | None = None  # for the KV cache if all of this engine's were counted
     observed: tuple[Observed, ...] = ()
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # variables that change how much is used
 
-    def part(self, key: str) -> Part | None:
+    def part(self, key: str) -> BudgetPart | None:
         """Return a part by its key."""
         return next((part for part in (*self.parts, *self.uncounted) if part.key == key), None)
 
 
 def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
-    """Explain one rank's memory.
-
-    Args:
-        budget: The worker's report of the start.
-        reading: Its memory now.
-        start: The phases of its start, where they were seen.
-    """
+    """Explain one rank's memory, by its report of the start, its memory now, and the start's phases that were seen."""
     memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
     counting, total = rank.counting, rank.total
     available = available_bytes(budget)
@@ -253,60 +132,60 @@ class _Rank:
         """Return a figure of a phase of the start; None where it was not seen."""
         return getattr(self._phases.get(phase), figure, None)
 
-    def parts(self, whole: int | None) -> tuple[Part, ...]:
+    def parts(self, whole: int | None) -> tuple[BudgetPart, ...]:
         if self.counting is None or whole is None:
             return ()
         parts = (*self._counted(), *_pool_parts(self._budget))
         return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
 
-    def _counted(self) -> list[Part]:
+    def _counted(self) -> list[BudgetPart]:
         """Return the parts that are not the KV cache's."""
         memory, counting = self._memory, self.counting
         parts = self._weights()
         weights = sum(part.bytes for part in parts)
         if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
-            parts.append(_part("process", memory.requested_bytes - memory.returned_bytes - weights))
+            parts.append(part_of("process", memory.requested_bytes - memory.returned_bytes - weights))
         if counting == "consumed" and memory.total_consumed_bytes is not None:
             parts += self._consumed(memory.total_consumed_bytes - weights)
         if counting in {"parts", "consumed"} and self._peak is not None:
-            parts.append(_part("activation", self._peak))
+            parts.append(part_of("activation", self._peak))
         if counting == "parts" and memory.non_torch_bytes is not None:
-            parts.append(_part("non_torch", memory.non_torch_bytes))
+            parts.append(part_of("non_torch", memory.non_torch_bytes))
         if self.graphs:
-            parts.append(_part("graphs", self.graphs))
+            parts.append(part_of("graphs", self.graphs))
         return parts
 
-    def _weights(self) -> list[Part]:
+    def _weights(self) -> list[BudgetPart]:
         if self._memory.weights_bytes is not None:
-            return [_part("weights", self._memory.weights_bytes)]
+            return [part_of("weights", self._memory.weights_bytes)]
         seen = self._reading.components.weights_bytes
-        return [] if seen is None else [replace(_part("weights_seen", seen), key="weights")]
+        return [] if seen is None else [replace(part_of("weights_seen", seen), key="weights")]
 
-    def _consumed(self, rest: int) -> list[Part]:
+    def _consumed(self, rest: int) -> list[BudgetPart]:
         if self._persistent is None:
-            return [_part("consumed", rest)]
+            return [part_of("consumed", rest)]
         why = "contexts, collectives, workspaces, and blocks that PyTorch kept"
         source = "total_consumed - weights - persistent"
         return [
-            _part("persistent", self._persistent),
-            replace(_part("non_torch", rest - self._persistent, why), grade="exact", source=source),
+            part_of("persistent", self._persistent),
+            replace(part_of("non_torch", rest - self._persistent, why), grade="exact", source=source),
         ]
 
-    def uncounted(self) -> tuple[Part, ...]:
+    def uncounted(self) -> tuple[BudgetPart, ...]:
         """Return the parts that the version's formula counts nowhere."""
         if self.counting not in {"parts", "consumed"}:
             return ()
         parts = []
         if self.counting == "parts" and self._persistent is not None and self._persistent > 0:
-            parts.append(_part("persistent", self._persistent, "allocated before the profile, beside the weights"))
+            parts.append(part_of("persistent", self._persistent, "allocated before the profile, beside the weights"))
         parts += self._uncounted_non_torch()
         graphs = self._memory.graphs_bytes
         if graphs is not None and graphs > self.graphs:
             why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
-            parts.append(_part("graphs_uncounted", graphs - self.graphs, why))
+            parts.append(part_of("graphs_uncounted", graphs - self.graphs, why))
         return tuple(parts)
 
-    def _uncounted_non_torch(self) -> list[Part]:
+    def _uncounted_non_torch(self) -> list[BudgetPart]:
         memory, now = self._memory, self._reading.components.non_torch_bytes
         total, free = memory.total_bytes, memory.init_free_bytes
         others = total - free if total is not None and free is not None else self.at("before", "used_bytes")
@@ -316,8 +195,8 @@ class _Rank:
             size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
             early = f", {gib_text(before)} of it before the engine's first look" if before else ""
             why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
-            return [_part("non_torch_uncounted", size, why)] if size > 0 else []
-        return [_part("others", before)] if before else []
+            return [part_of("non_torch_uncounted", size, why)] if size > 0 else []
+        return [part_of("others", before)] if before else []
 
     def observed(self) -> tuple[Observed, ...]:
         """Return the figures of the profile beside those seen since."""
@@ -388,29 +267,33 @@ def _counted_graphs(memory: StartMemory) -> int:
     return estimate if abs(rest - estimate) <= _ROUNDING_BYTES else 0
 
 
-def _pool_parts(budget: EngineBudget) -> list[Part]:
+def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
     kv, memory, available = budget.kv_cache, budget.memory, available_bytes(budget)
     if available is None:
         return []
     parts = []
     if memory.available_bytes is not None and memory.available_bytes != available and kv.given_bytes is None:
-        parts.append(_part("mm_ipc", memory.available_bytes - available))
+        parts.append(part_of("mm_ipc", memory.available_bytes - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
         why = "how much of it the blocks take is not reported"
-        pool = replace(_part("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
+        pool = replace(part_of("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
         return [*parts, pool]
     taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
-    parts += [_part("kv_cache", usable), _part("null_block", taken - usable), _part("rounding", available - taken)]
+    parts += [
+        part_of("kv_cache", usable),
+        part_of("null_block", taken - usable),
+        part_of("rounding", available - taken),
+    ]
     return parts
 
 
-def _rest(rest: int, counting: Counting) -> list[Part]:
+def _rest(rest: int, counting: Counting) -> list[BudgetPart]:
     if counting in {"given", "remainder"}:
-        return [_part("unprofiled" if counting == "given" else "profiled", rest)]
+        return [part_of("unprofiled" if counting == "given" else "profiled", rest)]
     if not rest:
         return []
-    return [_part("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
+    return [part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:

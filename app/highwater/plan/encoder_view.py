@@ -20,31 +20,21 @@ _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderView:
-    """The multimodal budget of one engine; ranks have the same.
+    """The multimodal budget of one engine; ranks have the same. None: not known."""
 
-    Attributes:
-        compute_budget: The most embeddings that the encoder makes in one step.
-        cache_size: Embeddings that the encoder cache keeps; `cache_bytes`: the same in bytes, on each rank.
-        bytes_grade: ``measured``: by the entries that it holds. ``estimated``: by the width of the model's embeddings,
-            a lower bound where a model keeps several layers of them.
-        held_bytes: The bytes that it holds now on the fullest rank.
-        modality: The modality of the largest item; `item_tokens`: its embeddings.
-        item_pixels: The side of a square image of that size, where the model's rule is known.
-        items_in_cache: The number of them that fills the cache; `profiled_items`: that the start profiled at once.
-        is_profiled: The start took the encoder into account; ``None``: not known.
-    """
-
-    compute_budget: int | None
-    cache_size: int | None
-    cache_bytes: int | None
+    compute_budget: int | None  # the most embeddings that the encoder makes in one step
+    cache_size: int | None  # in embeddings
+    cache_bytes: int | None  # the same in bytes, on each rank
+    # ``measured``: by the entries that it holds; ``estimated``: by the width of the model's embeddings, a lower bound
+    # where a model keeps several layers of them.
     bytes_grade: str | None
-    held_bytes: int | None
-    modality: str | None
-    item_tokens: int | None
-    item_pixels: int | None
-    items_in_cache: int | None
-    profiled_items: int | None
-    is_profiled: bool | None
+    held_bytes: int | None  # now, on the fullest rank
+    modality: str | None  # of the largest item
+    item_tokens: int | None  # the embeddings of that item
+    item_pixels: int | None  # the side of a square image of that size, where the model's rule is known
+    items_in_cache: int | None  # the number of such items that fills the cache
+    profiled_items: int | None  # the number that the start profiled at once
+    is_profiled: bool | None  # the start took the encoder into account
 
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:

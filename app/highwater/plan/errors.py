@@ -7,6 +7,8 @@ from typing import Final
 from highwater.errors import HighwaterError
 
 _MAX_ECHO: Final = 100
+# The way out where a running engine does not show what a flag changes.
+OFFLINE: Final = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 
 
 class PlanError(HighwaterError):

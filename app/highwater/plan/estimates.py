@@ -25,7 +25,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, Release, generation_of
-from highwater.plan.json_file import Config
+from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB, gib_text
 
@@ -36,26 +36,21 @@ _Number = TypeVar("_Number", int, float)
 class ModelFacts:
     """A model's config.json, and the tensors of its checkpoint's files; None where there are no files."""
 
-    config: Config
+    config: ConfigJson
     tensors: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
-    """An earlier start of one rank: its memory and the flags that it was made with; None: not reported.
-
-    Attributes:
-        non_torch_bytes: The increase outside torch.
-        graphs_bytes: The graphs, as that start estimated and subtracted them.
-    """
+    """An earlier start of one rank: its memory and the flags that it was made with; None: not reported."""
 
     version: str
     platform: str
     architecture: str
     weights_bytes: int | None = None
     activation_bytes: int | None = None
-    non_torch_bytes: int | None = None
-    graphs_bytes: int | None = None
+    non_torch_bytes: int | None = None  # the increase
+    graphs_bytes: int | None = None  # as that start estimated and subtracted them
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     max_num_batched_tokens: int | None = None
@@ -275,14 +270,14 @@ def _bytes_per_logit(release: Release, platform: str) -> _Range:
     return _Range(13.9, 14.35, 15.3) if release < (0, 20) else _Range(10, 14.35, 22)
 
 
-def _layer_peak(text: Config, flags: EngineFlags, tokens: int, hidden: int, element: int) -> _Range:
+def _layer_peak(text: ConfigJson, flags: EngineFlags, tokens: int, hidden: int, element: int) -> _Range:
     inner = whole(text, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden) / flags.tensor_parallel_size
     likely = tokens * element * (2 * hidden + 3 * inner)
     experts_likely, experts_high = _expert_buffers(text, flags, tokens, element)
     return _Range(tokens * element * hidden, likely + experts_likely, 1.5 * (likely + experts_high) + 128 * MIB)
 
 
-def _expert_buffers(text: Config, flags: EngineFlags, tokens: int, element: int) -> tuple[float, float]:
+def _expert_buffers(text: ConfigJson, flags: EngineFlags, tokens: int, element: int) -> tuple[float, float]:
     """Return the buffers of a mixture of experts, likely and at most: each token is there once for each expert."""
     chosen = whole(text, "num_experts_per_tok", "moe_topk", "num_experts_per_token", default=0, least=0)
     if not chosen:
@@ -293,7 +288,9 @@ def _expert_buffers(text: Config, flags: EngineFlags, tokens: int, element: int)
     return rows * (max(2 * inner, hidden) + inner), rows * (2 * inner + 2 * hidden + inner)
 
 
-def _encoder(config: Config, flags: EngineFlags, release: Release, hidden: int, element: int) -> tuple[_Range, _Range]:
+def _encoder(
+    config: ConfigJson, flags: EngineFlags, release: Release, hidden: int, element: int
+) -> tuple[_Range, _Range]:
     """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass."""
     tower = config.get("vision_config")
     nothing = _Range(0, 0, 0)

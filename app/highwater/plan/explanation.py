@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.plan.budget import RankBudget, rank_budget
 from highwater.plan.encoder_view import EncoderView, encoder_view
-from highwater.plan.kv_view import live_worker
+from highwater.plan.kv_view import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings import RankReading
 from highwater.units import UNKNOWN, gib_text
@@ -16,31 +16,19 @@ from highwater.units import UNKNOWN, gib_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One engine explained.
-
-    Attributes:
-        vllm_version: As its workers report it; ``ascend_version``: of vllm-ascend.
-        architecture: The model's class; `model`: the name that it serves.
-        limits: The lengths and counts that its budget depends on.
-        parallel: The sizes of its parallel groups.
-        ranks: Each rank's budget.
-        pools: Each data-parallel engine's KV cache.
-        encoder: The multimodal budget; ``None`` for a model of text.
-        problems: Ranks whose start is not reported, and why.
-        paragraph: The explanation as text to paste.
-    """
+    """One engine explained; None: not reported."""
 
     vllm_version: str | None = None
     ascend_version: str | None = None
-    architecture: str | None = None
-    model: str | None = None
+    architecture: str | None = None  # the model's class
+    model: str | None = None  # the name that the engine serves it under
     limits: EngineLimits | None = None
-    parallel: Mapping[str, int | None] = field(default_factory=dict)
+    parallel: Mapping[str, int | None] = field(default_factory=dict)  # the sizes of its parallel groups
     ranks: tuple[RankBudget, ...] = ()
-    pools: tuple[PoolView, ...] = ()
-    encoder: EncoderView | None = None
-    problems: tuple[str, ...] = ()
-    paragraph: str = ""
+    pools: tuple[PoolView, ...] = ()  # of each data-parallel engine
+    encoder: EncoderView | None = None  # None for a model of text
+    problems: tuple[str, ...] = ()  # ranks whose start is not reported, and why
+    paragraph: str = ""  # the explanation as text to paste
 
 
 def explain(
@@ -73,7 +61,7 @@ def explain(
     pools = []
     for dp_rank in dict.fromkeys(reading.dp_rank for reading, _ in reported):
         members = [number for number, (reading, _) in enumerate(reported) if reading.dp_rank == dp_rank]
-        workers = [live_worker(*reported[number]) for number in members]
+        workers = [LiveWorker(*reported[number]) for number in members]
         pools.append(pool_view(workers, [ranks[number] for number in members]))
     fullest = max(reported, key=lambda rank: 0 if rank[0].encoder_cache is None else rank[0].encoder_cache.device_bytes)
     explanation = Explanation(

@@ -14,18 +14,13 @@ GRADES: Final[tuple[Grade, ...]] = ("engine", "exact", "measured", "estimated")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One part of a memory budget.
-
-    Attributes:
-        bytes: The likely size, in bytes; `low` and `high` bound it, and differ in an estimate alone.
-        why: Where the figure comes from, in one sentence.
-    """
+    """One part of a memory budget: its likely size in bytes, and bounds, which differ in an estimate alone."""
 
     bytes: int
     low: int
     high: int
     grade: Grade
-    why: str
+    why: str  # where the figure comes from, in one sentence
 
 
 def exact(size: int, why: str) -> Figure:

@@ -73,12 +73,7 @@ def given_flags(flags: EngineFlags) -> dict[str, Any]:
 
 
 def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:
-    """Return flags as `vllm serve` takes them.
-
-    Args:
-        flags: By the names of `EngineFlags`, or other flags of vLLM.
-        model: The model's name or folder.
-    """
+    """Return flags, by the names of `EngineFlags` or others of vLLM's, as `vllm serve` takes them for a model."""
     words = ["vllm", "serve", model]
     for key, value in flags.items():
         name = key.replace("_", "-")

@@ -23,6 +23,7 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
+from highwater.units import ceil_div
 
 
 class _UnequalPages(PlanError):
@@ -53,12 +54,7 @@ class LayerGroup:
 
 
 def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tuple[LayerGroup, ...]:
-    """Divide the layers of a whole model into groups.
-
-    Args:
-        layers: The layers of all pipeline stages.
-        limits: Of these, whether the hybrid manager is in use.
-        generation: The version's rules.
+    """Divide the layers of a whole model, of all its pipeline stages, into groups.
 
     Raises:
         PlanError: vLLM of this version cannot serve these layers together.
@@ -211,7 +207,7 @@ def _groups_of_equal_pages(layers: Layers, generation: Generation) -> tuple[Laye
     size = largest if largest < smallest * generation.padding_threshold else smallest
     groups = []
     for names, spec in buckets:
-        count = -(-len(names) // size)
+        count = ceil_div(len(names), size)
         # Every count-th layer, not runs of them: each pipeline stage then has its part of every group.
         groups += [LayerGroup(dict.fromkeys(names[i::count], spec)) for i in range(count)]
     return tuple(replace(group, padding_layers=size - len(group.layers)) for group in groups)

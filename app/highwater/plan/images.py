@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from highwater.plan.errors import PlanError
-from highwater.plan.json_file import Config
+from highwater.plan.json_file import ConfigJson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +25,13 @@ class ImageTokens:
     prompt_tokens: int
 
 
-def takes_images(config: Config) -> bool:
+def takes_images(config: ConfigJson) -> bool:
     """Return whether a config.json describes a model that sees images: it, or one of its parts, has an encoder."""
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
     return any(part.get("vision_config") is not None for part in parts)
 
 
-def image_tokens(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def image_tokens(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count the tokens of an image.
 
     Args:
@@ -53,29 +54,25 @@ def image_tokens(config: Config, preprocessor: Config, width: int, height: int) 
     return count(config, preprocessor, width, height)
 
 
-def _fit_to_patches(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
-    """Count for Qwen2-VL and its heirs: both sides become multiples of a patch, within a number of pixels."""
+def _fit_to_patches(
+    config: ConfigJson, preprocessor: ConfigJson, width: int, height: int, *, as_video: bool = False
+) -> ImageTokens:
+    """Count for Qwen2-VL and its heirs: both sides become multiples of a patch, within a number of pixels.
+
+    GLM-4V counts an image as a video of two frames.
+    """
     vision = _part(config, "vision_config")
     factor = _whole(vision, "patch_size", "vision_config.") * _whole(vision, "spatial_merge_size", "vision_config.")
+    frames = _whole(vision, "temporal_patch_size", "vision_config.") if as_video else 1
     smallest, largest = _pixel_range(preprocessor)
-    columns, rows = _resized(width, height, factor, smallest, largest)
-    return _with_marks(columns * rows)
-
-
-def _fit_to_patches_twice(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
-    """Count for GLM-4V: the same, with an image counted as two frames of a video."""
-    vision = _part(config, "vision_config")
-    factor = _whole(vision, "patch_size", "vision_config.") * _whole(vision, "spatial_merge_size", "vision_config.")
-    frames = _whole(vision, "temporal_patch_size", "vision_config.")
-    smallest, largest = _pixel_range(preprocessor)
-    if min(width, height) < factor:
+    if as_video and min(width, height) < factor:
         scale = max(factor / width, factor / height)
         width, height = int(width * scale), int(height * scale)
     columns, rows = _resized(width, height, factor, smallest / frames, largest / frames)
     return _with_marks(columns * rows)
 
 
-def _fixed_number(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for Gemma 3: as many for every image, unless its crops are switched on."""
     del width, height
     if preprocessor.get("do_pan_and_scan"):
@@ -88,14 +85,14 @@ def _fixed_number(config: Config, preprocessor: Config, width: int, height: int)
     return ImageTokens(embeddings=embeddings, prompt_tokens=embeddings + 4)
 
 
-def _every_patch(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def _every_patch(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for PaliGemma: every patch of a square of fixed size."""
     del preprocessor, width, height
     patches = _patches(_part(config, "vision_config"))
     return ImageTokens(embeddings=patches, prompt_tokens=patches)
 
 
-def _llava(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def _llava(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for LLaVA 1.5, and for the models that put another encoder in its place."""
     vision = _part(config, "vision_config")
     encoder = str(vision.get("model_type", ""))
@@ -105,7 +102,7 @@ def _llava(config: Config, preprocessor: Config, width: int, height: int) -> Ima
     class_patches = {"clip_vision_model": 1, "siglip_vision_model": 0}
     if encoder not in class_patches:
         raise PlanError(
-            f"vision_config.model_type: {encoder!r} is no encoder whose tokens are known here; known: "
+            f"vision_config.model_type: {encoder!r} is not an encoder whose tokens are known here; known: "
             f"{', '.join([*class_patches, 'pixtral'])}"
         )
     strategy = config.get("vision_feature_select_strategy", "default")
@@ -115,7 +112,7 @@ def _llava(config: Config, preprocessor: Config, width: int, height: int) -> Ima
     return ImageTokens(embeddings=taken, prompt_tokens=taken)
 
 
-def _rows_of_patches(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def _rows_of_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for Pixtral and Mistral 3: rows of patches of an image that is only ever made smaller."""
     del preprocessor
     vision = _part(config, "vision_config")
@@ -129,7 +126,7 @@ def _rows_of_patches(config: Config, preprocessor: Config, width: int, height: i
     return ImageTokens(embeddings=columns * rows, prompt_tokens=(columns + 1) * rows)
 
 
-def _tiles(config: Config, preprocessor: Config, width: int, height: int) -> ImageTokens:
+def _tiles(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for InternVL: tiles of a grid whose shape is nearest to the image's, and a thumbnail."""
     del preprocessor
     vision = _part(config, "vision_config")
@@ -148,20 +145,14 @@ def _tiles(config: Config, preprocessor: Config, width: int, height: int) -> Ima
     return _with_marks(tiles * per_tile)
 
 
-_FAMILIES: Mapping[str, Callable[[Config, Config, int, int], ImageTokens]] = {
+_FAMILIES: Mapping[str, Callable[[ConfigJson, ConfigJson, int, int], ImageTokens]] = {
     "gemma3": _fixed_number,
-    "glm4v": _fit_to_patches_twice,
-    "glm4v_moe": _fit_to_patches_twice,
+    **dict.fromkeys(("glm4v", "glm4v_moe"), partial(_fit_to_patches, as_video=True)),
     "internvl_chat": _tiles,
     "llava": _llava,
     "mistral3": _rows_of_patches,
     "paligemma": _every_patch,
-    "qwen2_5_vl": _fit_to_patches,
-    "qwen2_vl": _fit_to_patches,
-    "qwen3_5": _fit_to_patches,
-    "qwen3_5_moe": _fit_to_patches,
-    "qwen3_vl": _fit_to_patches,
-    "qwen3_vl_moe": _fit_to_patches,
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), _fit_to_patches),
 }
 MAX_ASPECT_RATIO = 200
 """Qwen's and GLM's processors refuse anything narrower."""
@@ -203,7 +194,7 @@ def _nearest_grid(width: int, height: int, size: int, fewest: int, most: int) ->
     return nearest[0] * nearest[1]
 
 
-def _patches(vision: Config) -> int:
+def _patches(vision: ConfigJson) -> int:
     size = _whole(vision, "image_size", "vision_config.")
     return int((size // _whole(vision, "patch_size", "vision_config.")) ** 2)
 
@@ -213,7 +204,7 @@ def _with_marks(embeddings: int) -> ImageTokens:
     return ImageTokens(embeddings=embeddings, prompt_tokens=embeddings + 2)
 
 
-def _pixel_range(preprocessor: Config) -> tuple[int, int]:
+def _pixel_range(preprocessor: ConfigJson) -> tuple[int, int]:
     """Return the fewest and the most pixels of an image; the older keys win where both are there, as they do there."""
     size = preprocessor.get("size")
     size = size if isinstance(size, Mapping) else {}
@@ -229,14 +220,14 @@ def _pixel_range(preprocessor: Config) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _part(config: Config, key: str) -> Config:
+def _part(config: ConfigJson, key: str) -> ConfigJson:
     part = config.get(key)
     if not isinstance(part, Mapping):
         raise PlanError(f"{key}: {'missing' if part is None else repr(part)}; a model that sees images has one")
     return part
 
 
-def _whole(config: Config, key: str, prefix: str = "", *, default: int | None = None) -> int:
+def _whole(config: ConfigJson, key: str, prefix: str = "", *, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
     if value is None:

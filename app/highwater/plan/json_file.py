@@ -11,7 +11,7 @@ from highwater.files.regular import FileTooLargeError, read_regular
 from highwater.plan.errors import PlanError
 
 # A config.json, or a part of it.
-Config: TypeAlias = Mapping[str, Any]
+ConfigJson: TypeAlias = Mapping[str, Any]
 
 
 def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
         needed: The file that is expected there, for the error.
 
     Raises:
-        PlanError: It is no regular file, cannot be read, is larger, or holds no JSON object.
+        PlanError: It is not a regular file, cannot be read, is larger, or holds no JSON object.
     """
     try:
         content = read_regular(path, limit, follows_link=True)
@@ -34,7 +34,7 @@ def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
-        raise PlanError(f"{path}: is no JSON: {exc}; {needed} is needed") from exc
+        raise PlanError(f"{path}: holds no JSON: {exc}; {needed} is needed") from exc
     if not isinstance(value, dict):
         raise PlanError(f"{path}: a JSON object is needed ({needed}), this is a {type(value).__name__}")
     return value

@@ -40,15 +40,17 @@ _ATTENTION_KINDS: Mapping[str, type[AttentionLayer]] = {
 _PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.name.endswith("_parallel_size"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LiveWorker:
-    """One worker that reported its start."""
+    """One worker: its rank as it stands, and its report of the start."""
 
-    name: str  # the rank, for errors
-    pp_rank: int | None
+    reading: RankReading
     budget: EngineBudget
-    device_type: str | None = None  # such as ``npu``, ``cuda`` or ``cpu``
-    total_bytes: int | None = None  # the device's size
+
+    @property
+    def name(self) -> str:
+        """The rank, for errors."""
+        return f"rank {UNKNOWN if self.reading.rank is None else self.reading.rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +71,8 @@ class LiveEngine:
         return any(layers is not None and layers.are_grouped for layers in reported)
 
 
-def live_worker(reading: RankReading, budget: EngineBudget) -> LiveWorker:
-    """Return a rank whose worker reported its start, as planning sees it."""
-    return LiveWorker(
-        name=f"rank {UNKNOWN if reading.rank is None else reading.rank}",
-        pp_rank=reading.pp_rank,
-        budget=budget,
-        device_type=reading.device.type,
-        total_bytes=reading.total_bytes,
-    )
-
-
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine of these workers.
-
-    Args:
-        workers: The workers of one data-parallel engine, in the order of their ranks.
+    """Return the engine of these workers, which are those of one data-parallel engine in the order of their ranks.
 
     Raises:
         PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
@@ -128,7 +116,7 @@ def layers_of(worker: LiveWorker) -> Layers:
     if (number := sum(count for _, count in described.runs)) > MAX_LAYERS:
         raise PlanError(f"{worker.name} reports {number} layers; {MAX_LAYERS} are more than any model has")
     order = [kinds[kind] for kind, count in described.runs for _ in range(count)]
-    stage = worker.pp_rank or 0
+    stage = worker.reading.pp_rank or 0
     return {f"stages.{stage}.layers.{number}": layer for number, layer in enumerate(order)}
 
 
@@ -158,13 +146,13 @@ def _flags(worker: LiveWorker) -> EngineFlags:
     kv = budget.kv_cache
     parallel: dict[str, Any] = {name: budget.parallel.get(name) or 1 for name in _PARALLEL_SIZES}
     return EngineFlags(
-        platform=_PLATFORMS.get(worker.device_type or "", "cuda"),
+        platform=_PLATFORMS.get(worker.reading.device.type or "", "cuda"),
         max_model_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_num_seqs=limits.max_num_seqs,
         kv_cache_memory_bytes=kv.given_bytes,
         gpu_memory_utilization=budget.memory.utilization,
-        device_bytes=budget.memory.total_bytes or worker.total_bytes,
+        device_bytes=budget.memory.total_bytes or worker.reading.total_bytes,
         dtype=None if budget.dtype is None else budget.dtype.removeprefix("torch."),
         kv_cache_dtype=kv.cache_dtype,
         block_size=kv.block_size,

@@ -25,14 +25,7 @@ from highwater.plan.specs import (
 def worker_layers(
     model: Model, resolved: Resolved, generation: Generation, drafts: tuple[Kept, ...] = ()
 ) -> list[Layers]:
-    """Return the layers of one rank of each pipeline stage; the ranks of a stage are alike.
-
-    Args:
-        model: The model.
-        resolved: Its flags.
-        generation: The version's rules.
-        drafts: The layers of a drafter, which is on the last stage.
-    """
+    """Return the layers of one rank of each pipeline stage, whose ranks are alike; a drafter's are on the last."""
     stages = resolved.flags.pipeline_parallel_size
     bounds = stage_bounds(model.layers, stages)
     workers = [

@@ -14,14 +14,18 @@ MAX_FILE_BYTES = 20_000_000
 _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}
 
 
+def read_answer(path: Path) -> dict[str, Any]:
+    """Return the object in a file of `highwater explain --json`; raises PlanError where there is none."""
+    return read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`")
+
+
 def read_start(path: Path) -> MeasuredStart:
     """Return the start that a file of `highwater explain --json` describes: of several ranks the largest of each part.
 
     Raises:
         PlanError: It cannot be read, or describes no start.
     """
-    answer = read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`")
-    explanation = _object(answer.get("explanation"))
+    explanation = _object(read_answer(path).get("explanation"))
     ranks = [_object(rank) for rank in _list(explanation.get("ranks"))]
     version, architecture = explanation.get("vllm_version"), explanation.get("architecture")
     if not ranks or not isinstance(version, str) or not isinstance(architecture, str):

@@ -15,10 +15,11 @@ from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import NEWEST, Generation, generation_of
 from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
+from highwater.plan.limits import Limits
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
@@ -39,7 +40,7 @@ class OfflinePlan:
     generation: Generation
     resolved: Resolved
     layers: Sequence[Layers]  # the layers of one rank of each pipeline stage
-    pool: Pool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
+    pool: KvPool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
     # The bytes for the KV cache of one rank of each pipeline stage; None: not known.
     available_bytes: Sequence[int] | None
     # The device of the rank that binds, divided; None: no device was named, or that is not known.
@@ -48,7 +49,7 @@ class OfflinePlan:
     why_unknown: str | None = None  # why the bytes for the KV cache are not known though a device was named
     # The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or measured,
     # or not known.
-    bounds: tuple[Pool, Pool] | None = None
+    bounds: tuple[KvPool, KvPool] | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -122,55 +123,81 @@ def plan_offline(
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
-    notes = [*((generation.note,) if generation.note else ()), *resolved.notes]
-    budget: Sequence[StartBudget] = ()
-    available: Sequence[int] | None = None
-    why_unknown: str | None = None
-    if flags.kv_cache_memory_bytes is not None:
-        available = [flags.kv_cache_memory_bytes] * len(layers)
-    elif flags.device_bytes is not None:
-        facts = ModelFacts(config=values, tensors=tensors)
-        try:
-            budget = _budget(facts, resolved, generation, measured, stages=len(layers), notes=notes)
-            available = [stage.available.bytes for stage in budget]
-        except PlanError as exc:
-            why_unknown = str(exc)
-            notes.append(f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes.")
-    else:
-        notes.append("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.")
-    if available is None:
-        # Any bytes do: what one request needs does not depend on them.
-        limits = replace(resolved.limits, num_gpu_blocks_override=None)
-        pool = plan_pool(layers, [ANY_BYTES] * len(layers), limits, generation)
-    else:
-        pool = plan_pool(layers, available, resolved.limits, generation)
-    bounds = None
-    if any(stage.available.low != stage.available.high for stage in budget):
-        low, high = (
-            plan_pool(layers, [getattr(stage.available, end) for stage in budget], resolved.limits, generation)
-            for end in ("low", "high")
-        )
-        bounds = low, high
-    notes += dict.fromkeys(stage.refusal for stage in budget if stage.refusal is not None)
-    if flags.platform == "ascend":
-        notes += _ascend_notes(flags, generation, pool)
-    if flags.platform == "cpu" and flags.kv_cache_memory_bytes is not None:
-        notes.append(_cpu_note(flags.kv_cache_memory_bytes, generation))
+    left = _left(ModelFacts(config=values, tensors=tensors), resolved, generation, measured, stages=len(layers))
+    pool = _pool(layers, left.available, resolved.limits, generation)
+    notes = [generation.note] if generation.note else []
+    notes += [*resolved.notes, *left.notes, *dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)]
     return OfflinePlan(
         model=model,
         generation=generation,
         resolved=resolved,
         layers=layers,
         pool=pool,
-        available_bytes=available,
-        budget=budget[pool.binding_worker] if budget else None,
-        notes=tuple(notes),
-        why_unknown=why_unknown,
-        bounds=bounds,
+        available_bytes=left.available,
+        budget=left.budgets[pool.binding_worker] if left.budgets else None,
+        notes=(*notes, *_platform_notes(flags, generation, pool)),
+        why_unknown=left.why_unknown,
+        bounds=_bounds(layers, left.budgets, resolved.limits, generation),
     )
 
 
-def _ascend_notes(flags: EngineFlags, generation: Generation, pool: Pool) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """The bytes that a start leaves for the KV cache of one rank of each stage."""
+
+    available: Sequence[int] | None = None  # in bytes; None: not known
+    budgets: Sequence[StartBudget] = ()  # how the start divides the devices, where one is named
+    notes: tuple[str, ...] = ()
+    why_unknown: str | None = None
+
+
+def _left(
+    facts: ModelFacts, resolved: Resolved, generation: Generation, measured: MeasuredStart | None, *, stages: int
+) -> _Left:
+    flags = resolved.given
+    if flags.kv_cache_memory_bytes is not None:
+        return _Left(available=[flags.kv_cache_memory_bytes] * stages)
+    if flags.device_bytes is None:
+        return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
+    notes: tuple[str, ...] = ()
+    if flags.speculative_config is not None:
+        notes = ("The budget of the device does not count the weights and the activation of the drafter.",)
+    try:
+        budgets = [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]
+    except PlanError as exc:
+        unknown = f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes."
+        return _Left(notes=(*notes, unknown), why_unknown=str(exc))
+    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets, notes=notes)
+
+
+def _pool(layers: Sequence[Layers], available: Sequence[int] | None, limits: Limits, generation: Generation) -> KvPool:
+    if available is not None:
+        return plan_pool(layers, available, limits, generation)
+    # Any bytes do: what one request needs does not depend on them.
+    return plan_pool(layers, [ANY_BYTES] * len(layers), replace(limits, num_gpu_blocks_override=None), generation)
+
+
+def _bounds(
+    layers: Sequence[Layers], budgets: Sequence[StartBudget], limits: Limits, generation: Generation
+) -> tuple[KvPool, KvPool] | None:
+    """Return the pools with the fewest and with the most bytes; None where the bytes are no estimates."""
+    if all(stage.available.low == stage.available.high for stage in budgets):
+        return None
+    return (
+        plan_pool(layers, [stage.available.low for stage in budgets], limits, generation),
+        plan_pool(layers, [stage.available.high for stage in budgets], limits, generation),
+    )
+
+
+def _platform_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
+    if flags.platform == "ascend":
+        return _ascend_notes(flags, generation, pool)
+    if flags.platform == "cpu" and flags.kv_cache_memory_bytes is not None:
+        return [_cpu_note(flags.kv_cache_memory_bytes, generation)]
+    return []
+
+
+def _ascend_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
     """Return notes on what vllm-ascend does otherwise; raises PlanError where its rule is not modelled."""
     release = generation.release[:2]
     if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:
@@ -195,18 +222,3 @@ def _cpu_note(given: int, generation: Generation) -> str:
             f" {given:,} bytes."
         )
     return "VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."
-
-
-def _budget(
-    facts: ModelFacts,
-    resolved: Resolved,
-    generation: Generation,
-    measured: MeasuredStart | None,
-    *,
-    stages: int,
-    notes: list[str],
-) -> Sequence[StartBudget]:
-    """Return how a start divides the device of one rank of each stage."""
-    if resolved.given.speculative_config is not None:
-        notes.append("The budget of the device does not count the weights and the activation of the drafter.")
-    return [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.limits import Limits
-from highwater.plan.pool import Pool
+from highwater.plan.pool import KvPool
 from highwater.plan.specs import Layers
 
 _SCRIPT: Final = Path(__file__).with_name("oracle_script.py")
@@ -94,7 +94,7 @@ def ask_oracle(
         raise PlanError(f"oracle: {python} answered something else than JSON: {lines[0][:120]!r}") from exc
 
 
-def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[str, ...]:
+def differences(planned: KvPool | PlanError, answer: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence for each figure of a plan, or of its refusal, that differs from vLLM's answer."""
     if "unanswerable" in answer:
         return (f"vLLM could not be asked: {answer['unanswerable']}",)
@@ -111,7 +111,7 @@ def differences(planned: Pool | PlanError, answer: Mapping[str, Any]) -> tuple[s
     )
 
 
-def _figures(pool: Pool, answer: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+def _figures(pool: KvPool, answer: Mapping[str, Any]) -> list[tuple[str, object, object]]:
     figures: list[tuple[str, object, object]] = [("fits", pool.fits, answer["fits"])]
     if pool.refusal is not None and answer["checks"]:
         last = answer["checks"][-1]

@@ -24,11 +24,11 @@ from highwater.plan.specs import (
     MambaState,
     SlidingWindow,
 )
-from highwater.units import GIB
+from highwater.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PoolGroup:
     """Layers that share block tables."""
 
     kind: str  # ``full``, ``sliding``, ``chunked``, ``mla``, ``mamba``, ``cross``, or ``mixed``
@@ -51,14 +51,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class KvPool:
     """One engine's KV cache, as its version of vLLM sizes it."""
 
     available_bytes: int  # the bytes of the rank that binds
     binding_worker: int  # that rank's place among the workers
     bytes_per_block: int  # the bytes that one block takes there, all layers included
     blocks: int  # their number, the null block included
-    groups: tuple[Group, ...]
+    groups: tuple[PoolGroup, ...]
     tokens: int | None  # "GPU KV cache size" as this version prints it; None where it would not get that far
     max_concurrency: float | None  # "Maximum concurrency" at the maximum length, as printed
     # The need of one request of the maximum length, as this version computes it for its check: 0.14 to 0.18 count
@@ -119,14 +119,8 @@ def deciding_workers(workers: Sequence[Layers], available_bytes: Sequence[int]) 
 
 def plan_pool(
     workers: Sequence[Layers], available_bytes: Sequence[int], limits: Limits, generation: Generation
-) -> Pool:
-    """Size the KV cache of an engine.
-
-    Args:
-        workers: Each worker's layers; ranks of one pipeline stage have the same.
-        available_bytes: The bytes for the KV cache on each worker.
-        limits: The rest of the configuration that the size depends on.
-        generation: The version's rules.
+) -> KvPool:
+    """Size the KV cache of an engine from the layers of each worker, and its bytes for the KV cache.
 
     Raises:
         PlanError: vLLM of this version would refuse these layers, whatever the bytes.
@@ -153,7 +147,7 @@ def plan_pool(
     # A pool without a block is refused by no check of the older versions; they divide by its size and end.
     fits = refusal is None and min(blocks) > 0
     concurrency = min(blocks) / sizing.blocks_per_request
-    return Pool(
+    return KvPool(
         available_bytes=available_bytes[binding],
         binding_worker=binding,
         bytes_per_block=block_bytes[binding],
@@ -192,7 +186,7 @@ class _Sizing:
         ahead = limits.max_in_flight_tokens if self.generation.in_flight_tokens else limits.max_num_batched_tokens
         match spec:
             case FullAttention():
-                return _ceil(_ceil(length, self._token_ranks), spec.block_size)
+                return ceil_div(ceil_div(length, self._token_ranks), spec.block_size)
             case SlidingWindow() if limits.decode_context_parallel_size > 1:
                 raise PlanError(
                     f"decode_context_parallel_size: {limits.decode_context_parallel_size} cannot be used with layers "
@@ -201,11 +195,11 @@ class _Sizing:
             case SlidingWindow():
                 kept = spec.window - 1 + limits.extra_retained_tokens + ahead
                 # One more, because the window may begin in the middle of a block.
-                return _ceil(min(kept, length), spec.block_size) + 1
+                return ceil_div(min(kept, length), spec.block_size) + 1
             case ChunkedLocal():
-                return _ceil(min(spec.chunk + ahead, length), spec.block_size)
+                return ceil_div(min(spec.chunk + ahead, length), spec.block_size)
             case CrossAttention():
-                return _ceil(limits.max_encoder_tokens, spec.block_size)
+                return ceil_div(limits.max_encoder_tokens, spec.block_size)
             case MambaState():
                 return self._state_blocks(spec, length)
         raise PlanError(f"layers: a cache of the kind {type(spec).__name__} cannot be planned")
@@ -215,13 +209,13 @@ class _Sizing:
         if generation.mamba_needs == "one":
             return 1
         if generation.mamba_needs == "length":
-            return _ceil(length, spec.block_size)
+            return ceil_div(length, spec.block_size)
         if mode == "align":
             return 2 + spec.speculative_blocks + spec.checkpoint_blocks
         if mode == "none":
             return 1 + spec.speculative_blocks
         if mode == "all" and generation.mamba_has_all:
-            return _ceil(length, spec.block_size) + spec.speculative_blocks * generation.mamba_all_adds_drafts
+            return ceil_div(length, spec.block_size) + spec.speculative_blocks * generation.mamba_all_adds_drafts
         known = "none, align or all" if generation.mamba_has_all else "none or align"
         raise PlanError(f"mamba_cache_mode: {mode!r} is not known to vLLM {generation.version}; must be {known}")
 
@@ -292,8 +286,8 @@ class _Sizing:
         smallest = min(group.spec.block_size for group in self.groups)
         return blocks // len(self.groups) * smallest * self._token_ranks
 
-    def described(self, group: LayerGroup) -> Group:
-        return Group(
+    def described(self, group: LayerGroup) -> PoolGroup:
+        return PoolGroup(
             kind=group.kind,
             layers=len(group.layers),
             padding_layers=group.padding_layers,
@@ -301,7 +295,3 @@ class _Sizing:
             page_bytes=group.page_bytes() if group.is_mixed else group.spec.page_bytes,
             blocks_per_request=self.blocks(group.spec, self.limits.max_model_len),
         )
-
-
-def _ceil(value: int, by: int) -> int:
-    return -(-value // by)

@@ -15,7 +15,7 @@ from highwater.plan.budget import RankBudget, block_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
-from highwater.plan.pool import Pool, deciding_workers, plan_pool
+from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.units import size_text
 
 LENGTHS = (1_024, 8_192)
@@ -24,81 +24,50 @@ LENGTHS = (1_024, 8_192)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """Layers that share block tables, as the engine made them.
+    """Layers that share block tables, as the engine made them; None: not reported."""
 
-    Attributes:
-        kind: vLLM's class of the layer.
-        block_size: Tokens a block.
-        page_bytes: Bytes that one layer takes of a block.
-        window: The window of sliding window layers, in tokens.
-    """
-
-    kind: str
+    kind: str  # vLLM's class of the layer
     layers: int | None
-    block_size: int | None
-    page_bytes: int | None
-    window: int | None = None
+    block_size: int | None  # tokens a block
+    page_bytes: int | None  # that one layer takes of a block
+    window: int | None = None  # of sliding window layers, in tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """The part of the pool that one request of a length takes while it runs, and at most while it stays cached.
-
-    Attributes:
-        tokens: Its length.
-        blocks: Of the pool, all groups together.
-        bytes: The same in bytes, on each rank.
-        requests: The number of them that run at once, in the blocks that are not the null block.
-    """
+class RequestNeed:
+    """The part of the pool that one request of a length takes while it runs, and at most while it stays cached."""
 
     tokens: int
-    blocks: int
-    bytes: int
-    requests: int
+    blocks: int  # of all groups together
+    bytes: int  # on each rank
+    requests: int  # that run at once, in the blocks that are not the null block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """One data-parallel engine's KV cache.
-
-    Attributes:
-        blocks: The engine's own number, the null block included.
-        block_size: Tokens a block, as configured.
-        bytes_per_block: All layers of the rank included.
-        binding_rank: The rank with the fewest bytes, which decides; `available_bytes`: those bytes.
-        tokens: The log's "KV cache size": the engine's own where its workers see it, else as this version prints it.
-        tokens_grade: ``engine`` or ``exact``.
-        tokens_meaning: The meaning of that number on this version.
-        max_concurrency: Requests of the maximum length at once, as printed.
-        planned_blocks: By the arithmetic of this version, from the engine's layers and bytes.
-        needed_bytes: The need of one request of the maximum length.
-        max_model_len_that_fits: The longest that this pool would take.
-        differences: Where engine and arithmetic disagree, a sentence each.
-        problem: Why the arithmetic is not possible; `note`: what is uncertain about it.
-        conversations: The needs of requests of some lengths.
-        fully_counted_bytes: The bytes for the KV cache if everything were counted that is known to be in use;
-            `fully_counted_blocks`: the blocks of that; `fully_counted_tokens`: the number that would be printed.
-    """
+    """One data-parallel engine's KV cache; None: not known."""
 
     dp_rank: int | None
-    blocks: int | None = None
-    block_size: int | None = None
-    bytes_per_block: int | None = None
+    blocks: int | None = None  # the engine's own number, the null block included
+    block_size: int | None = None  # tokens a block, as configured
+    bytes_per_block: int | None = None  # all layers of the rank included
     groups: tuple[GroupView, ...] = ()
-    binding_rank: int | None = None
-    available_bytes: int | None = None
-    tokens: int | None = None
-    tokens_grade: str | None = None
-    tokens_meaning: str | None = None
-    max_concurrency: float | None = None
+    binding_rank: int | None = None  # the rank with the fewest bytes, which decides
+    available_bytes: int | None = None  # those bytes
+    tokens: int | None = None  # the log's "KV cache size": the engine's own where its workers see it, else as printed
+    tokens_grade: str | None = None  # ``engine`` or ``exact``
+    tokens_meaning: str | None = None  # the meaning of that number on this version
+    max_concurrency: float | None = None  # requests of the maximum length at once, as printed
+    # By the arithmetic of this version, from the engine's layers and bytes.
     planned_blocks: int | None = None
     planned_bytes_per_block: int | None = None
-    needed_bytes: int | None = None
+    needed_bytes: int | None = None  # the need of one request of the maximum length
     max_model_len_that_fits: int | None = None
-    differences: tuple[str, ...] = ()
-    problem: str | None = None
-    note: str | None = None
-    conversations: tuple[Conversation, ...] = ()
+    differences: tuple[str, ...] = ()  # where engine and arithmetic disagree, a sentence each
+    problem: str | None = None  # why the arithmetic is not possible
+    note: str | None = None  # what is uncertain about it
+    conversations: tuple[RequestNeed, ...] = ()
+    # For the KV cache if everything were counted that is known to be in use, and the blocks and tokens of that.
     fully_counted_bytes: int | None = None
     fully_counted_blocks: int | None = None
     fully_counted_tokens: int | None = None
@@ -187,7 +156,7 @@ def _of_deciding_workers(engine: LiveEngine) -> LiveEngine:
     )
 
 
-def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
+def _meaning(printed: str, pool: KvPool, engine: LiveEngine) -> str:
     length = f"{engine.limits.max_model_len:,}"
     if printed == "length":
         need = pool.blocks_per_request
@@ -206,7 +175,7 @@ def _meaning(printed: str, pool: Pool, engine: LiveEngine) -> str:
     )
 
 
-def _differences(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[str, ...]:
+def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[str, ...]:
     pairs = (
         ("blocks", view.blocks, planned.blocks),
         ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
@@ -230,7 +199,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 2)
 
 
-def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[Conversation, ...]:
+def _conversations(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[RequestNeed, ...]:
     """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
     blocks = view.blocks or planned.blocks
     generation, limits = generation_of(engine.version), engine.limits
@@ -246,7 +215,7 @@ def _conversations(view: PoolView, planned: Pool, engine: LiveEngine) -> tuple[C
             # vLLM's own concurrency counts the null block, which no request gets.
             requests = max(blocks - 1, 0) // need
             size = need * planned.bytes_per_block
-            rows.append(Conversation(tokens=tokens, blocks=need, bytes=size, requests=requests))
+            rows.append(RequestNeed(tokens=tokens, blocks=need, bytes=size, requests=requests))
     return tuple(rows)
 
 

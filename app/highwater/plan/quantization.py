@@ -9,7 +9,8 @@ from typing import Any
 
 from highwater.plan.checkpoint import Tensor, text_config, whole
 from highwater.plan.errors import PlanError
-from highwater.plan.json_file import Config
+from highwater.plan.json_file import ConfigJson
+from highwater.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class Quantization:
     group: int = 0  # the weights of a row that share a scale; 0: the whole row; -1: the whole tensor
     rows: int = 1  # that share a scale (128 where scales are for square blocks)
     scale_bits: int = 32  # of one scale
-    zero_bits: int = 0  # of one zero point; 0: there is none
+    zero_bits: int = 0  # of one zero point; 0: the scheme has no zero points
     experts_only: bool = False  # only a mixture's experts are quantized
     ignored: tuple[str, ...] = ()  # modules that stay as they are, as the config names them
     slack: float = 0.01  # the share by which the device may hold more or less, as kernels pad and repack weights
@@ -30,17 +31,16 @@ class Quantization:
 _ONLINE = {"fp8": Quantization(name="fp8", bits=8, group=-1)}
 _NVFP4 = Quantization(name="nvfp4", bits=4, group=16, scale_bits=8, slack=0.03)
 _MXFP4 = Quantization(name="mxfp4", bits=4, group=32, scale_bits=8, experts_only=True, slack=0.02)
-
-
+_SCHEMES = {
+    "fbgemm_fp8": Quantization(name="fp8", bits=8),
+    "bitsandbytes": Quantization(name="bitsandbytes", bits=8, slack=0.05),
+    "mxfp4": _MXFP4,
+}
 _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
 
 
-def quantization_of(config: Config, flag: str | None) -> Quantization | None:
-    """Return how a checkpoint is quantized, or how vLLM quantizes it while it loads; None: not at all.
-
-    Args:
-        config: The config.json.
-        flag: `--quantization`, as given.
+def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
+    """Return how a checkpoint is quantized, or how vLLM does it at load by `--quantization`; None: not at all.
 
     Raises:
         PlanError: The scheme is unknown.
@@ -72,7 +72,7 @@ def quantization_of(config: Config, flag: str | None) -> Quantization | None:
     return replace(scheme, ignored=ignored)
 
 
-def _names(described: Config, key: str) -> Iterator[str]:
+def _names(described: ConfigJson, key: str) -> Iterator[str]:
     names = described.get(key)
     if names is None:
         return
@@ -81,29 +81,22 @@ def _names(described: Config, key: str) -> Iterator[str]:
     yield from map(str, names)
 
 
-def _scheme(method: str, described: Config) -> Quantization | None:
-    scheme: Quantization | None = None
+def _scheme(method: str, described: ConfigJson) -> Quantization | None:
     match method:
         case "compressed-tensors":
-            scheme = _compressed_tensors(described)
-        case "fbgemm_fp8":
-            scheme = Quantization(name="fp8", bits=8)
+            return _compressed_tensors(described)
         case "bitsandbytes" if described.get("load_in_4bit") or described.get("_load_in_4bit"):
-            scheme = Quantization(name=method, bits=4, group=64, slack=0.05)  # NF4: a scale for 64 weights
-        case "bitsandbytes":
-            scheme = Quantization(name=method, bits=8, slack=0.05)
+            return Quantization(name=method, bits=4, group=64, slack=0.05)  # NF4: a scale for 64 weights
         case "fp8":
-            scheme = _fp8(described.get("weight_block_size"), -1)
+            return _fp8(described.get("weight_block_size"), -1)
         case "gptq" | "awq" | "gptq_marlin" | "awq_marlin":
             bits = whole(described, "bits", "w_bit", default=4)
             group = max(whole(described, "group_size", "q_group_size", default=128, least=-1), 0)
-            scheme = Quantization(name=method, bits=bits, group=group, scale_bits=16, zero_bits=bits, slack=0.03)
-        case "mxfp4":
-            scheme = _MXFP4
+            return Quantization(name=method, bits=bits, group=group, scale_bits=16, zero_bits=bits, slack=0.03)
         case "modelopt" | "modelopt_fp4":
             algorithm = str(described.get("quant_algo", "NVFP4")).upper()
-            scheme = {"FP8": _ONLINE["fp8"], "NVFP4": _NVFP4}.get(algorithm)
-    return scheme
+            return {"FP8": _ONLINE["fp8"], "NVFP4": _NVFP4}.get(algorithm)
+    return _SCHEMES.get(method)
 
 
 def _fp8(block: object, group: int) -> Quantization:
@@ -115,7 +108,7 @@ def _fp8(block: object, group: int) -> Quantization:
     return Quantization(name="fp8", bits=8, group=group)
 
 
-def _compressed_tensors(described: Config) -> Quantization | None:
+def _compressed_tensors(described: ConfigJson) -> Quantization | None:
     groups = described.get("config_groups")
     first: Any = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
@@ -157,9 +150,9 @@ def quantized(tensor: Tensor, scheme: Quantization) -> Iterator[Tensor]:
         return
     rows, columns = tensor.shape
     yield Tensor(tensor.name, (rows, columns), scheme.bits, floating=False)
-    scales = (
-        (1,) if scheme.group < 0 else (-(-rows // scheme.rows), 1 if scheme.group == 0 else -(-columns // scheme.group))
-    )
+    scales: tuple[int, ...] = (1,)
+    if scheme.group >= 0:
+        scales = ceil_div(rows, scheme.rows), ceil_div(columns, scheme.group) if scheme.group else 1
     yield Tensor(f"{tensor.name}_scale", scales, scheme.scale_bits, floating=False)
     if scheme.zero_bits:
         yield Tensor(f"{tensor.name}_zero_point", scales, scheme.zero_bits, floating=False)

@@ -23,7 +23,7 @@ from highwater.units import GIB
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
 LARGE_CARD_BYTES: Final = 70 * GIB
 LARGEST_CARD_BYTES: Final = 160 * GIB
-MAX_NUMBER: Final = 1 << 60
+_MAX_NUMBER: Final = 1 << 60
 ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
 
@@ -120,8 +120,8 @@ def _check(flags: EngineFlags, model: Model) -> None:
         value = getattr(flags, key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number of 1 or more is needed")
-        if value is not None and value > MAX_NUMBER:
-            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; {MAX_NUMBER} at most")
+        if value is not None and value > _MAX_NUMBER:
+            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; {_MAX_NUMBER} at most")
     share = flags.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")

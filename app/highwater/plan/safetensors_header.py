@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeGuard
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
+from highwater.units import ceil_div
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # The format's own limit.
@@ -38,7 +39,7 @@ def checkpoint_tensors(folder: Path) -> tuple[Tensor, ...]:
     """Return every tensor of the safetensors files that vLLM would load from a folder; none where it has no such file.
 
     Raises:
-        PlanError: A file is missing, cut short, or is no safetensors file.
+        PlanError: A file is missing, cut short, or is not a safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -80,7 +81,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
     """Return the tensors of one safetensors file.
 
     Raises:
-        PlanError: It cannot be read, or is no safetensors file.
+        PlanError: It cannot be read, or is not a safetensors file.
     """
     with _open(path) as file:
         size = path.stat().st_size
@@ -91,7 +92,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
         if len(start) < _LENGTH_BYTES or length > _MAX_HEADER_BYTES or length > size - _LENGTH_BYTES:
             raise PlanError(
                 f"{path} says that its header has {length} bytes, but the file has {size} and a header at most"
-                f" {_MAX_HEADER_BYTES}: it is cut short or is no safetensors file"
+                f" {_MAX_HEADER_BYTES}: it is cut short or is not a safetensors file"
             )
         header = _object(file.read(length), path, _MAX_HEADER_BYTES)
     room = size - _LENGTH_BYTES - length
@@ -102,20 +103,22 @@ def _open(path: Path) -> BinaryIO:
     try:
         return os.fdopen(open_regular(path, follows_link=True), "rb")
     except NotARegularFileError as error:
-        raise PlanError(f"{path} is no regular file") from error
+        raise PlanError(f"{path} is not a regular file") from error
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _object(text: bytes, path: Path, most: int) -> Mapping[str, Any]:
     if len(text) > most:
-        raise PlanError(f"{path} has more than {most} bytes of JSON: that is no index or header")
+        raise PlanError(f"{path} has more than {most} bytes of JSON: that is not an index or a header")
     try:
         value = json.loads(text, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is cut short or is no safetensors file: its JSON cannot be read ({error})") from error
+        raise PlanError(
+            f"{path} is cut short or is not a safetensors file: its JSON cannot be read ({error})"
+        ) from error
     if not isinstance(value, Mapping):
-        raise PlanError(f"{path} is no safetensors file: its JSON should be an object")
+        raise PlanError(f"{path} is not a safetensors file: its JSON should be an object")
     return value
 
 
@@ -134,7 +137,7 @@ def _tensor(name: str, entry: object, room: int, path: Path) -> Tensor:
         raise PlanError(f"dtype of {shown!r} is {str(dtype)[:40]!r} in {path}: it should be one of {', '.join(_BITS)}")
     if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2:  # noqa: PLR2004 - begin and end
         raise PlanError(f"shape or data_offsets of {shown!r} make no sense in {path}: lists of sizes are needed")
-    expected = -(-math.prod(shape) * _BITS[dtype] // 8)
+    expected = ceil_div(math.prod(shape) * _BITS[dtype], 8)
     if place[1] - place[0] != expected or place[1] > room:
         raise PlanError(
             f"data_offsets of {shown!r} are {place} in {path}: its shape needs {expected} bytes within the"

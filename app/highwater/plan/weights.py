@@ -13,22 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.plan.allocator import allocated_at_least, allocated_bytes, round_up
-from highwater.plan.checkpoint import (
-    Tensor,
-    heads_of,
-    implied_tensors,
-    ratio,
-    text_config,
-    tied,
-    whole,
-)
+from highwater.plan.allocator import allocated_at_least, allocated_bytes
+from highwater.plan.checkpoint import Tensor, heads_of, ratio, text_config, whole
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, estimated, exact
-from highwater.plan.json_file import Config
+from highwater.plan.implied import implied_tensors, tied
+from highwater.plan.json_file import ConfigJson
 from highwater.plan.layers import stage_bounds
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
+from highwater.units import ceil_div, round_up
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.
@@ -42,27 +36,26 @@ class Ranks:
     pipeline: int = 1
     stage: int = 0  # the pipeline stage of the rank, from 0
     experts: int = 1  # the ranks that whole experts are spread over; 1: every rank holds a part of each
-    encoder_data_parallel: bool = False  # each rank holds the whole vision tower (`--mm-encoder-tp-mode data`)
     expandable_segments: bool = False  # the allocator splits every block
 
 
 def weights_from_config(
-    config: Config, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
+    config: ConfigJson, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
 ) -> Figure:
     """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
     tensors: Iterable[Tensor] = implied_tensors(config)
     if scheme is not None:
         tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    size = _held(config, tensors, ranks, dtype, scheme)
-    slack = scheme.slack if scheme else 0.0
+    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
+    slack = max(scheme.slack if scheme else 0.0, 0.002)
     named = f"{scheme.name} weights" if scheme else "weights in the model's dtype"
-    low, high = round(size.low * (1 - max(slack, 0.002))), round(size.high * (1 + max(slack, 0.002)))
-    return estimated(low, size.likely, high, f"{named}, from the config.json: no safetensors files were given")
+    why = f"{named}, from the config.json: no safetensors files were given"
+    return estimated(round(low * (1 - slack)), likely, round(high * (1 + slack)), why)
 
 
 def weights_from_files(
-    config: Config,
+    config: ConfigJson,
     tensors: Iterable[Tensor],
     ranks: Ranks,
     *,
@@ -74,28 +67,21 @@ def weights_from_files(
     scheme = None if stored_quantized else quantization_of(config, quantization)
     if scheme is not None:
         tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    size = _held(config, tensors, ranks, dtype, scheme)
+    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
     source = "from the headers of the safetensors files"
     if scheme is not None or stored_quantized:
         why = f"{source}; kernels may pad and repack quantized weights"
-        return estimated(round(size.low * 0.98), size.likely, round(size.high * 1.03), why)
-    if size.low == size.high:
-        return exact(size.likely, source)
+        return estimated(round(low * 0.98), likely, round(high * 1.03), why)
+    if low == high:
+        return exact(likely, source)
     why = f"{source}; how some tensors are split, or in what order they fill the allocator's blocks, is not known"
-    return estimated(round(size.low * 0.999), size.likely, round(size.high * 1.001), why)
-
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    low: int
-    likely: int
-    high: int
+    return estimated(round(low * 0.999), likely, round(high * 1.001), why)
 
 
 def _held(
-    config: Config, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
-) -> _Size:
-    """Count what one rank holds: its parts of the tensors, joined, and the tables of rotary positions."""
+    config: ConfigJson, tensors: Iterable[Tensor], ranks: Ranks, dtype: str | None, scheme: Quantization | None
+) -> tuple[int, int, int]:
+    """Count what one rank holds, at least, likely and at most: its parts of the tensors, joined, and rotary tables."""
     text = text_config(config)
     element = element_bytes(dtype or model_dtype(config))
     split = _Splitter(config, text, ranks)
@@ -108,8 +94,8 @@ def _held(
         if scheme is not None and scheme.experts_only and bits < element * 8:
             high = round(high * _kernel_padding(text, tensor, ranks))
         part = joined.setdefault(_joined_name(tensor.name), [0, 0])
-        part[0] += -(-low * bits // 8)
-        part[1] += -(-high * bits // 8)
+        part[0] += ceil_div(low * bits, 8)
+        part[1] += ceil_div(high * bits, 8)
     # Four scales of one number each that every attention layer keeps for a quantized KV cache
     # (attention/layer.py: set_default_quant_scales).
     scales = [_SCALE_BYTES] * 4 * sum(name.endswith(("qkv_proj.weight", "kv_b_proj.weight")) for name in joined)
@@ -122,10 +108,10 @@ def _held(
     likely = high if low == high or padded else (low + high) // 2
     if not ranks.expandable_segments:
         low = min(low, *map(allocated_at_least, sizes))
-    return _Size(low, likely, high)
+    return low, likely, high
 
 
-def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
+def _kernel_padding(text: ConfigJson, tensor: Tensor, ranks: Ranks) -> float:
     """Return how much larger the kernel's layout of MXFP4 experts is: Hopper's pads widths to 256.
 
     It explains gpt-oss-20b's 13.64 and 7.01 GiB on an H100 (vLLM 0.19, TP 1 and 2), of 12.87 and 6.48 unpadded.
@@ -133,14 +119,14 @@ def _kernel_padding(text: Config, tensor: Tensor, ranks: Ranks) -> float:
     if ".experts." not in tensor.name:
         return 1.0
     hidden, inner = whole(text, "hidden_size"), whole(text, "intermediate_size")
-    inner = inner if ranks.experts > 1 else -(-inner // ranks.tensor)
+    inner = inner if ranks.experts > 1 else ceil_div(inner, ranks.tensor)
     wide = round_up(inner, 64)
     if "down_proj" in tensor.name:
         return round_up(wide, 256) / inner
     return round_up(2 * wide, 256) * round_up(hidden, 256) / (2 * inner * hidden)
 
 
-def model_dtype(config: Config) -> str:
+def model_dtype(config: ConfigJson) -> str:
     """Return the dtype that vLLM runs a model in when `--dtype` is auto."""
     declared = text_config(config)
     named = (place.get(key) for place in (config, declared) for key in ("dtype", "torch_dtype"))
@@ -183,10 +169,10 @@ _PER_TENSOR = re.compile(r"(scale|scale_2|zero_point|scale_inv)$")
 class _Splitter:
     """Counts the elements of a tensor that one rank holds."""
 
-    def __init__(self, config: Config, text: Config, ranks: Ranks) -> None:
+    def __init__(self, config: ConfigJson, text: ConfigJson, ranks: Ranks) -> None:
         self._ranks = ranks
         self._layers = whole(text, "num_hidden_layers", "n_layer")
-        self._heads, self._kv_heads, self._width = heads_of(text)
+        self._heads, self._kv_heads, _ = heads_of(text)
         self._tied = tied(config)
         self._first, self._last = stage_bounds(self._layers, ranks.pipeline)[ranks.stage]
         if self._heads % ranks.tensor:
@@ -218,20 +204,18 @@ class _Splitter:
         name, size, tensor_ranks = tensor.name, tensor.elements, self._ranks.tensor
         if _VOCABULARY.search(name):
             rows = round_up(tensor.shape[0], _VOCABULARY_PADDING)
-            part = -(-rows // tensor_ranks) * (size // tensor.shape[0])
+            part = ceil_div(rows, tensor_ranks) * (size // tensor.shape[0])
             return part, part
         if self._ranks.experts > 1 and _EXPERTS.search(name):
             # Each rank holds whole experts: an equal share, the first ranks one more.
-            return size // self._ranks.experts, -(-size // self._ranks.experts)
+            return size // self._ranks.experts, ceil_div(size, self._ranks.experts)
         if tensor_ranks == 1 or size == 1 or _REPLICATED.search(name):
-            return size, size
-        if _VISION.match(name) and self._ranks.encoder_data_parallel:
             return size, size
         return self._split(tensor, vision=_VISION.match(name) is not None)
 
     def _split(self, tensor: Tensor, *, vision: bool) -> tuple[int, int]:
         name, size, ranks = tensor.name, tensor.elements, self._ranks.tensor
-        part = -(-size // ranks)
+        part = ceil_div(size, ranks)
         high = part
         if _KV_COLUMN.search(name) and not vision:
             part = high = size * max(1, self._kv_heads // ranks) // self._kv_heads
@@ -294,7 +278,7 @@ def _load_order(tensor: Tensor) -> tuple[int, int]:
 # --- tables of rotary positions ---
 
 
-def rotary_tables(config: Config, element: int) -> list[int]:
+def rotary_tables(config: ConfigJson, element: int) -> list[int]:
     """Return the sizes of the tables of cosines and sines that vLLM keeps beside the weights.
 
     One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
@@ -318,7 +302,7 @@ def rotary_tables(config: Config, element: int) -> list[int]:
     return [rows * columns * size for rows, columns in sorted(shapes)]
 
 
-def _rotary_shape(rope: Mapping[str, Any], text: Config, positions: int, width: int) -> tuple[int, int]:
+def _rotary_shape(rope: Mapping[str, Any], text: ConfigJson, positions: int, width: int) -> tuple[int, int]:
     factor = ratio(rope, "factor", default=1)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     share = ratio({**text, **rope}, "partial_rotary_factor", "rotary_pct", default=1)

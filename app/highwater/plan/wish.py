@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.images import ImageTokens
-from highwater.plan.pool import Pool, largest
+from highwater.plan.pool import KvPool, largest
 from highwater.units import gib_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _WISH = re.compile(
 )
 
 Flags: TypeAlias = Mapping[str, Any]
-Planner: TypeAlias = Callable[[Flags], Pool]
+Planner: TypeAlias = Callable[[Flags], KvPool]
 """Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
 
 
@@ -70,7 +70,7 @@ class Wish:
 
     conversations: int
     tokens: int  # of each, without its images
-    images: Images | None = None  # the images of each; None: none
+    images: Images | None = None  # the images of each; None: no images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,19 +184,14 @@ def grant_offline(
 ) -> Granted:
     """Find the smallest command line that a wish fits in, for a model that does not run yet.
 
-    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line.
-
-    Args:
-        wish: The wish.
-        flags: The command line so far.
-        plan: Plans a command line for the model.
-        image: The cost of one image; needed where the wish has images.
+    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line. The cost of
+    an image is needed where the wish has images.
 
     Raises:
         PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
     """
 
-    def pool_of(changed: Flags) -> Pool:
+    def pool_of(changed: Flags) -> KvPool:
         planned = plan(replace(flags, **changed))
         if planned.available_bytes is not None:
             return planned.pool
@@ -234,10 +229,7 @@ def grant_offline(
 def wish_json(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
     """Return the answer to a wish for programs, with the whole command line of each of the nearest.
 
-    Args:
-        granted: The answer.
-        given: The flags of the command lines besides those that were found.
-        model: The model's name or folder.
+    Command lines are for the model of this name or folder, with the flags `given` besides those that were found.
     """
     nearest = [
         {**asdict(option), "command_line": command_line({**given, **option.flags}, model)} for option in granted.nearest
@@ -302,12 +294,12 @@ class _Search:
         )
 
 
-def fitting_conversations(pool: Pool) -> int:
+def fitting_conversations(pool: KvPool) -> int:
     """Return how many requests of the maximum length are in the KV cache at once; vLLM keeps the null block itself."""
     return max(0, pool.blocks - 1) // max(1, pool.blocks_per_request)
 
 
-def needed_bytes(pool: Pool, conversations: int) -> int:
+def needed_bytes(pool: KvPool, conversations: int) -> int:
     """Return the bytes of a pool that just holds so many requests of the maximum length."""
     return (conversations * pool.blocks_per_request + 1) * pool.bytes_per_block
 
@@ -369,7 +361,7 @@ def _images(count: str, size: str | None) -> Images:
         width, height = _RESOLUTIONS[name]
     else:
         raise PlanError(
-            f"wish: {size!r} is no known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
+            f"wish: {size!r} is not a known size of an image; known: {', '.join(_RESOLUTIONS)}, WIDTHxHEIGHT, N tokens"
         )
     return Images(count=images, width=width, height=height)
 

@@ -12,4 +12,4 @@ class SnapshotError(Exception):
 
 
 class UnsafePickle(SnapshotError):
-    """The file is no pickle of plain data within the bounds; nothing of it was built."""
+    """The file is not a pickle of plain data within the bounds; nothing of it was built."""

@@ -32,7 +32,7 @@ def ask(
         seconds: The time limit.
 
     Raises:
-        SnapshotError: A file does not exist, is no snapshot, is refused, or takes too long.
+        SnapshotError: A file does not exist, is not a snapshot, is refused, or takes too long.
     """
     with ExitStack() as stack:
         opened = [_opened(path, stack) for path in paths]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from highwater.snapshots.model import DEFAULT_POOL, Segment, Snapshot, Stack
-from highwater.units import MIB
+from highwater.units import MIB, ceil_div, round_up
 
 SMALL_REQUEST: Final = 1 * MIB
 PAGES: Final = {"small": 2 * MIB, "large": 20 * MIB}
@@ -27,26 +27,19 @@ _SHOWN_FRAMES: Final = 6
 
 @dataclass(slots=True)
 class Sums:
-    """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`.
-
-    Attributes:
-        pending: In blocks that were freed and wait for another stream.
-        rounding: The part of `allocated` that was not requested.
-        holed_segments: Segments in use that have free bytes, `held_free` together.
-        whole_segments: Segments that are all free, of `whole_free` bytes.
-    """
+    """Bytes of some segments; `reserved` is the sum of `allocated`, `pending` and `free`."""
 
     segments: int = 0
     reserved: int = 0
     allocated: int = 0
-    pending: int = 0
+    pending: int = 0  # in blocks that were freed and wait for another stream
     free: int = 0
-    rounding: int = 0
+    rounding: int = 0  # the part of `allocated` that was not requested
     largest_free: int = 0
-    holed_segments: int = 0
-    held_free: int = 0
-    whole_segments: int = 0
-    whole_free: int = 0
+    holed_segments: int = 0  # segments in use that have free bytes
+    held_free: int = 0  # those bytes
+    whole_segments: int = 0  # segments that are all free
+    whole_free: int = 0  # their bytes
 
     def add(self, segment: Segment) -> None:
         """Count one more segment."""
@@ -155,7 +148,7 @@ def _wanted(device: int, pools: Mapping[_PoolKey, Sums], snapshot: Snapshot, wan
 
 def rounded(size: int) -> int:
     """Return the bytes of the block that a request takes: a multiple of 512."""
-    return max(512, -(-size // 512) * 512)
+    return max(512, round_up(size, 512))
 
 
 def kind_for(size: int) -> str:
@@ -168,7 +161,7 @@ def new_segment(size: int) -> int:
     size = rounded(size)
     if size <= SMALL_REQUEST:
         return PAGES["small"]
-    return PAGES["large"] if size < _OWN_SEGMENT else -(-size // _LARGE_STEP) * _LARGE_STEP
+    return PAGES["large"] if size < _OWN_SEGMENT else round_up(size, _LARGE_STEP)
 
 
 # --- what could be given back ---
@@ -195,7 +188,7 @@ def _pages_free(segment: Segment) -> int:
     for block in segment.blocks:
         end = start + block.size
         if block.state == "free":
-            pages += max(0, end // page - -(-start // page))
+            pages += max(0, end // page - ceil_div(start, page))
         start = end
     return pages * page
 

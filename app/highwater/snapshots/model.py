@@ -31,36 +31,25 @@ Stack: TypeAlias = tuple[Frame, ...]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment, in bytes, and the stack of its allocation.
-
-    Attributes:
-        requested: Before rounding; the size where PyTorch does not say.
-        state: ``live``: a tensor's; ``pending``: freed, and waiting for another stream; ``free``.
-    """
+    """A piece of a segment, in bytes, and the stack of its allocation."""
 
     size: int
-    requested: int
-    state: str
+    requested: int  # before rounding; the size where PyTorch does not say
+    state: str  # ``live``: a tensor's; ``pending``: freed, and waiting for another stream; ``free``
     stack: Stack
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of memory that the allocator got from the driver; its blocks are in order, without a gap.
-
-    Attributes:
-        kind: ``small`` or ``large``: requests up to 1 MiB, or above.
-        pool: ``(0, 0)``: the default pool; any other is private to captured graphs or to sleep mode.
-        is_expandable: It is one mapped range of an expandable segment.
-    """
+    """A piece of memory that the allocator got from the driver; its blocks are in order, without a gap."""
 
     device: int
     address: int
     size: int
     stream: int
-    kind: str
-    pool: tuple[int, int]
-    is_expandable: bool
+    kind: str  # ``small`` or ``large``: requests up to 1 MiB, or above
+    pool: tuple[int, int]  # ``(0, 0)``: the default pool; any other is private to captured graphs or to sleep mode
+    is_expandable: bool  # it is one mapped range of an expandable segment
     blocks: tuple[Block, ...]
 
     @property
@@ -81,15 +70,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The last request of the history that failed for want of memory, else its largest; in bytes.
-
-    ``device_free`` is as the driver reported then; only of a request that failed.
-    """
+    """The last request of the history that failed for want of memory, else its largest; in bytes."""
 
     size: int
     stream: int
     failed: bool
-    device_free: int | None = None
+    device_free: int | None = None  # as the driver reported then; only of a request that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,7 @@ def parse(raw: object) -> Snapshot:
     """Return the snapshot in a pickle's content.
 
     Raises:
-        SnapshotError: It is no snapshot; the text names the wrong key.
+        SnapshotError: It is not a snapshot; the text names the wrong key.
     """
     if isinstance(raw, list):  # `torch.cuda.memory_snapshot()` returns the segments alone
         raw = {"segments": raw}
@@ -240,7 +226,7 @@ def _listed(raw: object, where: str) -> list[Any]:
 
 def _whole(raw: object, where: str) -> int:
     if not isinstance(raw, int) or raw.bit_length() > _WORD_BITS:
-        raise SnapshotError(f"{where} is no whole number of 64 bits")
+        raise SnapshotError(f"{where} is not a whole number of 64 bits")
     return int(raw)
 
 
@@ -257,5 +243,5 @@ def _size(raw: object, where: str) -> int:
 
 def _pool(raw: object, where: str) -> tuple[int, int]:
     if not isinstance(raw, tuple | list) or len(raw) != 2:  # noqa: PLR2004 - PyTorch's pair
-        raise SnapshotError(f"{where} is no pair of numbers")
+        raise SnapshotError(f"{where} is not a pair of numbers")
     return _whole(raw[0], where), _whole(raw[1], where)

@@ -20,20 +20,13 @@ from highwater.text.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The limits of a pickle; PyTorch's snapshots are far below them.
+    """The limits of a pickle; PyTorch's snapshots are far below them."""
 
-    Attributes:
-        nbytes: The file's size.
-        depth: Of containers within each other: a snapshot's are 6 deep.
-        stack: Values that wait for their container. Python writes lists and dicts in batches of 1,000.
-        memo: Values that the pickle refers back to.
-    """
-
-    nbytes: int = 256 << 20
+    nbytes: int = 256 << 20  # the file's size
     instructions: int = 40_000_000
-    depth: int = 32
-    stack: int = 20_000
-    memo: int = 10_000_000
+    depth: int = 32  # of containers within each other: a snapshot's are 6 deep
+    stack: int = 20_000  # values that wait for their container: Python writes lists and dicts in batches of 1,000
+    memo: int = 10_000_000  # values that the pickle refers back to
 
 
 BOUNDS: Final = Bounds()
@@ -189,7 +182,7 @@ def scan(data: bytes, bounds: Bounds = BOUNDS) -> None:
     if len(data) > bounds.nbytes:
         raise UnsafePickle(f"it has {len(data):,} bytes; at most {bounds.nbytes:,} are read")
     if data[:1] != b"\x80":
-        raise UnsafePickle("it is no pickle of protocol 2 to 5; PyTorch's snapshots are")
+        raise UnsafePickle("it is not a pickle of protocol 2 to 5; PyTorch's snapshots are")
     under_way, count = _Scan(data, bounds), 0
     stack, limit, size = under_way.stack, bounds.instructions, len(data)
     while not under_way.has_ended:

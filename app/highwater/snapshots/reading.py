@@ -54,7 +54,7 @@ def load(data: bytes) -> object:
     except MemoryError as exc:
         raise UnsafePickle(f"it needs more than {ADDRESS_SPACE >> 30} GiB to be read") from exc
     except Exception as exc:
-        raise UnsafePickle(f"it is no whole pickle: {type(exc).__name__}") from exc
+        raise UnsafePickle(f"it is not a complete pickle: {type(exc).__name__}") from exc
 
 
 def read(descriptor: int) -> Snapshot:

@@ -26,9 +26,9 @@ TURN_ON: Final = (
 def stacks_text(answer: dict[str, Any]) -> str:
     """Return the response to ``POST /memory/snapshot/stacks``: a line a rank."""
     return "\n".join(
-        f"rank {rank['rank']}: who allocates is noted for {span_text(rank['seconds_left'])}"
+        f"rank {rank['rank']}: allocation stacks are recorded for {span_text(rank['seconds_left'])}"
         if rank["recording"]
-        else f"rank {rank['rank']}: who allocates is not noted {'any more' if rank['was_recording'] else 'now'}"
+        else f"rank {rank['rank']}: allocation stacks are not recorded {'any more' if rank['was_recording'] else 'now'}"
         for rank in answer["ranks"]
     )
 
@@ -141,7 +141,7 @@ def _pool_title(pool: dict[str, Any]) -> str:
 
 def _pinned(device: dict[str, Any], *, has_stacks: bool) -> Iterator[str]:
     if has_stacks and device["pinned_by"]:
-        yield "Who pins free memory (a segment that several pin counts for each):"
+        yield "What pins free memory (a segment that several stacks pin counts for each):"
         for one in device["pinned_by"][:_SHOWN_STACKS]:
             held = size_text(one["held_bytes"])
             where = f"{_count(one['segments'], 'segment')} with {size_text(one['free_bytes'])} free"

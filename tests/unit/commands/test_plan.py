@@ -47,8 +47,8 @@ def test_what_is_refused_ends_with_2_and_names_the_flag():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--max-model-len", "many"), "is no size"),
-        (("--kv-cache-memory-bytes", "0"), "is nothing"),
+        (("--max-model-len", "many"), "is not a size"),
+        (("--kv-cache-memory-bytes", "0"), "is zero"),
         (("--platform", "abacus"), "is not one of"),
         (("--vllm-version", "0.1.0"), "older than the oldest version known"),
         (("--vllm-version", "new"), "is not understood"),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from highwater.commands.plan import plan
-from highwater.plan.checkpoint import implied_tensors
+from highwater.plan.implied import implied_tensors
 from highwater.units import GIB
 from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS
 

@@ -106,5 +106,5 @@ def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
 @pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
 def test_what_is_no_size_is_refused(text: str):
     """With an example of what is."""
-    with pytest.raises(ValueError, match=r"is no size; write it as 64GiB|is nothing"):
+    with pytest.raises(ValueError, match=r"is not a size; write it as 64GiB|is zero"):
         vllm_size(text)

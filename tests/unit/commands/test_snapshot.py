@@ -66,7 +66,7 @@ def test_a_terminal_obeys_nothing_of_a_file(tmp_path):
 
 def test_no_size_is_a_usage_error(file):
     """It says what one is."""
-    assert "'much' is no size; one is 1GiB" in invoke("explain", str(file), "--want", "much").output
+    assert "'much' is not a size; one is 1GiB" in invoke("explain", str(file), "--want", "much").output
 
 
 @pytest.fixture
@@ -101,6 +101,6 @@ def test_a_snapshot_is_taken(sidecar):
 
 def test_stacks_are_recorded_for_so_many_minutes(sidecar):
     """No snapshot is taken by that."""
-    assert "rank 0: who allocates is noted for 10 m\n" in invoke("take", "--record-stacks", "10").output
+    assert "rank 0: allocation stacks are recorded for 10 m\n" in invoke("take", "--record-stacks", "10").output
     assert sidecar == [("/memory/snapshot/stacks", '{"minutes":10.0}')]
     assert invoke("take", "--record-stacks", "61").exit_code == 2

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from highwater.plan.checkpoint import implied_tensors
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import (
     MeasuredStart,
@@ -21,6 +20,7 @@ from highwater.plan.estimates import (
 )
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
+from highwater.plan.implied import implied_tensors
 from highwater.plan.measured import read_start
 from highwater.units import GIB
 from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS, RecordedStart

@@ -84,7 +84,7 @@ def test_the_older_keys_of_a_preprocessor_win() -> None:
             {**LLAVA, "vision_config": {"model_type": "eva"}},
             {},
             (10, 10),
-            "vision_config.model_type: 'eva' is no encoder whose tokens are known here",
+            "vision_config.model_type: 'eva' is not an encoder whose tokens are known here",
         ),
         ({**LLAVA, "vision_feature_select_strategy": "half"}, {}, (10, 10), "vision_feature_select_strategy: 'half'"),
         ({**INTERN, "max_dynamic_patch": 10_000}, {}, (10, 10), "max_dynamic_patch: 10000 must be at most 128"),

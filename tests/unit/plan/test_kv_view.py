@@ -13,11 +13,11 @@ from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveWorker, available_bytes, layer_of, live_engine
 from highwater.plan.pool import plan_pool
 from highwater.plan.specs import ChunkedLocal, CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
-from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY
+from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, rank
 
 
 def worker(budget, number: int = 0, stage: int = 0, kind: str = "npu") -> LiveWorker:
-    return LiveWorker(name=f"rank {number}", pp_rank=stage, budget=budget, device_type=kind)
+    return LiveWorker(rank(number, kind=kind, pp_rank=stage, total=None), budget)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from highwater.plan.pool import plan_pool
 from highwater.plan.wish import parse_wish
 from tests.fakes import started
 from tests.fakes.started import GIB
+from tests.unit.plan.readings import rank
 
 _BUDGET = TypeAdapter(EngineBudget)
 
@@ -27,12 +28,7 @@ _BUDGET = TypeAdapter(EngineBudget)
 def engine_of(worker: object, version: str, ranks: int, returned: int | None = None, device: str = "npu") -> LiveEngine:
     """Return an engine whose ranks all started as this worker did."""
     budget = _BUDGET.validate_python(started.wire(worker, version=version, returned=returned))  # type: ignore[arg-type]
-    return live_engine(
-        [
-            LiveWorker(name=f"rank {rank}", pp_rank=0, budget=budget, device_type=device, total_bytes=int(60.96 * GIB))
-            for rank in range(ranks)
-        ]
-    )
+    return live_engine([LiveWorker(rank(number, kind=device), budget) for number in range(ranks)])
 
 
 @pytest.fixture(name="story")

@@ -37,9 +37,9 @@ def test_a_folder_is_taken_for_the_config_in_it(tmp_path: Path):
     ("content", "message"),
     [
         (None, "cannot be read: No such file or directory; a model's config.json is needed"),
-        (b"{", "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"{", "holds no JSON"),
+        (b"\xff\xfe", "holds no JSON"),
+        (b"[" * 100_000, "holds no JSON"),
         (b"[1]", "a JSON object is needed \\(a model's config.json\\), this is a list"),
         (b" " * (9 << 20), "has more than 8,388,608 bytes; a model's config.json is needed"),
     ],
@@ -59,7 +59,7 @@ def test_another_file_is_told_from_a_config(tmp_path: Path):
     """What is needed is a config.json, whatever the file that was named is called."""
     page = tmp_path / "README.md"
     page.write_text("# A model")
-    with pytest.raises(PlanError, match=r"README\.md: is no JSON: .*; a model's config\.json is needed"):
+    with pytest.raises(PlanError, match=r"README\.md: holds no JSON: .*; a model's config\.json is needed"):
         read_config(str(page))
 
 

@@ -18,7 +18,7 @@ from tests.kv_cases import plan, random_questions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from highwater.plan.pool import Pool
+    from highwater.plan.pool import KvPool
     from highwater.plan.specs import Layers, LayerSpec
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
@@ -32,7 +32,7 @@ def layers(count: int, spec: LayerSpec = FULL, name: str = "layers") -> Layers:
     return {f"{name}.{place}": spec for place in range(count)}
 
 
-def pool_of(model: Layers, blocks: int, version: str = "0.32.0", limits: Limits = LIMITS) -> Pool:
+def pool_of(model: Layers, blocks: int, version: str = "0.32.0", limits: Limits = LIMITS) -> KvPool:
     """Plan with room for so many blocks of one layer."""
     return plan_pool([model], [blocks * PAGE], limits, generation_of(version))
 

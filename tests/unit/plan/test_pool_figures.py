@@ -14,7 +14,7 @@ import pytest
 
 from highwater.plan.generations import generation_of
 from highwater.plan.limits import Limits
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.specs import ChunkedLocal, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow
 
 GIB = 1 << 30
@@ -66,7 +66,7 @@ class Start:
     max_num_batched_tokens: int = 8192
     mamba_cache_mode: str = "none"
 
-    def plan(self, available_bytes: int) -> Pool:
+    def plan(self, available_bytes: int) -> KvPool:
         limits = Limits(
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -275,7 +275,7 @@ def test_what_a_real_start_printed_closes_with_the_plan(start: Start) -> None:
     assert len(pools[0].groups) == start.groups
 
 
-def _agrees(pool: Pool, start: Start) -> bool:
+def _agrees(pool: KvPool, start: Start) -> bool:
     assert pool.max_concurrency is not None
     return (
         start.blocks in {None, pool.blocks}

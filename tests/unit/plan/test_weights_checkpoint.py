@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.checkpoint import architecture, implied_tensors, whole
+from highwater.plan.checkpoint import architecture, whole
 from highwater.plan.errors import PlanError
+from highwater.plan.implied import implied_tensors
 
 # The parameters that the model"s page shows, and the keys of its public config.json that decide them.
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {

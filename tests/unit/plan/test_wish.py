@@ -14,7 +14,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.limits import Limits
-from highwater.plan.pool import Pool, plan_pool
+from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.specs import FullAttention
 from highwater.plan.wish import (
     EXAMPLE,
@@ -35,7 +35,7 @@ BLOCK_BYTES = 16 * 2 * 64 * 2 * 2
 def planner(blocks: int, *, per_utilization: int = 0) -> Planner:
     """Return a planner of one layer with so many blocks of 16 tokens, and more of them where more is asked for."""
 
-    def plan(flags: Mapping[str, Any]) -> Pool:
+    def plan(flags: Mapping[str, Any]) -> KvPool:
         if "tensor_parallel_size" in flags:
             raise PlanError("tensor_parallel_size: cannot be planned here")
         size = 1 if "kv_cache_dtype" in flags else 2
@@ -89,7 +89,7 @@ def test_a_wish_is_read(text: str, wish: Wish) -> None:
         ),
         ("8 x 32k and more", "wish: '8 x 32k and more' is not understood from 'and more' on"),
         ("8 x 32k + 4 videos", "wish: '8 x 32k + 4 videos' is not understood from '+ 4 videos' on"),
-        ("8 x 32k + 4 images of 999p", "wish: '999p' is no known size of an image; known: 720p, 1080p"),
+        ("8 x 32k + 4 images of 999p", "wish: '999p' is not a known size of an image; known: 720p, 1080p"),
         ("0 x 32k", "wish: conversations 0: must be 1 to 100000"),
         ("8 x 900000000000000000000", "wish: length 900000000000000000000: must be 1 to"),
         ("1 x 1 + 1 images of 0x9", "wish: pixels 0: must be 1 to 100000"),

@@ -87,7 +87,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 def test_a_pickle_that_is_no_snapshot_is_named(written):
     """By the key that is wrong."""
     assert refused(written({"weights": [1]})) == "the snapshot has no 'segments'; a snapshot of PyTorch's has one"
-    assert "segments[0].total_size is no whole number of 64 bits" in refused(
+    assert "segments[0].total_size is not a whole number of 64 bits" in refused(
         written(snapshot([segment([block(1 << 70)])]))
     )
 

@@ -11,6 +11,7 @@ from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation
 from highwater.plan.models.elements import Elements
 from highwater.plan.models.kept import Model, RecurrentState
+from highwater.units import ceil_div
 
 CUDA_BLOCK = 16
 CPU_BLOCK = 128
@@ -63,11 +64,11 @@ def block_sizes(
     if mamba_cache_mode == "all":
         # Whole chunks of the state kernel, and whole blocks of the attention kernel.
         chunk = math.lcm(given_state or model.state_chunk or 2048, unit)
-        attention = chunk * _ceil(_ceil(state_page, token), chunk)
+        attention = chunk * ceil_div(ceil_div(state_page, token), chunk)
         state = attention
         attention = max(start, attention)
     else:
-        attention = max(start, unit * _ceil(state_page, unit * token))
+        attention = max(start, unit * ceil_div(state_page, unit * token))
         state = given_state or max_model_len
         if mamba_cache_mode == "align":
             state = attention
@@ -140,7 +141,3 @@ def _attention_token_bytes(model: Model, flags: EngineFlags, elements: Elements)
     heads = max(1, model.kv_heads // flags.tensor_parallel_size)
     packed = elements.token_head_bytes(model.head_size)
     return heads * (2 * model.head_size * elements.cache_bytes if packed is None else packed)
-
-
-def _ceil(value: int, by: int) -> int:
-    return -(-value // by)

@@ -43,12 +43,7 @@ class Draft:
 
 
 def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Draft:
-    """Return what a speculative config adds.
-
-    Args:
-        text: The JSON of `--speculative-config`; None: the flag is not given.
-        target: The model's own config.json.
-        model: The same, read.
+    """Return what `--speculative-config` (None: not given) adds to a model with this config.json.
 
     Raises:
         PlanError: The method is not known here, or its configuration cannot be read.

@@ -32,11 +32,7 @@ EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num
 
 
 def read_model(values: Mapping[str, Any], release: Release) -> Model:
-    """Return a model as far as the size of its KV cache goes.
-
-    Args:
-        values: Its config.json.
-        release: The release of vLLM, because older ones lack newer architectures.
+    """Return a model as far as the size of its KV cache goes, as a release of vLLM serves it.
 
     Raises:
         PlanError: The architecture is not known, or a key makes no sense.
@@ -63,7 +59,7 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         layers=max((part.layer for part in kept), default=-1) + 1
         if architecture.encoder_decoder
         else config.optional("num_hidden_layers") or max(one.layer for one in kept) + 1,
-        attention_heads=_attention_heads(config, architecture),
+        attention_heads=0 if architecture.states_only else config.number("num_attention_heads"),
         kv_heads=0 if architecture.states_only else 1 if is_latent else attention.kv_heads(config),
         head_size=_head_size(config, architecture, kept),
         kept=kept,
@@ -77,7 +73,8 @@ def read_model(values: Mapping[str, Any], release: Release) -> Model:
         is_latent=is_latent,
         is_sparse=any(isinstance(part, Indexer) for part in kept),
         caches_states=architecture.caches_states,
-        state_chunk=_state_chunk(config),
+        # get_mamba_chunk_size; Mamba 1 has no chunks.
+        state_chunk=config.optional("mamba_chunk_size") or config.optional("chunk_size"),
         state_dtype=_state_dtype(config, architecture, release),
         encoder_tokens=(config.optional("max_source_positions") or 0) if architecture.encoder_decoder else 0,
         is_moe=any(config.optional(key, 0) for key in EXPERT_KEYS),
@@ -101,12 +98,6 @@ def _architecture(values: Mapping[str, Any], release: Release) -> tuple[str, Arc
         f"architectures: {names[0]!r} is not known here; a plan is only made for architectures whose layers were read"
         " in vLLM's source (highwater plan --list-architectures)"
     )
-
-
-def _attention_heads(config: Config, architecture: Architecture) -> int:
-    if architecture.states_only:
-        return 0
-    return config.number("num_attention_heads")
 
 
 def _head_size(config: Config, architecture: Architecture, kept: tuple[Kept, ...]) -> int:
@@ -139,11 +130,6 @@ def _quantization(values: Mapping[str, Any], config: Config) -> Mapping[str, Any
             if described is not None:
                 raise PlanError(f"quantization_config: {described!r}; an object is needed")
     return {}
-
-
-def _state_chunk(config: Config) -> int | None:
-    """Follow get_mamba_chunk_size; Mamba 1 has no chunks."""
-    return config.optional("mamba_chunk_size") or config.optional("chunk_size")
 
 
 def _state_dtype(config: Config, architecture: Architecture, release: Release) -> str | None:

@@ -23,25 +23,14 @@ WINDOW_ON_REQUEST: Final = frozenset(
 # Beyond any model's; products of a few of them still have a size in bytes.
 MAX_NUMBER: Final = 1 << 40
 # A language model inside another's config.json often leaves its type out.
+_WITH_TEXT_TYPE: Final = (
+    "gemma3 gemma3n gemma4 glm4v llama4 qwen2_vl qwen2_5_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe"
+)
 LANGUAGE_TYPES: Final = {
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "llama4": "llama4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "qwen3_vl_moe": "qwen3_vl_moe_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "glm4v": "glm4v_text",
-    "mistral3": "mistral",
-    "llava": "llama",
-    "llava_next": "llama",
+    **{name: f"{name}_text" for name in _WITH_TEXT_TYPE.split()},
+    **dict.fromkeys(("idefics3", "llava", "llava_next", "smolvlm"), "llama"),
+    **dict.fromkeys(("mistral3", "pixtral"), "mistral"),
     "llava_onevision": "qwen2",
-    "idefics3": "llama",
-    "smolvlm": "llama",
-    "pixtral": "mistral",
 }
 
 
@@ -52,12 +41,7 @@ def _defaults() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 class Config:
-    """One model's keys, with the defaults of its type.
-
-    Attributes:
-        model_type: The type that the defaults were taken of.
-        prefix: Where in the file the keys stand, to name them in an error.
-    """
+    """One model's keys, with the defaults of its type; `prefix` is their place in the file, to name it in an error."""
 
     def __init__(self, values: Mapping[str, Any], model_type: str, prefix: str = "") -> None:
         """Keep a file's keys beside the defaults of a type."""
@@ -209,22 +193,13 @@ _Rule: TypeAlias = Callable[[Config, int], tuple[str, ...]]
 _RULES: Final[Mapping[str, _Rule]] = {
     "cohere2": _by_pattern(4),
     "cwm": lambda _, layers: tuple("sliding_attention" if i % 4 else "full_attention" for i in range(layers)),
-    "exaone4": _exaone,
-    "exaone_moe": _exaone,
-    "gemma2": lambda _, layers: _every(layers, 2),
+    **dict.fromkeys(("exaone4", "exaone_moe"), _exaone),
+    **dict.fromkeys(("gemma2", "gpt_oss", "vaultgemma"), lambda _, layers: _every(layers, 2)),
     "gemma3_text": _by_pattern(6),
     "gemma3n_text": lambda _, layers: _every(layers, 5),
     "gemma4_text": lambda _, layers: (*_every(layers, 6)[:-1], "full_attention"),
-    "gpt_oss": lambda _, layers: _every(layers, 2),
     "ministral": lambda config, layers: ("sliding_attention" if window(config) else "full_attention",) * layers,
     "olmo3": lambda _, layers: _every(layers, 4),
-    "qwen2": _qwen,
-    "qwen2_5_vl_text": _qwen,
-    "qwen2_moe": _qwen,
-    "qwen2_vl_text": _qwen,
-    "qwen3": _qwen,
-    "qwen3_5_moe_text": _gated,
-    "qwen3_5_text": _gated,
-    "qwen3_next": _gated,
-    "vaultgemma": lambda _, layers: _every(layers, 2),
+    **dict.fromkeys(("qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3"), _qwen),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _gated),
 }

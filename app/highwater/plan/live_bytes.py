@@ -1,0 +1,164 @@
+"""The bytes for the KV cache of a running engine under other flags: its own measurements carried over.
+
+Activation, graphs and non-torch memory are those of the start that was measured; where a flag changes them, the bytes
+are an estimate with bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from highwater.accounting.engine_budget import StartMemory
+from highwater.plan.errors import OFFLINE, PlanError
+from highwater.plan.estimates import requested_bytes
+from highwater.plan.figure import Grade
+from highwater.plan.generations import generation_of
+from highwater.plan.kv_view import LiveEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBytes:
+    """The bytes for the KV cache of each worker, and how well they are known."""
+
+    each: tuple[int, ...]  # by worker
+    # ``engine``: as the engine has them now; ``exact``: given; ``measured``: follow from the measured start;
+    # ``estimated``: within the bounds.
+    grade: Grade = "engine"
+    # The least and the most that the binding worker has; None where there is nothing to bound.
+    low: int | None = None
+    high: int | None = None
+    notes: tuple[str, ...] = ()  # assumptions, in sentences
+
+
+def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> LiveBytes:
+    """Return the bytes of each of so many workers where some flags, by the names of `EngineFlags`, are changed.
+
+    Raises:
+        PlanError: The start did not report what a flag needs, or vLLM would refuse to start.
+    """
+    if "kv_cache_memory_bytes" in changed:
+        note = "vLLM takes kv_cache_memory_bytes as it is given: nothing checks that the rest has room beside it."
+        return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * workers, grade="exact", notes=(note,))
+    have = engine.available_bytes
+    # Of ranks that do not run yet, nothing is known but the fewest bytes of those that do.
+    each = have if len(have) == workers else (min(have),) * workers
+    if engine.flags.kv_cache_memory_bytes is not None and "gpu_memory_utilization" not in changed:
+        return LiveBytes(each=each)
+    carried = _Carried(engine, each)
+    if "gpu_memory_utilization" in changed:
+        carried.request(changed["gpu_memory_utilization"])
+    if "tensor_parallel_size" in changed:
+        carried.split_weights(engine.flags.tensor_parallel_size / changed["tensor_parallel_size"])
+    ratios = {
+        key: changed[key] / max(1, getattr(engine.limits, key))
+        for key in ("max_num_batched_tokens", "max_num_seqs")
+        if key in changed
+    }
+    if ratios or images_changed:
+        carried.change_activation(ratios.get("max_num_batched_tokens", 1.0), ratios.get("max_num_seqs", 1.0))
+    return carried.bytes()
+
+
+class _Carried:
+    """The measured bytes, changed step by step to those of other flags."""
+
+    def __init__(self, engine: LiveEngine, each: tuple[int, ...]) -> None:
+        self._starts = [worker.budget.memory for worker in engine.workers]
+        self._limits = engine.limits
+        self._release = generation_of(engine.version).release[:2]
+        self._platform = engine.flags.platform
+        self._each = each
+        self._less = 0  # by how much the lower bound lies under the estimate
+        self._more = 0
+        self._is_bounded = True
+        self._grade: Grade = "engine"
+        self._notes: list[str] = []
+
+    def request(self, share: float) -> None:
+        """Request another share of the device; what is used beside the KV cache stays."""
+        gains = [self._gain(start, share) for start in self._starts]
+        if len(gains) == len(self._each):
+            self._each = tuple(size + gain for size, gain in zip(self._each, gains, strict=True))
+        else:
+            self._each = tuple(size + min(gains) for size in self._each)
+        self._grade = "measured"
+        self._notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
+
+    def split_weights(self, ratio: float) -> None:
+        """Spread the weights over more ranks or fewer."""
+        weights = [_reported(start.weights_bytes, "tensor_parallel_size", "weights_bytes") for start in self._starts]
+        # The rank that loses least, or takes on most. Norms and other small layers are on every rank, whole.
+        gain = round((min(weights) if ratio < 1 else max(weights)) * (1 - ratio))
+        self._each = tuple(size + gain for size in self._each)
+        if ratio < 1:
+            self._less += gain
+        else:
+            self._more -= gain
+        self._grade = "estimated"
+        self._notes.append(
+            "The weights of a rank are estimated by the ratio of the ranks; activation, graphs and the buffers of the "
+            "communication library are those of the running engine."
+        )
+
+    def change_activation(self, tokens: float, sequences: float) -> None:
+        """Let the peak of activation grow with the tokens of a step; fewer are not taken to free anything.
+
+        Args:
+            tokens: The batched tokens, as a multiple of those that the start was measured with.
+            sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
+        """
+        self._grade = "estimated"
+        peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]
+        if not peaks:
+            if tokens > 1:
+                raise PlanError(
+                    "max_num_batched_tokens: more of them take memory (the peak of activation) that this engine's "
+                    "start did not report; give kv_cache_memory_bytes beside it"
+                )
+            self._is_bounded = False
+            self._notes.append(
+                "These flags change the peak of activation a little, which the start did not report: not counted."
+            )
+            return
+        peak = max(0, *peaks)
+        growth = round(peak * (max(1.0, tokens) - 1))
+        self._each = tuple(size - growth for size in self._each)
+        self._less += round(peak * (max(1.0, tokens, sequences) - 1)) - growth
+        self._more += growth + round(peak * (1 - min(1.0, tokens, sequences)))
+        self._notes.append(
+            f"The peak of activation was measured with {self._limits.max_num_batched_tokens} batched tokens and "
+            f"{self._limits.max_num_seqs} sequences. It is taken to grow in proportion to the tokens, and not to "
+            "shrink; by the lower bound it grows in proportion to the sequences too. Graphs are as they are now."
+        )
+
+    def bytes(self) -> LiveBytes:
+        each = tuple(max(0, size) for size in self._each)
+        is_bounded = self._is_bounded and self._grade == "estimated"
+        return LiveBytes(
+            each=each,
+            grade=self._grade,
+            low=max(0, min(self._each) - self._less) if is_bounded else None,
+            high=max(0, min(self._each) + self._more) if is_bounded else None,
+            notes=tuple(self._notes),
+        )
+
+    def _gain(self, start: StartMemory, share: float) -> int:
+        total = _reported(start.total_bytes, "gpu_memory_utilization", "total_bytes")
+        requested = _reported(start.requested_bytes, "gpu_memory_utilization", "requested_bytes")
+        wanted = requested_bytes(total, share, self._release, self._platform)
+        if start.init_free_bytes is not None and wanted > start.init_free_bytes:
+            most = math.floor(100 * start.init_free_bytes / total) / 100
+            raise PlanError(
+                f"gpu_memory_utilization: {share} is {wanted} bytes, and {start.init_free_bytes} were free when the "
+                f"engine started, so that vLLM would refuse to start; at most {most}"
+            )
+        return wanted - requested
+
+
+def _reported(value: int | None, key: str, name: str) -> int:
+    if value is None:
+        raise PlanError(f"{key}: cannot be planned from this engine, whose start did not report {name}; {OFFLINE}")
+    return value
