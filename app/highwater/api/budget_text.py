@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from highwater.findings.budget import Explained
-from highwater.plan.budget import Part, RankBudget
+from highwater.plan.budget import RankBudget
+from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation, tightest
 from highwater.plan.pool_view import PoolView
@@ -125,7 +126,7 @@ def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
     return table(["counted nowhere", *_names(ranks), "what it is"], rows, words=1)
 
 
-def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[Part, list[str]]:
+def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]]:
     """Return a part as the first rank that has it reports it, and its size on every rank."""
     parts = [rank.part(key) for rank in ranks]
     known = next(part for part in parts if part is not None)

@@ -101,7 +101,7 @@ function decisionList(decisions) {
 
 function ruleRow(rule) {
   const since = rule.since ? ` since ${clock(rule.since)}` : "";
-  const rests = rule.rest_until ? `, rests until ${clock(rule.rest_until)}` : "";
+  const rests = rule.rest_until ? `, cooldown until ${clock(rule.rest_until)}` : "";
   return [
     rule.name,
     words(rule.signal),
