@@ -107,7 +107,7 @@ def check_there(url: str) -> None:
 
 
 @contextmanager
-def control_of(url: str, *, timeout_seconds: float) -> Iterator[SidecarClient]:
+def control_of(url: str, *, timeout_seconds: float | None = None) -> Iterator[SidecarClient]:
     """Connect with the admin token, once a sidecar of this version has answered at ``url``; ends as `sidecar_at`."""
     check_there(url)
     with sidecar_at(url, timeout_seconds=timeout_seconds, with_token=True) as sidecar:

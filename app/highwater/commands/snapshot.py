@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from highwater.client.options import check_there, examples, json_option, sidecar_at, url_option
+from highwater.client.options import control_of, examples, json_option, url_option
 from highwater.commands.sizes import size_option
 
 # It is written while the engine is stopped, and once more than that to learn its size.
@@ -47,8 +47,7 @@ def take(url: str, minutes: float | None, *, dry_run: bool, as_json: bool) -> No
 
     if dry_run and minutes is not None:
         raise click.UsageError("--dry-run and --record-stacks exclude each other")
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=_TAKE_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=_TAKE_SECONDS) as sidecar:
         if minutes is None:
             answer, shown = sidecar.post("/memory/snapshot", {"dry_run": dry_run}), taken_text
         else:
@@ -61,8 +60,7 @@ def take(url: str, minutes: float | None, *, dry_run: bool, as_json: bool) -> No
 @json_option
 def list_files(url: str, *, as_json: bool) -> None:
     """List the files that there are, newest first."""
-    check_there(url)
-    with sidecar_at(url, with_token=True) as sidecar:
+    with control_of(url) as sidecar:
         answer = sidecar.get("/memory/snapshots")
         _echo(json.dumps(answer, indent=1) if as_json else list_text(answer))
 

@@ -20,7 +20,7 @@ from highwater.client.options import (
     ASK_SECONDS,
     FAILED,
     URL_VARIABLE,
-    check_there,
+    control_of,
     ending_well,
     examples,
     json_option,
@@ -146,8 +146,7 @@ def reclaim(
         body = {"mode": mode, "dry_run": dry_run, "remedies": wanted(remedies, free_bytes) or None}
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=RECLAIM_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=RECLAIM_SECONDS) as sidecar:
         try:
             answer = sidecar.post("/memory/reclaim", body)
         except SidecarRefused as exc:
@@ -171,8 +170,7 @@ def reclaim(
 @json_option
 def mark(name: str, url: str, *, as_json: bool) -> None:
     """Name this moment, to compare with later: `highwater status --since NAME`."""
-    check_there(url)
-    with sidecar_at(url, timeout_seconds=MARK_SECONDS, with_token=True) as sidecar:
+    with control_of(url, timeout_seconds=MARK_SECONDS) as sidecar:
         answer = sidecar.post("/memory/marks", {"name": name})
     at = time.strftime("%H:%M:%S", time.localtime(answer["at"]))
     hint = f"what changed since: highwater status --since {shlex.quote(name)}"
