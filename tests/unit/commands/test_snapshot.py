@@ -89,7 +89,7 @@ def sidecar(monkeypatch):
         return client(transport=httpx.MockTransport(handle), **options)
 
     monkeypatch.setattr(httpx, "Client", in_process)
-    monkeypatch.setattr("highwater.commands.snapshot.check_there", lambda _: None)
+    monkeypatch.setattr("highwater.client.options.check_there", lambda _: None)
     return asked
 
 
