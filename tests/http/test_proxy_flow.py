@@ -18,6 +18,7 @@ from highwater.proxy.heads import Destination
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
+from tests.patience import until
 
 PATIENCE_SECONDS = 30
 ANSWER_BYTES = 100_000
@@ -82,13 +83,6 @@ async def timeless(upstream):
 async def front(upstream):
     async with timeless(upstream) as running:
         yield running
-
-
-async def until(condition) -> None:
-    """Wait for what comes by itself."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
 
 
 async def only_client(front) -> ClientConnection:

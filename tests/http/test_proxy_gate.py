@@ -18,14 +18,7 @@ from highwater.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports
-from tests.patience import patiently
-
-
-async def until(condition) -> None:
-    """Wait for what comes by itself."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
+from tests.patience import patiently, until
 
 
 async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served(front, upstream):

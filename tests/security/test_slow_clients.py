@@ -17,6 +17,7 @@ from highwater.proxy.proxy import Proxy
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before
+from tests.patience import until
 
 PATIENCE_SECONDS = 30
 TOKEN = "correct-horse-battery"
@@ -65,12 +66,6 @@ async def pass_ticks(sidecar, count: int) -> None:
         for client in list(proxy_of(sidecar).clients):
             client.tick()
         await asyncio.sleep(0)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.005)
 
 
 BODIES = {

@@ -17,20 +17,14 @@ from highwater.files.admin_token import (
     is_strong_enough,
     read_token,
 )
+from tests.fakes.clock import FakeClock
 
 TOKEN, OTHER = "correct-horse-battery", "staple-battery-horse"
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(100.0)
 
 
 @pytest.fixture

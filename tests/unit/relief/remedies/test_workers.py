@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import Target
 from highwater.relief.remedies import NO_OPTIONS, RunOptions
@@ -21,13 +20,6 @@ def fake() -> FakeEngine:
     for worker in engine.workers:
         worker.entries_a_call = 4
     return engine
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.rpc_allowed = True
-        yield client
 
 
 @pytest.fixture(autouse=True)
