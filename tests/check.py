@@ -34,7 +34,7 @@ _BIN = Path(sys.executable).parent
 # The engine's tests are the longest lane: what runs beside them gives way.
 _GIVES_WAY = ("nice", "-n", "5")
 # Where the kernel shares cores by session first, a process's own nice value counts within its session alone.
-# Without CAP_SYS_ADMIN the kernel takes one such wish in a tenth of a second, whoever has it.
+# Without CAP_SYS_ADMIN the kernel takes one such wish in a tenth of a second, from all processes together.
 _SESSION_GIVES_WAY = (
     "for _ in 1 2 3 4 5 6 7 8; do "
     "[ -w /proc/self/autogroup ] && ! { echo 5 > /proc/self/autogroup; } 2> /dev/null && sleep 0.15 || break; done; "

@@ -159,7 +159,7 @@ async def test_an_engine_without_tls_is_told_as_such(certificates):
 
 
 async def test_an_https_engine_is_not_believed_without_a_context(certificates, upstream):
-    """Whoever forgets to hand one on is not let through unverified."""
+    """A caller that forgets to hand one on is not let through unverified."""
     async with tls_engine(upstream, certificates.engine(asks=False)) as url, Engine(url) as engine:
         with pytest.raises(EngineUntrusted):
             await engine.exists("/health")
@@ -204,7 +204,7 @@ async def answers(client: httpx.AsyncClient) -> bool:
 
 @pytest.mark.whole("`highwater serve` as a process")
 async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
-    """Whoever accepted the connection: each holds a descriptor, and counts nowhere until its handshake is over."""
+    """On either port each connection holds a descriptor, and counts nowhere until its handshake has ended."""
     clients = certificates.issue("listening")
     files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
     async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:

@@ -61,7 +61,7 @@ def open_files() -> set[str]:
 
 
 async def pass_ticks(sidecar, count: int) -> None:
-    """Let time pass for every connection, and what comes of it happen."""
+    """Let time pass forevery connection, and what comes of it happen."""
     for _ in range(count):
         for client in list(proxy_of(sidecar).clients):
             client.tick()

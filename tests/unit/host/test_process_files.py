@@ -99,7 +99,7 @@ def test_a_file_with_a_wrong_checksum_is_not_used(files):
 
 
 def test_links_and_pipes_are_not_opened(files, tmp_path):
-    """A link may lead anywhere, a pipe may wait for ever."""
+    """A link may lead anywhere, a pipe may wait forever."""
     write(tmp_path / "elsewhere", record())
     files.folder.mkdir()
     (files.folder / "highwater-4242-99.process").symlink_to(tmp_path / "elsewhere/highwater-4242-99.process")

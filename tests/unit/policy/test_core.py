@@ -335,7 +335,7 @@ def test_an_allocation_that_was_retried_is_urgent():
 
 
 def test_between_the_waters_nothing_begins():
-    """Rest may lie there for hours: the rule acts from high water on, not for ever until low."""
+    """Rest may lie there for hours: the rule acts from high water on, not forever until low."""
     watch = Watch()
     assert [watch.look(full(1.5, cached=1.0)) for _ in range(100)] == [None] * 100
 
@@ -344,7 +344,7 @@ def test_between_the_waters_nothing_begins():
 
 
 def test_a_new_life_remembers_nothing():
-    """What was in vain in the last one, rests included, says nothing about this one."""
+    """What gained nothing in the last one, rests included, says nothing about this one."""
     watch = Watch()
     hopeless = full(0.3, cached=1.0)
     watch.act(hopeless, hopeless)
@@ -398,7 +398,7 @@ def test_each_rank_has_its_own_waters():
 
 
 def test_on_a_shared_device_caches_are_not_given_away():
-    """A release costs nothing; trim and reset would feed whoever else is there."""
+    """A release costs nothing; trim and reset would give the memory to the other process."""
     short = full(0.3, encoder=2.0)
     assert Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(short) is None
     action = Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(full(0.3, encoder=2.0, cached=1.0))
@@ -407,7 +407,7 @@ def test_on_a_shared_device_caches_are_not_given_away():
 
 
 def test_a_shortage_on_a_shared_device_names_what_is_left_to_the_operator():
-    """Trim and reset could give here, and would feed whoever else is there."""
+    """Trim and reset could give here, and would give the memory to the other process."""
     watch = Watch(shared_cards=frozenset({"node-a/gpu-0-0"}))
     assert watch.look(full(0.3, encoder=2.0)) is None
     assert "the device is shared with another engine" in (watch.view.reason or "")
@@ -524,7 +524,7 @@ def test_high_water_must_be_sustained_without_a_break():
     ],
 )
 def test_a_rule_that_cannot_be_reached_at_rest_never_acts(rest, low, key):
-    """It would act for ever, on an idle engine too; it says why instead."""
+    """It would act forever, on an idle engine too; it says why instead."""
     watch = Watch(SHARE.model_copy(update={"low_water": low, "remedies": ALL_REMEDIES}))
     start = reading(rest=int(rest * H100))
     watch.facts = replace(watch.facts, baseline=(start,))

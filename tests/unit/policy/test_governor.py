@@ -392,7 +392,7 @@ BETWEEN = DEVICE.model_copy(update={"high_water": 0.86, "low_water": 0.80})
 
 @pytest.mark.parametrize(("high", "low"), [(0.86, 0.80), (0.5, 0.4)])
 async def test_a_rule_under_the_engine_s_rest_is_held_and_told_once(high, low):
-    """Also where only low water lies there: one crossing would make it act for ever."""
+    """Also where only low water lies there: one crossing would make it act forever."""
     core = core_on(rules=[DEVICE.model_copy(update={"high_water": high, "low_water": low})])
     for _ in range(5):
         await core.tick()
@@ -537,7 +537,7 @@ async def test_the_level_is_that_of_the_rule_that_is_worst_off():
 
 
 async def test_an_engine_that_is_gone_is_not_called_calm():
-    """Its last word on memory stands, for whoever asks afterwards why it died."""
+    """Its last word on memory stands, for people who look afterwards why it died."""
     core = core_on(rules=[DEFAULT], mode="observe")
     await core.tick()
     leave_free(core, HIGH - 100 * MIB)

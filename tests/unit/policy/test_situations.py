@@ -178,7 +178,7 @@ FITS: dict[str, Callable[[], Device]] = {
 @pytest.mark.whole("hours of a simulated engine")
 @pytest.mark.parametrize("situation", FITS)
 def test_steady_traffic_that_fits_is_left_alone(situation):
-    """Nothing while it lasts; at most one release when the traffic has gone, and nothing in vain."""
+    """Nothing while it lasts; at most one release when the traffic has gone, and no remedy that gains nothing."""
     outcome = live_through(FITS[situation]())
     assert outcome.died_at is None
     assert sum(outcome.actions.values()) == outcome.idle_actions <= 1
@@ -196,7 +196,7 @@ def test_fragments_do_not_kill(rate):
 
 
 def test_the_story_s_8b_is_not_fought():
-    """At rest it uses 0.902 of the device: the share of the old default was under that, and was fought for ever."""
+    """At rest it uses 0.902 of the device: the share of the old default was under that, and was fought forever."""
     outcome = live_through(story_8b())
     assert (outcome.died_at, outcome.idle_actions, outcome.in_vain) == (None, 1, 0)
     assert sum(outcome.actions.values()) <= 31

@@ -73,7 +73,7 @@ def test_an_npu_is_left_alone_off_the_main_thread(torch_device):
         ((), "unsupported"),
     ],
 )
-def test_the_heap_is_trimmed_by_whoever_keeps_it(functions, mechanism, monkeypatch):
+def test_the_heap_is_trimmed_by_the_allocator_that_keeps_it(functions, mechanism, monkeypatch):
     """A preloaded allocator takes the C library's place."""
     library = FakeLibrary(*functions)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
@@ -92,7 +92,7 @@ def test_a_cpu_worker_gains_what_its_process_lost():
 
 @pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_pinned_host_memory_goes_back_too(kind, torch_device):
-    """torch would keep for ever what a restore has left behind."""
+    """torch would keep forever what a restore has left behind."""
     module = torch_device(kind)
     stats = {"allocated_bytes.current": 900, "active_bytes.current": 500}
     module.host_memory_stats = lambda: stats

@@ -222,7 +222,7 @@ def test_what_is_not_meant_for_it_is_refused(scene, changes, why):
 
 
 def test_another_users_request_is_refused(scene, monkeypatch):
-    """Whoever may write into the folder could ask otherwise."""
+    """Any user who may write into the folder could ask otherwise."""
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 7)
     monkeypatch.setattr(os, "fstat", _as_user(4_711))
@@ -267,7 +267,7 @@ def test_garbage_is_refused(scene, text):
 
 
 def test_a_reading_that_fails_ends_the_trace(scene):
-    """And tracemalloc is off: a trace without an end would cost for ever."""
+    """And tracemalloc is off: a trace without an end would cost forever."""
     scene.ask()
     scene.tracer.error = MemoryError("no room")
     scene.after(240)
@@ -312,7 +312,7 @@ def test_a_forked_child_does_not_trace_on(scene):
 
 
 def test_the_end_of_the_process_is_written_down(scene):
-    """Without a reading, which would hold it up; where only its file was removed, nothing is traced for ever."""
+    """Without a reading, which would hold it up; where only its file was removed, nothing is traced forever."""
     scene.ask()
     scene.trace.close()
     assert scene.result()["why"] == "the process, or what it writes of itself, ended"

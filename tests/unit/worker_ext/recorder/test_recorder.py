@@ -152,7 +152,7 @@ def test_a_folder_on_another_machine_is_refused(worker, tmp_path, monkeypatch, k
 
 
 def test_a_start_after_the_file_was_taken_away_makes_it_anew(start, tmp_path):
-    """A removed file could be written for ever, and never found."""
+    """A removed file could be written forever, and never found."""
     start()
     (tmp_path / NAME).unlink()
     assert start()["already"] is False
