@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import functools
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import fastapi.applications
+import fastapi.routing
 import pytest
 import uvicorn
 
@@ -25,8 +27,8 @@ from tests.fakes.upstream import Upstream
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _schema_generated_once() -> Iterator[None]:
-    """Generate the OpenAPI schema once for the same routes: it is most of what a sidecar's start costs a test."""
+def _schemas_generated_once() -> Iterator[None]:
+    """Generate schemas once for the same routes and types: it is most of what a sidecar's start costs a test."""
     generate, known = fastapi.applications.get_openapi, {}
 
     def get_openapi(*, routes, **options):
@@ -37,6 +39,7 @@ def _schema_generated_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fastapi.applications, "get_openapi", get_openapi)
+        patch.setattr(fastapi.routing, "create_model_field", functools.cache(fastapi.routing.create_model_field))
         yield
 
 
