@@ -34,7 +34,7 @@ _BIN = Path(sys.executable).parent
 # The engine's tests are the longest lane: what runs beside them gives way.
 _GIVES_WAY = ("nice", "-n", "5")
 # Where the kernel shares cores by session first, a process's own nice value counts within its session alone.
-# Without CAP_SYS_ADMIN the kernel takes one such wish in a tenth of a second, whoever has it.
+# Without CAP_SYS_ADMIN the kernel takes one such wish in a tenth of a second, from all processes together.
 _SESSION_GIVES_WAY = (
     "for _ in 1 2 3 4 5 6 7 8; do "
     "[ -w /proc/self/autogroup ] && ! { echo 5 > /proc/self/autogroup; } 2> /dev/null && sleep 0.15 || break; done; "
@@ -76,7 +76,8 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
 def pytest_lane(name: str, *folders: str, coverage: bool = False) -> Lane:
     """Return the lane that runs the tests of some folders."""
     run = ("coverage", "run", "-m", "pytest") if coverage else ("pytest",)
-    arguments = ("-q", "-p", "tests.seen", "--seen", str(LOGS / f"{name}.json"), *_DURATIONS, *folders)
+    plugins = ("-p", "tests.frozen", "-p", "tests.seen", "--seen", str(LOGS / f"{name}.json"))
+    arguments = ("-q", *plugins, *_DURATIONS, *folders)
     return Lane(name, (program("python", "-m", *run, *arguments),), folders)
 
 

@@ -116,7 +116,7 @@ async def test_what_is_not_known_is_a_dash_and_no_line(visit):
 
 
 async def test_a_chart_is_also_a_table(visit):
-    """For whoever does not see it: the same numbers, and a sentence."""
+    """For people who do not see it: the same numbers, and a sentence."""
     async with beside() as here:
         here.fake.serve_images()
         await here.sidecar.poll()
@@ -360,7 +360,7 @@ async def test_the_entries_are_asked_for_with_the_token(visit):
 
 
 async def test_names_are_text_wherever_they_come_from(visit):
-    """Model, device, host, entry, mark: whoever chose them chose no markup."""
+    """Model, device, host, entry, mark: none of them can bring markup."""
 
     def hostile(fake: FakeEngine) -> None:
         fake.model = HOSTILE
@@ -473,7 +473,7 @@ async def test_a_shortage_is_told_with_what_is_missing_where(visit):
 
 
 async def test_a_figure_that_moves_is_no_new_notice(visit):
-    """Whoever listens hears of the shortage once; the number is that of the last reading."""
+    """A screen reader announces the shortage once; the number is that of the last reading."""
     async with beside(policy=PolicySettings(mode="observe")) as here:
         here.fake.workers[0].non_torch += 6400 * MIB
         await here.sidecar.poll()
@@ -538,7 +538,7 @@ async def test_whatever_the_policy_says_is_text(visit):
         assert await page.locator("img, main script").count() == 0
 
 
-# --- for everyone ---
+# --- foreveryone ---
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

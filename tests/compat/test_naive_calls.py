@@ -60,7 +60,7 @@ async def test_resetting_the_multimodal_cache_hangs_the_engine(
 
     0.12: a request counts on an item that the second half has lost, and the thread that takes in all requests dies of
     it (v1/engine/core.py, process_input_sockets). 0.23 survives that, but `touch` leaves a key without an item behind
-    (utils/cache.py:122), and the next reset turns for ever on that key in `LRUCache.clear` (utils/cache.py:208).
+    (utils/cache.py:122), and the next reset turns forever on that key in `LRUCache.clear` (utils/cache.py:208).
     From 0.25.1 on the engine survives; requests may fail.
     """
     with engine_factory() as engine:

@@ -35,7 +35,7 @@ def obstacle() -> str | None:
 
 
 def _tool(name: str) -> str:
-    """Its path; whoever runs it may have another search path, without the administrator's folders."""
+    """Its path; the user who runs it may have another search path, without the administrator's folders."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or ""
 
 

@@ -84,7 +84,7 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
 
 
 def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: Engine) -> None:
-    """A method that raised would leave rank 1 one reply behind for ever: the next good call is answered in step."""
+    """A method that raised would leave rank 1 one reply behind forever: the next good call is answered in step."""
     answers = ask_all(engine_after_errors, "hello")
     assert [(one["op"], one["ok"], one["rank"], one["tp_rank"]) for one in answers] == [
         ("hello", True, 0, 0),

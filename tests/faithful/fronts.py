@@ -96,7 +96,7 @@ class Whole(Answer):
 
 
 class Client(Wire):
-    """A connection that waits for nothing for ever, and reads a response to its end however it is framed."""
+    """A connection that waits for nothing forever, and reads a response to its end however it is framed."""
 
     async def whole(self, *, method: str = "GET", seconds: float = PATIENCE_SECONDS) -> Whole:
         """Read a whole response, with what came before it."""
@@ -256,7 +256,7 @@ class Fronts:
         if key not in self._running:
             try:
                 self._running[key] = self._start(kind, profile)
-            except (Missing, DemoError) as failure:  # not to be tried again for every test
+            except (Missing, DemoError) as failure:  # not to be tried again forevery test
                 self._running[key] = failure
         front = self._running[key]
         if isinstance(front, Exception):

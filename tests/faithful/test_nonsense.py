@@ -61,7 +61,7 @@ BROKEN = {
     "bare-lf-head": b"HTTP/1.1 200 OK\ncontent-length: 2\n\n{}" + POISON,
 }
 
-# These go on for ever, in a place where a careful reader keeps what it reads until it ends.
+# These go on forever, in a place where a careful reader keeps what it reads until it ends.
 ENDLESS = {
     "header": (OK + b"x: ", b"y"),
     "headers": (OK, b"x: yyyyyyyyyyyyyyyyyyyy\r\n"),

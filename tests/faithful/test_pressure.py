@@ -17,7 +17,7 @@ BOUNDED = ("sidecar", "direct", "nginx")
 """vllm-router keeps whole uploads in memory, and how much else differs from run to run."""
 SLOW_BYTES_A_SECOND = 64 * 1024
 NOISE_SECONDS = 1.0
-"""By which a neighbour's 0.2 s may vary on a busy machine; one that waits for a slow client waits for ever."""
+"""By which a neighbour's 0.2 s may vary on a busy machine; one that waits for a slow client waits forever."""
 ROOM_BYTES = 16 * MIB
 """For 256 connections and their buffers; what a slow client is owed is a multiple of it."""
 

@@ -39,6 +39,7 @@ from highwater.relief import Quiescer, Relief
 from highwater.settings import GateSettings, Settings
 from highwater.wiring.core import Clocks, wire_engine
 from highwater.wiring.core import Core as WiredCore
+from tests.fakes.clock import FakeClock, FakeWallClock
 from tests.fakes.recorders import FakeProc, FakeRecorder, monotonic
 
 MIB = 1024 * 1024
@@ -62,28 +63,9 @@ RECORDER_RATE, RECORDER_SECONDS = 10.0, 10.0
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
 
 
-class FakeClock:
-    """Unix seconds that pass only when a test says so."""
-
-    def __init__(self, now: float = 1_763_660_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@dataclass
-class FakeWallClock:
-    """Unix seconds, which somebody may set while the machine's other clock goes on."""
-
-    clock: FakeClock
-    set_by: float = 0.0
-
-    def __call__(self) -> float:
-        return self.clock.now + self.set_by
+def changed(**changes: Any) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    """Return a `FakeEngine.garble` that changes the last rank's answer."""
+    return lambda answers: {"results": [json.dumps(a) for a in (*answers[:-1], answers[-1] | changes)]}
 
 
 @dataclass

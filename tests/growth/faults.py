@@ -23,7 +23,7 @@ def size(name: str) -> int:
 
 
 def keep(size_bytes: int) -> None:
-    """Hold so many bytes for ever, each page written to."""
+    """Hold so many bytes until the process ends, each page written to."""
     if size_bytes:
         KEPT.append(bytearray(os.urandom(4096)) * (size_bytes // 4096))
 

@@ -114,14 +114,18 @@ def named(verdicts: dict[str, Any], owner: str, measure: str) -> dict[str, Any]:
 
 
 def test_leaks_per_request_are_told_apart_by_process(engine_environment, tmp_path):
-    """Five at once in four places: API server, EngineCore, worker, /dev/shm and descriptors."""
+    """Five at once in four places: API server, EngineCore, worker, /dev/shm and descriptors.
+
+    The allowed errors of the three processes do not overlap, and the one in EngineCore is large beside what its cache
+    of images adds to each request, up to 0.7 MiB.
+    """
     of_processes = ("API server anonymous_bytes", "EngineCore anonymous_bytes", "worker rank 0 anonymous_bytes")
     names = (*of_processes, "API server descriptors", "/dev/shm used_bytes")
-    with faulty_engine(engine_environment, tmp_path, "api=3,core=4,worker=8,shm=6,fds=6") as faulty:
+    with faulty_engine(engine_environment, tmp_path, "api=5,core=16,worker=8,shm=6,fds=6") as faulty:
         verdicts = drive(faulty, lambda seen: are(seen, dict.fromkeys(names, "leak")))
-        check_leak(named(verdicts, "API server", "anonymous_bytes"), "request", 3 * MIB)
+        check_leak(named(verdicts, "API server", "anonymous_bytes"), "request", 5 * MIB)
         check_leak(named(verdicts, "API server", "descriptors"), "request", 6)
-        check_leak(named(verdicts, "EngineCore", "anonymous_bytes"), "request", 4 * MIB)
+        check_leak(named(verdicts, "EngineCore", "anonymous_bytes"), "request", 16 * MIB)
         check_leak(named(verdicts, "worker", "anonymous_bytes"), "request", 8 * MIB)
         check_leak(named(verdicts, "/dev/shm", "used_bytes"), "request", 6 * MIB)
 

@@ -75,7 +75,7 @@ def test_it_waits_until_no_request_is_under_way(sidecar: tuple[Sidecar, str]) ->
 
 
 def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
-    """One request that never ends does not hold up a node's drain for ever."""
+    """One request that never ends does not hold up a node's drain forever."""
     told, url = sidecar
     told.under_way = [1]
     assert drain(url, "3").returncode == 0

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from highwater.demo.process import KeptProcess, free_port
@@ -53,6 +54,7 @@ def may_act(url: str, token: str) -> bool:
     return status in (200, 201)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
     """The kubelet swaps the files of a Secret; the sidecar goes on, takes the new one, and refuses the old one."""
     given = values()
@@ -69,6 +71,7 @@ def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
         assert not may_act(url, old)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path) -> None:
     """The volume is optional, so that the engine starts; what looks is answered, and what acts is not."""
     given = values({"adminToken": {"existingSecret": {"name": "not-there"}}})

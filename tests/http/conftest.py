@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import copy
+import functools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import fastapi.applications
+import fastapi.routing
 import pytest
 import uvicorn
 
@@ -20,6 +24,32 @@ from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schemas_generated_once() -> Iterator[None]:
+    """Generate schemas once for the same routes and types: it is most of what a sidecar's start costs a test."""
+    generate, known = fastapi.applications.get_openapi, {}
+
+    def get_openapi(*, routes, **options):
+        key = (*_endpoints(routes), str(options))
+        if key not in known:
+            known[key] = generate(routes=routes, **options)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastapi.applications, "get_openapi", get_openapi)
+        patch.setattr(fastapi.routing, "create_model_field", functools.cache(fastapi.routing.create_model_field))
+        yield
+
+
+def _endpoints(routes: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """Yield each route's path with its code, which its parameters and models belong to."""
+    for route in routes:
+        if included := getattr(route, "original_router", None):
+            yield from _endpoints(included.routes)
+        else:
+            yield route.path, route.endpoint.__code__
 
 
 @contextlib.asynccontextmanager

@@ -111,7 +111,8 @@ async def sidecar_before(fake: FakeEngine, *, engine_port: int | None = None, **
     async with (
         alive(app),
         serving(app) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+        # Without certificates to verify by: to load them takes longer than most tests.
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client,  # noqa: S501 - no TLS
     ):
         await app.services.poller.poll()
         yield Running(fake, app, client, port)

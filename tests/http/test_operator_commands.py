@@ -265,7 +265,7 @@ def test_an_answer_of_another_version_is_one_line(command, answer):
 
 
 def test_no_escape_reaches_the_terminal():
-    """Whoever wrote the text: a model's name, a worker, another server."""
+    """Wherever the text comes from: a model's name, a worker, another server."""
     event = {"id": 1, "at": 0.0, "kind": "mark", "summary": "\x1b[31mred\x07\x9b2J"}
     with odd(**{"memory/events": json.dumps({"events": [event]}).encode()}) as url:
         shown = ran("events", url=url).stdout

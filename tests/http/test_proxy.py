@@ -10,13 +10,7 @@ import pytest
 
 from highwater.proxy.proxy import Proxy
 from highwater.proxy.traffic import ProxyTraffic
-
-
-async def until_true(condition):
-    """Wait for what comes by itself within a turn or two of the loop."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
+from tests.patience import until
 
 
 async def test_a_body_comes_back_byte_for_byte(front, upstream):
@@ -364,7 +358,7 @@ async def test_requests_leave_nothing_for_the_garbage_collector(front, upstream)
             await wire.request("POST", "/v1/completions", body=b"{}")
             await wire.answer()
         await wire.leave()
-        await until_true(lambda: not front.proxy.clients)
+        await until(lambda: not front.proxy.clients)
         left = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("highwater.proxy")]
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""What one connection may take: memory, time, and the loop's turns, whoever is at its end."""
+"""What one connection may take: memory, time, and the loop's turns, whatever its client does."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from highwater.proxy.failures import Failure
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
+from tests.patience import until
 
 PATIENCE_SECONDS = 30
 ANSWER_BYTES = 100_000
@@ -84,13 +85,6 @@ async def front(upstream):
         yield running
 
 
-async def until(condition) -> None:
-    """Wait for what comes by itself."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
-
-
 async def only_client(front) -> ClientConnection:
     await until(lambda: front.proxy.clients)
     (client,) = front.proxy.clients
@@ -103,7 +97,7 @@ async def turn(count: int) -> None:
 
 
 async def pass_ticks(front, count: int) -> None:
-    """Let time pass for everybody, and what comes of it happen."""
+    """Let time pass foreverybody, and what comes of it happen."""
     for _ in range(count):
         for timed in [*front.proxy.exchanges, *front.proxy.clients]:
             timed.tick()
@@ -149,7 +143,7 @@ def narrow_too(client) -> None:
 
 @pytest.mark.parametrize(("path", "count"), [("/v1/big", 100), ("/own", 100), ("/nobodys", 5_000)])
 async def test_a_client_that_pipelines_and_reads_nothing_costs_one_answer(front, upstream, path, count):
-    """However much it asks for, and whoever answers; when it reads, it gets all of it in order."""
+    """However much it requests, and whichever side answers; when it reads, it gets all of it in order."""
     async with Narrow(front.port) as reader:
         client = await only_client(front)
         narrow_too(client)

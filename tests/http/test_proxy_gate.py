@@ -18,14 +18,7 @@ from highwater.settings import GateSettings, PolicySettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports
-from tests.patience import patiently
-
-
-async def until(condition) -> None:
-    """Wait for what comes by itself."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
+from tests.patience import patiently, until
 
 
 async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served(front, upstream):
@@ -117,7 +110,7 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
         assert ended.first_byte_seconds is None
 
 
-async def test_whoever_is_held_too_long_gets_503(start_proxy, upstream):
+async def test_a_request_that_is_held_too_long_gets_503(start_proxy, upstream):
     """The engine has not seen it: it may be sent again anywhere."""
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
         with front.gate.closed(10):
@@ -242,7 +235,7 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
 
 
 async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
-    """Whoever takes it slowly keeps nobody waiting."""
+    """A client that reads it slowly keeps nobody waiting."""
     go = asyncio.Event()
 
     @upstream.on("/v1/completions")
@@ -316,7 +309,7 @@ async def test_one_half_sent_request_keeps_no_reset_from_its_moment():
 
 
 async def test_a_tunnel_that_lasts_has_a_reset_refused_at_once(upstream):
-    """Requests would be held in vain: none is, and the refusal says what stands in the way."""
+    """Holding requests would gain nothing: none is held, and the refusal says what stands in the way."""
 
     @upstream.on("/v1/realtime")
     async def switch(call):

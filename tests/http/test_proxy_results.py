@@ -18,6 +18,7 @@ from highwater.demo.sidecar import DemoSidecar
 from highwater.proxy.access_log import AccessLog
 from highwater.proxy.gate import Gate
 from tests.fakes.engine import FakeEngine
+from tests.patience import until
 
 from .test_control_plane import sidecar_before
 
@@ -25,12 +26,6 @@ KEYS = [
     *("time", "peer", "method", "path", "path_class", "status", "result", "reason", "request_id", "request_bytes"),
     *("response_bytes", "duration_seconds", "time_to_first_byte_seconds", "held_seconds", "engine_connection_reused"),
 ]
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
 
 
 class Logged:
@@ -450,6 +445,7 @@ async def test_a_client_that_leaves_an_event_stream_has_left(tmp_path):
     assert line["response_bytes"] >= len(received)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 async def test_a_running_sidecar_opens_its_file_again_at_a_signal(tmp_path, unused_tcp_port):
     """SIGHUP, as daemons take it: the process goes on, and the next lines are in a file of the same name."""
     log, moved = tmp_path / "access.log", tmp_path / "access.log.1"

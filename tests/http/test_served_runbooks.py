@@ -72,7 +72,7 @@ async def test_nothing_runs_in_a_page():
 
 
 def test_markup_in_a_runbook_is_text():
-    """Whoever writes one cannot break the page."""
+    """No text of a runbook can break the page."""
     assert "<script>" not in page("<script>", "# a\n\n<script>alert(1)</script>\n\n[x](javascript:alert)")
     assert "javascript:" not in re.findall(r'href="([^"]*)"', page("a", "[x](javascript:alert)"))
 

@@ -1,4 +1,4 @@
-"""Memory snapshots on a real port: taken, listed and downloaded by whoever may control."""
+"""Memory snapshots on a real port: taken, listed and downloaded by callers that may control."""
 
 from __future__ import annotations
 

@@ -318,7 +318,7 @@ def test_a_host_that_does_not_exist_is_one_line():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 async def test_the_engine_itself_is_no_sidecar(command):
-    """Whoever points us at vLLM learns that; the engine is told to do nothing."""
+    """A URL that is vLLM's is named as such; the engine is told to do nothing."""
     fake = FakeEngine()
     async with serving(fake) as port:
         result = await run(*command, url=f"http://127.0.0.1:{port}")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -21,6 +21,7 @@ from highwater.files.tls import TlsFiles, engine_context, listening_context
 from highwater.proxy.listeners import HANDSHAKE_SECONDS
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
+from tests.patience import until
 
 PATIENCE = 20.0
 TOKEN = "correct-horse-battery"
@@ -158,7 +159,7 @@ async def test_an_engine_without_tls_is_told_as_such(certificates):
 
 
 async def test_an_https_engine_is_not_believed_without_a_context(certificates, upstream):
-    """Whoever forgets to hand one on is not let through unverified."""
+    """A caller that forgets to hand one on is not let through unverified."""
     async with tls_engine(upstream, certificates.engine(asks=False)) as url, Engine(url) as engine:
         with pytest.raises(EngineUntrusted):
             await engine.exists("/health")
@@ -187,7 +188,7 @@ async def highwater(
     base = f"{'https' if ca_file else 'http'}://127.0.0.1:{settings.get('control_port', port)}"
     try:
         async with httpx.AsyncClient(base_url=base, verify=verify, trust_env=False, timeout=PATIENCE) as client:
-            await until(lambda: answers(client))
+            await until(lambda: answers(client), pause_seconds=0.05)
             yield client
     finally:
         process.terminate()
@@ -201,15 +202,9 @@ async def answers(client: httpx.AsyncClient) -> bool:
     return False
 
 
-async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it is so; it is another process that is waited for."""
-    async with asyncio.timeout(PATIENCE):
-        while not await true():  # noqa: ASYNC110 - it has no events for us
-            await asyncio.sleep(0.05)
-
-
+@pytest.mark.whole("`highwater serve` as a process")
 async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
-    """Whoever accepted the connection: each holds a descriptor, and counts nowhere until its handshake is over."""
+    """On either port each connection holds a descriptor, and counts nowhere until its handshake has ended."""
     clients = certificates.issue("listening")
     files = {"tls__cert_file": clients.cert_file, "tls__key_file": clients.key_file}
     async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
@@ -222,6 +217,7 @@ async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
     assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
     """Control face and data plane; the token is asked for as ever; a renewed certificate is found by itself."""
     ours, clients = certificates.issue("sidecar"), certificates.issue("listening")
@@ -253,10 +249,11 @@ async def test_serve_speaks_tls_on_both_sides(certificates, upstream, tmp_path):
         async def renewed() -> bool:
             return await serial(port, certificates.client()) != old
 
-        await until(renewed)
+        await until(renewed, pause_seconds=0.05)
         assert (await client.get("/livez")).status_code == 200  # on the connection from before
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path):
     """The admin token travels to the one, prompts to the other; and a silent client of either is let go."""
     clients = certificates.issue("listening")
@@ -275,6 +272,7 @@ async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path)
     assert all(end == b"" or isinstance(end, ConnectionError) for end in ends)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answer(certificates, upstream, tmp_path):
     """State and hint for the operator; an error for the client, and not one byte for the engine."""
     trustme.CA().cert_pem.write_to_path(str(stranger := tmp_path / "stranger.crt"))
@@ -287,7 +285,7 @@ async def test_an_engine_that_is_not_believed_is_told_by_the_report_and_the_answ
             hint = (await client.get("/memory")).json()["engine"]["hint"]
             return "engine_tls.ca_file names the authorities to trust" in hint
 
-        await until(told)
+        await until(told, pause_seconds=0.05)
         report = (await client.get("/memory")).json()
         assert report["engine"]["state"] == "starting"
         assert "nothing answers" not in report["engine"]["hint"]

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive
 from tests.http.test_restart import SlowEngine, ended
-from tests.patience import patiently
+from tests.patience import patiently, until
 
 GATE_REMEDIES = ("reset_mm_cache", "reset_prefix_cache")
 UPGRADE = (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "x"))
@@ -289,18 +289,12 @@ async def process(folder: Path, engine: int, **settings: str) -> AsyncIterator[D
         await asyncio.to_thread(sidecar.stop)
 
 
-async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Ask until it is so; it is another process that is waited for."""
-    async with asyncio.timeout(PATIENCE):
-        while not await true():  # noqa: ASYNC110 - it has no events for us
-            await asyncio.sleep(0.02)
-
-
 def ran(*arguments: str, **environ: str) -> Result:
     clean: dict[str, str | None] = {name: None for name in os.environ if name.startswith("HIGHWATER_")}
     return CliRunner().invoke(main, arguments, env=clean | environ, catch_exceptions=False)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 @pytest.mark.timeout(240)
 async def test_every_command_finds_the_control_port(tmp_path):
     """By the sidecar's own variables; and one that asks the data port is told which to ask."""
@@ -321,6 +315,7 @@ async def test_every_command_finds_the_control_port(tmp_path):
             assert "its control port (control_port): name that with --url or HIGHWATER_URL" in wrong.output
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 @pytest.mark.timeout(240)
 async def test_while_requests_finish_probes_are_answered(tmp_path):
     """SIGTERM within a stream: the data port takes nobody new, and the control port says that the sidecar stops."""
@@ -342,7 +337,7 @@ async def test_while_requests_finish_probes_are_answered(tmp_path):
                     answers, sidecar.port, "/v1/models"
                 )
 
-            await until(is_stopping)
+            await until(is_stopping, pause_seconds=0.02)
             assert (await client.get(f"{sidecar.control_url}/livez")).status_code == 200
             assert "highwater_proxy_requests_in_flight 1.0" in (await client.get(f"{sidecar.control_url}/metrics")).text
             engine.goes_on.set()
@@ -351,6 +346,7 @@ async def test_while_requests_finish_probes_are_answered(tmp_path):
     assert engine.ended == ["whole"]
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 @pytest.mark.parametrize("taken", ["port", "control_port"])
 async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
     """With its number and the system's reason; the exit status is 4, and the log says that nothing was served."""

@@ -11,31 +11,18 @@ import json
 import pytest
 
 from highwater.client.answers import report_of
-from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled, SidecarUnreachable
 from highwater.files.state_file import StateFile
 from highwater.incidents import IncidentStore
 from highwater.memory.sources.workers import Workers
 from highwater.recorder.folder import RecorderFolder
 from highwater_worker import MemoryExtension
-from tests.fakes.engine import USED_READY, FakeClock, FakeEngine
+from tests.fakes.engine import USED_READY
 from tests.fakes.ring import HEADER_BYTES, INSTANCE, FakeWriter, header, memory
 from tests.unit.commands.reports import as_json, report
 from tests.unit.recorder.test_folder import Machine
 
 NEXT_KEYS = {"added_in_the_next_version": {"deep": [1, None, "x"]}}
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine(clock=FakeClock())
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.allow_rpc()
-        yield client
 
 
 def answers(change):

@@ -44,7 +44,7 @@ def test_trust_in_loopback_lets_in_nobody_from_elsewhere(answered):
 
 
 def test_trust_in_loopback_lets_in_no_service_mesh(answered):
-    """Its sidecar connects from an address of loopback for everybody in the mesh."""
+    """Its sidecar connects from an address of loopback foreverybody in the mesh."""
     assert {path: code for path, code in answered["trusting mesh"].items() if code != 401} == {"GET /memory": 200}
 
 

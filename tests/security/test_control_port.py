@@ -18,8 +18,8 @@ import pytest
 from highwater.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
-from tests.http.test_two_ports import process, until
-from tests.patience import patiently
+from tests.http.test_two_ports import process
+from tests.patience import patiently, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_CONNECTIONS = 64
@@ -82,10 +82,10 @@ async def test_a_flood_of_the_data_port_holds_up_no_probe(tmp_path):
         async def is_full() -> bool:
             return await refusals(sidecar) > MAX_CONNECTIONS
 
-        await until(is_ready)
+        await until(is_ready, pause_seconds=0.02)
         pids = sidecar.pids()
         with attacked(sidecar.port) as attackers:
-            await until(is_full)
+            await until(is_full, pause_seconds=0.02)
             statuses: Counter[int] = Counter()
             slowest = 0.0
             for path in PROBES * ROUNDS:

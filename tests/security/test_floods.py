@@ -11,16 +11,11 @@ from highwater.api.problems import MAX_PROBLEMS
 from highwater.proxy.request_head import RequestHead, parse_head
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import both_on_ports
+from tests.patience import until
 
 
 def proxy_of(sidecar):
     return sidecar.app.protocol.args[0]
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
 
 
 def seconds_to_read(lines: int) -> float:

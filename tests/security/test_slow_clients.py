@@ -17,6 +17,7 @@ from highwater.proxy.proxy import Proxy
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before
+from tests.patience import until
 
 PATIENCE_SECONDS = 30
 TOKEN = "correct-horse-battery"
@@ -60,17 +61,11 @@ def open_files() -> set[str]:
 
 
 async def pass_ticks(sidecar, count: int) -> None:
-    """Let time pass for every connection, and what comes of it happen."""
+    """Let time pass forevery connection, and what comes of it happen."""
     for _ in range(count):
         for client in list(proxy_of(sidecar).clients):
             client.tick()
         await asyncio.sleep(0)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.005)
 
 
 BODIES = {

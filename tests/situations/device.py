@@ -101,7 +101,7 @@ class Rank:
         self.live = 0
         """Encoder outputs and reserves: allocated, and given up again."""
         self.leaked = 0
-        """Allocated for nothing, for ever."""
+        """Allocated for nothing, forever."""
         self.reusable = 0
         """Free segments that the next step takes again."""
         self.stray = 0

@@ -90,7 +90,7 @@ class Face:
         try:
             await asyncio.wait({future})
         finally:
-            future.cancel()  # whoever asked has left
+            future.cancel()  # the caller has left
         if future.cancelled():
             raise ConnectionResetError("the engine closed the connection")
         return future.result()

@@ -132,6 +132,7 @@ def test_a_test_that_was_collected_and_did_not_run_is_found(logs):
     assert not_run(known, logs) == ["tests/known/test_a.py::a", "tests/known/test_empty.py: no test in it"]
 
 
+@pytest.mark.whole("the check's plugins, in a pytest of their own")
 def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
     """In a run that ends early, too."""
     source = "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"
@@ -141,11 +142,38 @@ def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
     assert [name.rpartition("::")[2] for name in seen["ran"]] == ["test_b"]
 
 
+@pytest.mark.whole("the check's plugins, in a pytest of their own")
 def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run):
     """A lane of long tests that are not due; one that finds no test, or that cannot be read, has not."""
     assert pytester_run("def test_a(): pass\n", "-k", "not test_a")["status"] == 0
     assert pytester_run("")["status"] == pytest.ExitCode.NO_TESTS_COLLECTED
     assert pytester_run("def broken(:", "-k", "not test_a")["status"] == pytest.ExitCode.INTERRUPTED
+
+
+@pytest.mark.whole("the check's plugins, in a pytest of their own")
+@pytest.mark.parametrize("side_by_side", [(), ("--numprocesses", "2")], ids=["one process", "two workers"])
+def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side):
+    """Each reason with its count, and every test of it once; what has no such mark runs."""
+    (tmp_path / "test_few.py").write_text(
+        "import pytest\n"
+        "def test_a(): pass\n"
+        "@pytest.mark.whole('days of it')\n@pytest.mark.parametrize('n', [1, 2])\ndef test_b(n): assert False\n"
+        "@pytest.mark.compiled\ndef test_c(): assert False\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "tests.frozen", "-p", "tests.fast"]
+    command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *side_by_side]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "3 tests left to the whole check (`make test`, `.ci/run`)" in done.stdout
+    assert "    2 days of it\n    1 the data plane compiled\n" in done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_no_lane_of_the_check_leaves_out_what_is_marked_whole():
+    """Only `make test-fast` has the plugin, and no lane chooses tests by a mark."""
+    commands = [" ".join(command) for lane in all_lanes() for command in lane.commands]
+    assert [command for command in commands if "tests.fast" in command or " -m not" in command] == []
+    assert (ROOT / "Makefile").read_text().count("-p tests.fast") == 1
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ async def event_readers(peer: Peer) -> None:
 
 
 async def head_drips(peer: Peer) -> None:
-    """Send a head a byte at a time, or blank lines for ever."""
+    """Send a head a byte at a time, or blank lines forever."""
     if peer.rng.random() < 0.5:
         await peer.drip(b"\r\n" * 200, 0.5)
     else:

@@ -60,7 +60,7 @@ def test_a_peer_from_elsewhere_may_not(peer):
 
 @pytest.mark.parametrize("peer", ["127.0.0.6", "::ffff:127.0.0.6"])
 def test_a_service_mesh_may_not(peer):
-    """Istio's sidecar connects from there for everybody in the mesh, to a plain TCP port without adding a header."""
+    """Istio's sidecar connects from there foreverybody in the mesh, to a plain TCP port without adding a header."""
     assert status(TRUSTING, asked(peer)) == 401
 
 
@@ -158,7 +158,7 @@ def test_anything_else_is_401_also_from_loopback(authorization):
 
 @pytest.mark.parametrize(("given", "reason"), [("", "no_token"), ("Bearer", "no_token"), ("Bearer x", "wrong_token")])
 async def test_the_refusal_names_the_scheme_and_the_command_that_works(given, reason):
-    """As HTTP wants it, and as whoever is on call needs it; the token is not in it."""
+    """As HTTP wants it, and as people on call need it; the token is not in it."""
     denial = access().judge(asked(authorization=given))
     assert isinstance(denial, Denial)
     assert (denial.reason, denial.headers) == (reason, {"WWW-Authenticate": "Bearer"})

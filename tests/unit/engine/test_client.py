@@ -186,7 +186,7 @@ async def test_an_answer_outside_the_contract_is_garbled(engine, fake, garble):
 
 
 async def test_queues_out_of_step_are_called_that(engine, fake):
-    """The answer to an earlier call shows that the ranks lag by one for ever."""
+    """The answer to an earlier call shows that the ranks lag by one forever."""
     fake.garble = GARBLED["another op of one rank"]
     with pytest.raises(EngineGarbled, match=r"answered with \['hello'\]: its worker queues are out of step"):
         await engine.rpc("memory")

@@ -90,7 +90,7 @@ def test_no_answer_for_longer_than_any_step_is_no_hang(seen):
 
 
 def test_an_end_is_told_for_a_minute_and_then_the_next_engine_is_waited_for():
-    """It may load for twenty; whoever listens there is the next one at once."""
+    """It may load for twenty; a process that listens there is the next one at once."""
     gone = after(REFUSED, REFUSED)
     assert decide(gone, REFUSED, 101.0 + GONE_SECONDS - 0.1, max_step_seconds=120.0).state == "gone"
     assert decide(gone, REFUSED, 101.0 + GONE_SECONDS, max_step_seconds=120.0).state == "starting"

@@ -17,20 +17,14 @@ from highwater.files.admin_token import (
     is_strong_enough,
     read_token,
 )
+from tests.fakes.clock import FakeClock
 
 TOKEN, OTHER = "correct-horse-battery", "staple-battery-horse"
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(100.0)
 
 
 @pytest.fixture
@@ -184,7 +178,7 @@ def test_without_a_home_folder_control_is_closed(clock, caplog):
 
 
 def test_a_token_made_for_one_run_goes_with_it(path, clock):
-    """Whoever takes the port afterwards is sent nothing that the next sidecar would take."""
+    """A process that takes the port afterwards is sent nothing that the next sidecar would take."""
     token = AdminToken(None, path, is_temporary=True, clock=clock)
     token.start()
     token.close()

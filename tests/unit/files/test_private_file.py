@@ -51,7 +51,7 @@ def test_what_was_written_is_read_and_is_for_its_owner_alone(path):
 
 
 def test_a_link_in_its_place_is_replaced_and_not_written_through(tmp_path, path):
-    """Whoever planted it gets nothing."""
+    """The user who planted it gets nothing."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     path.symlink_to(victim)

@@ -150,7 +150,7 @@ def test_what_cannot_be_set_aside_is_not_overwritten(path, monkeypatch):
 
 
 def test_what_is_no_file_is_left_where_it_is(path):
-    """A named pipe would block a reader for ever; a folder is not ours to rename."""
+    """A named pipe would block a reader forever; a folder is not ours to rename."""
     os.mkfifo(path)
     file = StateFile(path)
     assert (file.problem or "").startswith(f"state_file: {path} is not a file, and was not set aside: it is no file of")

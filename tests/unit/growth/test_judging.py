@@ -81,6 +81,7 @@ def line(
     return [one._replace(value=GIB + rate * one.requests + source.gauss(0, noise)) for one in floors]
 
 
+@pytest.mark.whole("days of a simulated engine")
 @pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", CLEAN)
@@ -92,6 +93,7 @@ def test_a_clean_day_shows_no_leak_at_any_moment(kind: str, seed: int) -> None:
     assert "leak" not in kinds
 
 
+@pytest.mark.whole("days of a simulated engine")
 @pytest.mark.parametrize("seed", range(3))
 def test_restarts_show_no_leak(seed: int) -> None:
     """A warm-up begins again with each of twelve lives: none of them is taken for a leak."""

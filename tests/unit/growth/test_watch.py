@@ -30,6 +30,7 @@ from highwater.readings import (
     WorkerMemory,
 )
 from highwater.units import GIB, MIB
+from tests.fakes.clock import FakeClock
 
 BOOT = "boot-1"
 
@@ -56,16 +57,6 @@ def report(*ranks: RankReading, requests: float = 0.0, running: int = 0, **chang
     return replace(Report(engine=status, ranks=ranks, stale=False), **changes)
 
 
-class Clock:
-    """The time, which a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def no_series(_: float) -> list[Measured]:
     """The host has no series here."""
     return []
@@ -75,8 +66,7 @@ class Watched:
     """A watch, its clock, and the traffic that it sees."""
 
     def __init__(self, path: Path | None = None, *, boot: str = BOOT, start: float = 1000.0) -> None:
-        self.clock = Clock()
-        self.clock.now = start
+        self.clock = FakeClock(start)
         self.history = History(10)
         self.watch = GrowthWatch(
             self.history,
@@ -254,6 +244,7 @@ def _many(value: float) -> Iterable[Measured]:
             yield Measured(key=key, value=GIB + (value * MIB if measure % 10 == 0 else measure), room=float(GIB))
 
 
+@pytest.mark.whole("days of a simulated engine")
 @pytest.mark.untraced
 async def test_eight_ranks_of_thirty_series_over_a_day_cost_little(tmp_path: Path):
     """Under 10 ms of this process's CPU a second, with a tenth of the series leaking; and the file stays bounded.

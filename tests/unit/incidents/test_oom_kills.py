@@ -1,4 +1,4 @@
-"""Kills for memory: counted by whoever can, told as long as they are recent, and unknown where nobody counts."""
+"""Kills for memory: where the kernel counts them, reported as long as they are recent; elsewhere unknown."""
 
 from __future__ import annotations
 

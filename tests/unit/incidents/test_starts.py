@@ -122,7 +122,7 @@ def test_restarts_between_two_looks_are_all_told(log):
 
 
 def test_two_starts_have_two_identities(log):
-    """And one start has one, for whoever reads the log again."""
+    """And one start has one, when the log is read again."""
     log.write(*begins(1), *NO_ROOM_START)
     first = log.watch.look(0.0, at_once=True)
     again = EngineLog(log.path)

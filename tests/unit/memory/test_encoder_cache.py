@@ -7,27 +7,9 @@ import json
 
 import pytest
 
-from highwater.engine.client import Engine
 from highwater.errors import EngineError, EngineGarbled
 from highwater.memory.encoder_cache import KEPT_SECONDS, EncoderCacheEntries, RankEntries
-from tests.fakes.engine import IMAGES, FakeClock, FakeEngine
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine(clock=FakeClock())
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.allow_rpc()
-        yield client
-
-
-def changed(**changes):
-    """A garble that changes the last rank's answer."""
-    return lambda answers: {"results": [json.dumps(a) for a in (*answers[:-1], answers[-1] | changes)]}
+from tests.fakes.engine import IMAGES, FakeClock, changed
 
 
 async def test_entries_are_asked_for_once_a_second_at_most(engine, fake):

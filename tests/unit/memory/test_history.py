@@ -260,7 +260,7 @@ async def test_one_address_does_not_take_every_place(history):
         assert history.can_watch("10.0.0.2")
 
 
-async def test_whoever_has_the_token_always_finds_a_place(history):
+async def test_a_caller_with_the_token_always_finds_a_place(history):
     """Places are kept for operators, however many strangers watch; and these are bounded too."""
     with ExitStack() as stack:
         for number in range(MAX_WATCHERS):

@@ -1,4 +1,4 @@
-"""Snapshots are measured before they are taken, one at a time, listed as they lie there, and not kept for ever."""
+"""Snapshots are measured before they are taken, one at a time, listed as they lie there, and not kept forever."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ def places(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [values, *(inner for key in ("text_config",) if isinstance(inner := values.get(key), dict))]
 
 
+@pytest.mark.whole("every odd value of every key of a model's file")
 @pytest.mark.untraced
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_any_value_of_a_key_gives_a_plan_or_a_plan_error(path: Path):

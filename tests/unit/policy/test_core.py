@@ -344,7 +344,7 @@ def test_between_the_waters_nothing_begins():
 
 
 def test_a_new_life_remembers_nothing():
-    """What was in vain in the last one, cooldowns included, says nothing about this one."""
+    """What gained nothing in the last one, cooldowns included, says nothing about this one."""
     watch = Watch()
     hopeless = full(0.3, cached=1.0)
     watch.act(hopeless, hopeless)
@@ -398,7 +398,7 @@ def test_each_rank_has_its_own_waters():
 
 
 def test_on_a_shared_device_caches_are_not_given_away():
-    """A release costs nothing; trim and reset would feed whoever else is there."""
+    """A release costs nothing; trim and reset would give the memory to the other process."""
     short = full(0.3, encoder=2.0)
     assert Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(short) is None
     action = Watch(shared_cards=frozenset({"node-a/gpu-0-0"})).look(full(0.3, encoder=2.0, cached=1.0))
@@ -407,7 +407,7 @@ def test_on_a_shared_device_caches_are_not_given_away():
 
 
 def test_a_shortage_on_a_shared_device_names_what_is_left_to_the_operator():
-    """Trim and reset could give here, and would feed whoever else is there."""
+    """Trim and reset could give here, and would give the memory to the other process."""
     watch = Watch(shared_cards=frozenset({"node-a/gpu-0-0"}))
     assert watch.look(full(0.3, encoder=2.0)) is None
     assert "the device is shared with another engine" in (watch.view.reason or "")

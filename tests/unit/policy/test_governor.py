@@ -537,7 +537,7 @@ async def test_the_level_is_that_of_the_rule_that_is_worst_off():
 
 
 async def test_an_engine_that_is_gone_is_not_called_calm():
-    """Its last word on memory stands, for whoever asks afterwards why it died."""
+    """Its last word on memory stands, for people who look afterwards why it died."""
     core = core_on(rules=[DEFAULT], mode="observe")
     await core.tick()
     leave_free(core, HIGH - 100 * MIB)

@@ -45,8 +45,13 @@ def is_broad(kind: ast.expr | None) -> bool:
 
 def counts(body: list[ast.stmt]) -> bool:
     """Whether it calls what counts."""
-    calls = (node.func for statement in body for node in ast.walk(statement) if isinstance(node, ast.Call))
-    return any(ast.unparse(call).rpartition(".")[2].lstrip("_") == "internal_error" for call in calls)
+    calls = (node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(called(call).lstrip("_") == "internal_error" for call in calls)
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what is called: `f` and `a.b.f` are both `f`."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def broad_ones(source: str) -> Iterator[tuple[str, bool, bool]]:
@@ -60,8 +65,7 @@ def broad_ones(source: str) -> Iterator[tuple[str, bool, bool]]:
         if isinstance(node, ast.ExceptHandler) and is_broad(node.type):
             last = node.body[-1]
             yield within, isinstance(last, ast.Raise) and last.exc is None, counts(node.body)
-        is_suppress = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "suppress"
-        if isinstance(node, ast.Call) and is_suppress and any(is_broad(argument) for argument in node.args):
+        if isinstance(node, ast.Call) and called(node) == "suppress" and any(map(is_broad, node.args)):
             yield within, False, False
         for child in ast.iter_child_nodes(node):
             yield from walk(child, within)

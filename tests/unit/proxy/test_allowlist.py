@@ -251,7 +251,7 @@ def test_a_prefix_entry_says_that_a_root_path_is_meant():
 
 @pytest.mark.parametrize("root_path", ["/llm/", "llm", "", "/", "/a//b", "/a/../b", "/a?b", "/a%2Fb"])
 def test_a_root_path_that_cannot_be_meant_has_a_flaw(root_path):
-    """For whoever reads it: a plain path, as vLLM would match it."""
+    """For readers of the list: a plain path, as vLLM would match it."""
     assert root_path_flaw(root_path)
 
 

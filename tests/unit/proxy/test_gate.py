@@ -88,7 +88,7 @@ async def test_too_many_are_shed_with_the_time_to_come_back():
     assert gate.in_flight == 1
 
 
-async def test_whoever_waits_too_long_is_shed_and_not_counted():
+async def test_a_request_that_waits_too_long_is_shed_and_not_counted():
     """Its place is free for another."""
     gate = Gate(hold_seconds=0.001, max_held=1)
     with gate.closed(10):
@@ -99,7 +99,7 @@ async def test_whoever_waits_too_long_is_shed_and_not_counted():
     await gate.drained()
 
 
-async def test_whoever_gives_up_while_held_is_not_counted():
+async def test_a_client_that_gives_up_while_held_is_not_counted():
     """The client left, the server stops."""
     gate = Gate()
     with gate.closed(10):
@@ -111,7 +111,7 @@ async def test_whoever_gives_up_while_held_is_not_counted():
     assert gate.in_flight == 0
 
 
-async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
+async def test_a_client_that_gives_up_as_the_gate_opens_is_not_counted():
     """Let through and cancelled before it could run: its count is taken back."""
     gate = Gate()
     with gate.closed(10):
@@ -123,7 +123,7 @@ async def test_whoever_gives_up_in_the_moment_of_opening_is_not_counted():
     await gate.drained()
 
 
-async def test_whoever_gave_up_costs_nothing_any_more():
+async def test_a_client_that_gave_up_costs_nothing_any_more():
     """However many came and left while it is closed: their number is what each new one would have to look through."""
     gate = Gate()
     with gate.closed(10):
@@ -139,7 +139,7 @@ async def test_whoever_gave_up_costs_nothing_any_more():
 
 
 async def test_the_oldest_under_way_is_known_with_its_age():
-    """Whoever came before and left is not it."""
+    """A request that came before and left is not it."""
     now = [100.0]
     gate = Gate(clock=lambda: now[0])
     assert gate.oldest_seconds() is None
@@ -205,7 +205,7 @@ class Paces:
 
 @pytest.mark.parametrize(("waiting", "inside"), [(40, [1, 2, 3]), (1000, [3, 6, 9])])
 async def test_it_can_pace_requests_after_a_closing(waiting, inside):
-    """In the order in which they came; many of them several at a step, so that it does not take for ever."""
+    """In the order in which they came; many of them several at a step, so that it does not take forever."""
     paces = Paces()
     with paces.gate.closed(10, then_pace=True):
         tasks = [asyncio.create_task(paces.gate.enter()) for _ in range(waiting)]

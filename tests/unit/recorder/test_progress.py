@@ -348,7 +348,7 @@ def test_the_longest_step_is_the_operators_word():
     ],
 )
 def test_each_rank_is_told_in_words(one, words):
-    """For whoever wants to know more than the verdict."""
+    """For people who need more than the verdict."""
     assert judge([one], IDLE).ranks == (words,)
 
 

@@ -278,7 +278,7 @@ async def test_files_that_are_elsewhere_are_told(core, tmp_path):
 
 
 async def test_a_file_that_was_taken_away_comes_back(core, tmp_path):
-    """Whoever tidied up there: the worker is told again, the other one goes on."""
+    """Somebody removed the folder's files: the worker is told again, the other one goes on."""
     await aloft(core)
     before = rings(tmp_path)
     (tmp_path / "recorder" / before[1]).unlink()

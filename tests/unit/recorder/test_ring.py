@@ -284,7 +284,7 @@ def test_a_torn_table_is_never_seen(writer, ring):
     ],
 )
 def test_a_table_that_is_none_is_passed_by(writer, ring, body):
-    """Its checksum is right: whoever wrote it meant it."""
+    """Its checksum is right: the writer meant it."""
     writer.append_table(body)
     assert ring.table() is None
 
@@ -357,7 +357,7 @@ def test_damaged_records_are_passed_by(writer, ring):
     "body", [b"", b"[]", b"1", b"{", b'{"n": NaN}', b'{"n": 1}\xff', b"[" * 2000, b'{"n": ' + b"9" * 2000]
 )
 def test_a_record_that_is_no_json_object_is_passed_by(writer, ring, body):
-    """Its checksum is right: whoever wrote it meant it."""
+    """Its checksum is right: the writer meant it."""
     write(writer, 1, 1)
     writer.append(body)
     write(writer, 3, 3)
@@ -501,7 +501,7 @@ def test_a_newer_writer_may_say_more_of_itself(tmp_path):
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path, writer):
-    """A link leads elsewhere, a named pipe would wait for ever, opening a device may do something."""
+    """A link leads elsewhere, a named pipe would wait forever, opening a device may do something."""
     path = tmp_path / f"highwater-{INSTANCE}-1.ring"
     for make in (lambda: path.symlink_to(writer.path), lambda: os.mkfifo(path), path.mkdir):
         make()

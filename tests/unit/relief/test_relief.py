@@ -434,7 +434,7 @@ async def test_a_restore_waits_no_longer_than_it_may(monkeypatch):
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_whoever_is_cancelled_in_any_state_leaves_nothing_behind(monkeypatch, state):
+async def test_a_caller_that_is_cancelled_in_any_state_leaves_nothing_behind(monkeypatch, state):
     """The gate is open, the turn is free, an event tells where it was; the next relief is done."""
     core = await grown()
     if state != "reading":

@@ -186,6 +186,6 @@ def test_the_unpickler_itself_knows_no_names():
 
 @pytest.mark.parametrize("many", [False, True])
 def test_a_key_that_takes_hours_to_hash_is_refused(many):
-    """Thirty tuples, each of the one before twice, are a billion to whoever hashes the last: SETITEM and SETITEMS."""
+    """Thirty tuples, each of the one before twice, are a billion to a reader that hashes it: SETITEM, SETITEMS."""
     nested = b"K\x01\x85\x94" + b"".join(b"h" + bytes([i]) + b"h" + bytes([i]) + b"\x86\x94" for i in range(29))
     assert "key" in said(b"\x80\x04}" + (b"(" if many else b"") + nested + b"K\x01" + (b"u." if many else b"s."))

@@ -79,6 +79,6 @@ def test_neither_a_link_nor_a_folder_of_such_a_name_is_touched(tmp_path):
 
 
 def test_a_folder_that_is_missing_costs_nothing(tmp_path):
-    """It is made by whoever writes first."""
+    """The first writer makes it."""
     remove_old_rings(tmp_path / "missing", UNDER_WAY)
     assert list(tmp_path.iterdir()) == []

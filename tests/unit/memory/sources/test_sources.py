@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,32 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled, EngineRefused
 from highwater.memory.sources import all_sources
 from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.workers import Workers
 from highwater.readings import EngineLoad, WorkCounts
-from tests.fakes.engine import USED_READY, FakeClock, FakeEngine
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine(clock=FakeClock())
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.allow_rpc()
-        yield client
-
-
-def changed(**changes):
-    """A garble that changes the last rank's answer."""
-    return lambda answers: {"results": [json.dumps(a) for a in (*answers[:-1], answers[-1] | changes)]}
-
+from tests.fakes.engine import USED_READY, changed
 
 # --- the workers ---
 

@@ -7,12 +7,10 @@ import json
 import pytest
 
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.client import Engine
 from highwater.errors import EngineRefused
 from highwater.readings import EngineStatus, Target
 from highwater.relief.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult
 from highwater.relief.remedies.workers import TrimEncoderCache
-from tests.fakes.engine import FakeEngine
 
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
 ALL = {
@@ -123,18 +121,6 @@ def test_a_release_candidate_counts_as_its_release():
 
 
 # --- what they say ---
-
-
-@pytest.fixture
-def fake() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.allow_rpc()
-        yield client
 
 
 @pytest.mark.parametrize("name", ["reset_encoder_cache", "reset_mm_cache", "reset_prefix_cache"])

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings import Target
 from highwater.relief.remedies import NO_OPTIONS, RunOptions
@@ -21,13 +20,6 @@ def fake() -> FakeEngine:
     for worker in engine.workers:
         worker.entries_a_call = 4
     return engine
-
-
-@pytest.fixture
-async def engine(fake):
-    async with Engine("http://engine", transport=fake.transport()) as client:
-        client.allow_rpc()
-        yield client
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +49,7 @@ async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
 
 
 async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
-    """They hold the same outputs, and one that let go more would bring it back in vain."""
+    """They hold the same outputs, and one that let go more would bring it back for nothing."""
     fake.workers[1].entries_a_call = 7
     await TrimEncoderCache(host_budget_bytes=9).run(engine, RunOptions(target=Target(free_bytes=10 * IMAGE_BYTES)))
     assert [len(worker.spilled) for worker in fake.workers] == [10, 10]
@@ -73,7 +65,7 @@ async def test_without_a_target_everything_goes(engine, fake):
 
 
 async def test_what_takes_too_long_is_left_and_said(engine, fake):
-    """Whoever wants more asks again."""
+    """A caller that wants more repeats the call."""
     now = iter(range(0, 1000, 10))
     run = await call_workers_in_rounds(engine, "trim", {}, clock=lambda: next(now))
     assert (run.ok, [answer["spilled_entries"] for answer in run.detail]) == (True, [12, 12])

@@ -176,7 +176,7 @@ def free_encoder_cache(cache, key):
 FREEING = (_update_states, _process_encoder_cache_scheduler_output, free_encoder_cache)
 
 
-def test_whoever_else_pops_gets_the_value_from_its_device(bench):
+def test_other_code_that_pops_gets_the_value_from_its_device(bench):
     """Also from C, where no bytecode shows what becomes of it, and where a function of that name keeps it."""
     found = deque(map(bench.cache.pop, "a"))
 

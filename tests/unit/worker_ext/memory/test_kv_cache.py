@@ -7,21 +7,13 @@ import mmap
 
 from highwater_worker.memory.kv_cache import Residency, resident_bytes
 from highwater_worker.memory.storages import Storage
-
-
-class Clock:
-    """A clock that a measurement moves."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import FakeClock
 
 
 class Measure:
     """Answers `part` of every allocation after `cost` seconds."""
 
-    def __init__(self, clock: Clock, part: float = 1.0, cost: float = 0.001) -> None:
+    def __init__(self, clock: FakeClock, part: float = 1.0, cost: float = 0.001) -> None:
         self.clock, self.part, self.cost, self.calls = clock, part, cost, 0
 
     def __call__(self, _pointer: int, nbytes: int) -> int | None:
@@ -35,7 +27,7 @@ STORAGES = [Storage(4096, 1000, "cpu"), Storage(8192, 500, "cpu")]
 
 def test_a_whole_allocation_is_never_measured_again():
     """vLLM gives no page of its KV cache back."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     measure = Measure(clock)
     residency = Residency(measure, clock)
     assert residency.total(STORAGES) == 1500
@@ -46,7 +38,7 @@ def test_a_whole_allocation_is_never_measured_again():
 
 def test_a_partial_measurement_holds_for_two_seconds_at_least():
     """Then the pages written since are seen."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     measure = Measure(clock, part=0.5, cost=0.0)
     residency = Residency(measure, clock)
     assert residency.total(STORAGES[:1]) == 500
@@ -58,7 +50,7 @@ def test_a_partial_measurement_holds_for_two_seconds_at_least():
 
 def test_a_dear_measurement_holds_longer():
     """A thousand times its cost: 20 ms are paid once in 20 s."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     measure = Measure(clock, part=0.5, cost=0.02)
     residency = Residency(measure, clock)
     residency.total(STORAGES[:1])
@@ -72,7 +64,7 @@ def test_a_dear_measurement_holds_longer():
 
 def test_what_cannot_be_measured_is_not_known():
     """No sum of the rest is passed off as all."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     assert Residency(Measure(clock, part=-1), clock).total(STORAGES) is None
 
 

@@ -73,7 +73,7 @@ def test_an_npu_is_left_alone_off_the_main_thread(torch_device):
         ((), "unsupported"),
     ],
 )
-def test_the_heap_is_trimmed_by_whoever_keeps_it(functions, mechanism, monkeypatch):
+def test_the_heap_is_trimmed_by_the_allocator_that_keeps_it(functions, mechanism, monkeypatch):
     """A preloaded allocator takes the C library's place."""
     library = FakeLibrary(*functions)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)

@@ -222,7 +222,7 @@ def test_what_is_not_meant_for_it_is_refused(scene, changes, why):
 
 
 def test_another_users_request_is_refused(scene, monkeypatch):
-    """Whoever may write into the folder could ask otherwise."""
+    """Any user who may write into the folder could ask otherwise."""
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 7)
     monkeypatch.setattr(os, "fstat", _as_user(4_711))

@@ -11,14 +11,8 @@ import pytest
 
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.steps import Progress, Steps
+from tests.fakes.clock import FakeClock
 from tests.unit.worker_ext.fakes import fake_worker
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Worker:
@@ -43,7 +37,7 @@ class Worker:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock(100.0)
 
 
 @pytest.fixture

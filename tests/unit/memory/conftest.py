@@ -1,0 +1,24 @@
+"""What unit tests of the engine's callers share: a fake engine, and the sidecar's client of it, in process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from highwater.engine.client import Engine
+from tests.fakes.engine import FakeClock, FakeEngine
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    """An engine whose time a test sets."""
+    return FakeEngine(clock=FakeClock())
+
+
+@pytest.fixture
+async def engine(fake: FakeEngine) -> AsyncIterator[Engine]:
+    """The client of the fake engine, allowed to call workers."""
+    async with Engine("http://engine", transport=fake.transport()) as client:
+        client.allow_rpc()
+        yield client
