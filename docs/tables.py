@@ -27,8 +27,9 @@ from highwater.policy.rules import MIN_GAIN_BYTES
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
 from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes
-from highwater.readings import STATES, Device, WorkerBudget, WorkerMemory
-from highwater.settings import keys, variable
+from highwater.readings.engine import STATES
+from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
+from highwater.settings.keys import keys, variable
 from highwater.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent

@@ -33,8 +33,8 @@ from highwater.api.services import Services
 from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
-from highwater.readings import Report
-from highwater.settings import Settings
+from highwater.readings.report import Report
+from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane
 from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
 from highwater.wiring.data_plane import RootPathWatch, listening_ports, make_front, wire_data_plane

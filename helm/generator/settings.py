@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 
 CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
 """The settings that the chart sets from other values: where the engine listens, and Secrets."""

@@ -11,7 +11,9 @@ from unittest import mock
 from highwater.accounting.attribution import freed, total
 from highwater.accounting.freed import credit
 from highwater.memory.history import History
-from highwater.readings import EngineStatus, RemedyResult, Report
+from highwater.readings.engine import EngineStatus
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
 
 HOUR = 3600

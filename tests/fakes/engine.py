@@ -33,10 +33,14 @@ from highwater.policy import Rule
 from highwater.policy.governor import Governor
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
-from highwater.readings import RankReading, RemedyResult, Report, Trigger, WorkerMemory
+from highwater.readings.event import Trigger
+from highwater.readings.rank import RankReading, WorkerMemory
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief
-from highwater.settings import GateSettings, Settings
+from highwater.settings.sections import GateSettings
+from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, wire_engine
 from highwater.wiring.core import Core as WiredCore
 from tests.fakes.clock import FakeClock, FakeWallClock

@@ -9,18 +9,9 @@ from typing import Any
 from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import EncoderEntry
 from highwater.incidents import Evidence, Incident, RankEvidence
-from highwater.readings import (
-    Budget,
-    Components,
-    Device,
-    EncoderCache,
-    EngineLoad,
-    EngineStatus,
-    Event,
-    HostMemory,
-    RankReading,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
 
 MIB = 1024 * 1024
 TOTAL = 62_420 * MIB

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from highwater.readings import (
-    Budget,
-    Components,
-    Device,
-    EncoderCache,
-    EngineStatus,
-    HostMemory,
-    MissingRank,
-    RankReading,
-    Report,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineStatus, MissingRank
+from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.readings.report import Report
 
 MIB = 1024**2
 GIB = 1024**3

@@ -6,7 +6,7 @@ import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 from highwater.commands.serve import run
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -18,7 +18,7 @@ import pytest_asyncio
 from highwater.api.plan import MAX_WAITING
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import CONTROL_BODY_BYTES
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from highwater.cli import main
 from highwater.growth.series import SeriesKey
 from highwater.growth.watch import GrowthWatch
-from highwater.readings import WorkCounts
+from highwater.readings.engine import WorkCounts
 from highwater.units import GIB, MIB
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before

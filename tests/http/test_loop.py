@@ -12,7 +12,7 @@ import pytest
 
 from highwater.errors import SettingsError
 from highwater.main import create_app
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from highwater.settings.sources import load
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving

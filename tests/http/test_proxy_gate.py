@@ -11,10 +11,12 @@ import httpx
 import pytest
 
 from highwater.main import create_app
+from highwater.policy.settings import PolicySettings
 from highwater.proxy.exchange import EngineExchange, State
 from highwater.proxy.gate import Gate
 from highwater.proxy.request_head import parse_head
-from highwater.settings import GateSettings, PolicySettings, Settings
+from highwater.settings.sections import GateSettings
+from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports

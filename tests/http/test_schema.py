@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 
 EXAMPLES = 12

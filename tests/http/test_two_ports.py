@@ -24,7 +24,7 @@ from highwater.demo.process import answers, free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from highwater.commands.status import judged
-from highwater.readings import STATES
+from highwater.readings.engine import STATES
 from tests.fakes.engine import Core, core_on
 from tests.helm.chart import Object, container, env
 from tests.install.guides import (

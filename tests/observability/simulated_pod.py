@@ -8,22 +8,20 @@ import time
 from highwater.accounting.attribution import account, encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
-from highwater.readings import (
+from highwater.readings.engine import EngineStatus
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.readings.rank import (
     Components,
     Device,
     EncoderCache,
-    EngineStatus,
-    Growth,
     HostMemory,
-    PolicyStatus,
-    RankPressure,
-    RemedyResult,
-    Report,
-    RuleStatus,
     TorchMemory,
     WorkerBudget,
     WorkerMemory,
 )
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.observability.pictures.host import host_now, verdicts
 
 GIB = 1024**3

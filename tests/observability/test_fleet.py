@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN, names_in
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import ActionOutcome, EngineState, PolicyLevel, RulePhase, Trigger
+from highwater.readings.engine import EngineState
+from highwater.readings.event import Trigger
+from highwater.readings.policy import ActionOutcome, PolicyLevel, RulePhase
 from highwater.relief.remedies import REMEDIES
 
 from .rule_files import ALERTS, RECORDINGS, every_panel

@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 
 from highwater.main import Sidecar, create_app
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from tests.situations.clock import VirtualLoop, run_virtually
 from tests.situations.device import Card
 from tests.situations.engine import EngineModel

@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from highwater import __version__, cli
 from highwater.commands import serve
-from highwater.settings import Settings, keys, variable
+from highwater.settings.keys import keys, variable
+from highwater.settings.settings import Settings
 
 KEYS = dict(keys())
 TOKEN = "hunter2hunter2"

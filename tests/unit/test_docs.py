@@ -15,8 +15,8 @@ import yaml
 from highwater.cli import main
 from highwater.main import create_app
 from highwater.policy.settings import PolicyChange, PolicySettings
-from highwater.readings import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.settings import keys, variable
+from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from highwater.settings.keys import keys, variable
 from highwater.settings.sources import load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from highwater.main import create_app
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z, ]+) (`/.+?`) \|(?: (yes))? \| (.+) \|$", PAGE, re.MULTILINE)

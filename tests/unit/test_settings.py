@@ -14,7 +14,8 @@ from highwater.policy.rules import Rule
 from highwater.policy.settings import PolicyChange
 from highwater.process import descriptors
 from highwater.recorder.ring import MAX_FILE_BYTES
-from highwater.settings import PREFIX, Settings, is_list, keys, variable
+from highwater.settings.keys import PREFIX, is_list, keys, variable
+from highwater.settings.settings import Settings
 from highwater.settings.sources import load
 
 KEYS = dict(keys())

@@ -14,19 +14,18 @@ from statistics import linear_regression
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from highwater.readings import (
+from highwater.readings.growth import Growth, RankGrowth
+from highwater.readings.rank import (
     Budget,
     Components,
     EncoderCacheTotals,
-    Growth,
     Note,
-    RankDelta,
-    RankGrowth,
     RankMemory,
     RankReading,
     ReadingSource,
     WorkerMemory,
 )
+from highwater.readings.remedy import RankDelta
 from highwater.units import KIB
 
 COMPONENTS = tuple(field.name for field in fields(Components))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.accounting.attribution import COMPONENTS, difference, rank_key, sum_known
-from highwater.readings import Components, RankFreed, RankReading
+from highwater.readings.policy import RankFreed
+from highwater.readings.rank import Components, RankReading
 
 
 @dataclass(frozen=True, slots=True)

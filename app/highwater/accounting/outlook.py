@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from highwater.accounting.attribution import rank_key
-from highwater.readings import RankPressure, RankReading, Report, RuleStatus
+from highwater.readings.policy import RankPressure, RuleStatus
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 
 
 def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, Final, Self
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import Components, RankReading, TorchMemory
+from highwater.readings.rank import Components, RankReading, TorchMemory
 
 ROW: Final[tuple[str, ...]] = (
     "used_bytes",

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from highwater.files.admin_token import AdminToken
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.allowlist import SAFE_METHODS
-from highwater.readings import Caller, Credential
+from highwater.readings.event import Caller, Credential
 
 DenialReason: TypeAlias = Literal["no_token", "wrong_token", "closed"]
 _CODES: Final = {401: "unauthorized", 403: "forbidden"}

@@ -17,7 +17,8 @@ from highwater.api.services import Services
 from highwater.findings.budget import Explained, explained
 from highwater.plan.explanation import explain
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
-from highwater.readings import RankReading, Report
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 
 WHY_MISSING = (
     "nothing reports its start; set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the sidecar, or load the "

@@ -14,7 +14,9 @@ from pydantic import Field, TypeAdapter, model_validator
 from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, Refused
-from highwater.readings import Caller, Mode, RankReading, RemedyResult, Target
+from highwater.readings.event import Caller
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import Mode, RemedyResult, Target
 from highwater.relief import RemedyOutcome, RemedyRequest
 
 _RANKS = TypeAdapter(tuple[RankReading, ...])

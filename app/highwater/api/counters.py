@@ -10,7 +10,8 @@ from highwater import __version__
 from highwater.accounting.components import COMPONENTS
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.traffic import ProxyTraffic
-from highwater.readings import RemedyResult, Trigger
+from highwater.readings.event import Trigger
+from highwater.readings.remedy import RemedyResult
 
 _POLL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _RESET_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -15,7 +15,7 @@ from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.encoder_cache import EntriesReading, RankEntries
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.text.table import missing_text, rank_title
 
 NOT_READ = (

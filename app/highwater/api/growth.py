@@ -14,7 +14,8 @@ from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
-from highwater.readings import SCHEMA, SeriesGrowth
+from highwater.readings.growth import SeriesGrowth
+from highwater.readings.schema import SCHEMA
 from highwater.text.growth import growth_table
 
 

@@ -9,7 +9,7 @@ from typing import Final, get_args
 from prometheus_client.core import Metric
 
 from highwater.api.families import gauge
-from highwater.readings import GrowthKind, GrowthUnit, SeriesGrowth
+from highwater.readings.growth import GrowthKind, GrowthUnit, SeriesGrowth
 
 # Each series takes five lines. Eight ranks with all their processes have more series; growing series come first.
 MAX_SHOWN: Final = 120

@@ -19,7 +19,8 @@ from highwater.api.requests import StrictModel
 from highwater.api.services import Services
 from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
-from highwater.readings import Event, Report
+from highwater.readings.event import Event
+from highwater.readings.report import Report
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001

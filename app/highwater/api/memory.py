@@ -13,7 +13,9 @@ from highwater.api.requests import OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.api.services import Services
 from highwater.errors import UnknownName
 from highwater.memory.history import MARKS_KEPT
-from highwater.readings import Caller, RankDelta, Report
+from highwater.readings.event import Caller
+from highwater.readings.remedy import RankDelta
+from highwater.readings.report import Report
 from highwater.text.report import report_text
 
 _REPORT = TypeAdapter(Report)

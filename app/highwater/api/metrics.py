@@ -29,17 +29,11 @@ from highwater.host.watch import HostNow
 from highwater.incidents import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
 from highwater.proxy.traffic import Connections
-from highwater.readings import (
-    EngineState,
-    PolicyLevel,
-    PolicyMode,
-    PolicyStatus,
-    RankReading,
-    Report,
-    RulePhase,
-    RuleStatus,
-    SeriesGrowth,
-)
+from highwater.readings.engine import EngineState
+from highwater.readings.growth import SeriesGrowth
+from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus, RulePhase, RuleStatus
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 from highwater.text.table import device_title, rank_title
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4

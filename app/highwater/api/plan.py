@@ -18,7 +18,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import grant_live, plan_live
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish, wish_json
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.units import ceil_div
 
 MAX_FLAGS = 30

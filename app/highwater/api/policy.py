@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
 from highwater.policy.settings import PolicyChange, PolicySettings
-from highwater.readings import Caller, Event, PolicyStatus
+from highwater.readings.event import Caller, Event
+from highwater.readings.policy import PolicyStatus
 
 DECISIONS_SHOWN = 20
 _STATUS = TypeAdapter(PolicyStatus)

@@ -19,7 +19,7 @@ from highwater.memory.poller import Poller
 from highwater.memory.snapshots import Snapshots
 from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Relief
 

@@ -15,7 +15,7 @@ from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.memory.snapshot_folder import pieces
 from highwater.memory.snapshots import Taken
-from highwater.readings import Caller
+from highwater.readings.event import Caller
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 

@@ -9,7 +9,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.errors import SidecarUnreachable
-from highwater.readings import SCHEMA, Event, RankReading, RemedyResult, Report
+from highwater.readings.event import Event
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned
 
 __all__ = ["cleaned", "event_of", "events_of", "not_a_sidecar", "ranks_of", "remedy_of", "report_of", "understood"]

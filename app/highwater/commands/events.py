@@ -19,7 +19,7 @@ from highwater.text.printable import plain
 
 if TYPE_CHECKING:
     from highwater.client.sidecar import SidecarClient
-    from highwater.readings import Event
+    from highwater.readings.event import Event
 
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 5.0

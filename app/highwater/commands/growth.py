@@ -30,7 +30,7 @@ def growth(url: str, series: str | None, *, as_json: bool) -> None:
     from pydantic import TypeAdapter
 
     from highwater.client.answers import cleaned, understood
-    from highwater.readings import SeriesGrowth
+    from highwater.readings.growth import SeriesGrowth
     from highwater.text.growth import growth_table, leaks
 
     with sidecar_at(url) as sidecar:

@@ -14,7 +14,7 @@ from highwater.client.options import control_of, examples, json_option, show, si
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from highwater.readings import RuleStatus
+    from highwater.readings.policy import RuleStatus
 
 # The sidecar writes it to its state file before it answers.
 CHANGE_SECONDS = 30.0
@@ -129,7 +129,7 @@ def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
 
     from highwater.client.answers import cleaned, events_of, understood
     from highwater.commands.events import event_text
-    from highwater.readings import PolicyMode, PolicyStatus
+    from highwater.readings.policy import PolicyMode, PolicyStatus
 
     with understood("/policy"):
         shown: Any = cleaned(answer)

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from highwater.accounting.attribution import COMPONENTS, compare, rank_key
 from highwater.client.answers import ranks_of, remedy_of, understood
 from highwater.policy import ALL_REMEDIES
-from highwater.readings import RankReading, RemedyResult
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, rank_title, table
 from highwater.units import UNKNOWN, size_text
 

@@ -15,7 +15,7 @@ from highwater.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from highwater.settings import Settings
+    from highwater.settings.settings import Settings
 
 BAD_SETTINGS = 2
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
@@ -95,7 +95,7 @@ def _is_among(key: str, keys: Iterable[str]) -> bool:
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
     from pydantic import SecretStr  # noqa: PLC0415 - see _Serve
 
-    from highwater.settings import is_list, variable  # noqa: PLC0415
+    from highwater.settings.keys import is_list, variable  # noqa: PLC0415
 
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
@@ -110,7 +110,7 @@ class _Serve(click.Command):
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
         """A flag for each setting, and ``--config``."""
-        from highwater.settings import keys  # noqa: PLC0415
+        from highwater.settings.keys import keys  # noqa: PLC0415
         from highwater.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415
 
         text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"

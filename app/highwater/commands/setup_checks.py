@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 from highwater.engine.capabilities import EXTENSION, parse_version
 from highwater.files.admin_token import is_loopback
-from highwater.readings import Event, Report, are_recorded
+from highwater.readings.event import Event
+from highwater.readings.rank import are_recorded
+from highwater.readings.report import Report
 from highwater.text.strict_json import part
 from highwater.text.table import missing_text, waters_text
 from highwater.units import size_text, span_text

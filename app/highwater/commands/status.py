@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import Event, PolicyLevel, Report, RuleStatus
+from highwater.readings.event import Event
+from highwater.readings.policy import PolicyLevel, RuleStatus
+from highwater.readings.report import Report
 from highwater.text.growth import leak_line, leaks
 from highwater.text.report import report_text
 from highwater.text.table import component_title, table

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
-from highwater.readings import MissingRank, StartPhase
+from highwater.readings.engine import MissingRank
+from highwater.readings.rank import StartPhase
 from highwater.text.table import missing_text
 
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.attribution import rank_key
 from highwater.errors import NotKept, flaw
 from highwater.files.state_file import StateFile
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 
 SECTION = "baseline"
 NOT_KNOWN = (

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from highwater.readings import EngineState, EngineStatus, Progress
+from highwater.readings.engine import EngineState, EngineStatus, Progress
 
 Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused"]
 

@@ -10,7 +10,7 @@ from highwater.findings.finding import Finding, finding, weightiest_first
 from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
-from highwater.readings import SCHEMA
+from highwater.readings.schema import SCHEMA
 from highwater.units import MIB, gib_text
 
 # A smaller difference between the profile and what followed is no risk.

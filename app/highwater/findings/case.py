@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.readings import EngineLoad, EngineStatus, RankReading, SeriesGrowth
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.growth import SeriesGrowth
+from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 from highwater.units import MIB
 

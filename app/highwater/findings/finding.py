@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.findings.advice import ADVICE, Advice, advices
 from highwater.findings.markdown import duration
-from highwater.readings import EngineStatus
+from highwater.readings.engine import EngineStatus
 from highwater.units import gib_text, mib, mib_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to

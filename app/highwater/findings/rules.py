@@ -14,7 +14,7 @@ from highwater.engine.capabilities import parse_version
 from highwater.findings.advice import COMPONENT_MEANING, against_fragmentation, for_component
 from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, part_of
 from highwater.findings.finding import Finding, finding, times
-from highwater.readings import SeriesGrowth
+from highwater.readings.growth import SeriesGrowth
 from highwater.text.growth import leak_line, series_title
 from highwater.text.growth import leaks as leaking
 from highwater.text.table import component_title

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
 from highwater.growth.series import SeriesKey
-from highwater.readings import WorkCounts
+from highwater.readings.engine import WorkCounts
 
 # Eight ranks of thirty series each, with room for processes beside them.
 MAX_SERIES = 320

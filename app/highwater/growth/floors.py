@@ -13,7 +13,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from highwater.readings import GrowthDriver, GrowthUnit, Report, WorkCounts
+from highwater.readings.engine import WorkCounts
+from highwater.readings.growth import GrowthDriver, GrowthUnit
+from highwater.readings.report import Report
 from highwater.units import HOUR_SECONDS, KIB, MIB
 
 MAX_FLOORS: Final = 240

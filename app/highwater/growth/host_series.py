@@ -9,7 +9,8 @@ from typing import Final
 from highwater.growth.floors import Bound
 from highwater.growth.series import Measured, SeriesKey, encoder_cache_bound, life_of
 from highwater.host.reading import HostReading, ProcessMemory, Role
-from highwater.readings import GrowthDriver, GrowthUnit, RankReading
+from highwater.readings.growth import GrowthDriver, GrowthUnit
+from highwater.readings.rank import RankReading
 from highwater.units import GIB
 
 # Other processes of the container come and go; /memory/host shows them.

@@ -34,7 +34,7 @@ from highwater.growth.leak import (
     start_of,
 )
 from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
-from highwater.readings import GrowthKind, GrowthUnit
+from highwater.readings.growth import GrowthKind, GrowthUnit
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3

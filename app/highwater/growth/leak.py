@@ -21,7 +21,7 @@ from typing import Final
 
 from highwater.growth.floors import Floor, Happening, Scale, binned
 from highwater.growth.regression import FittedLine, kendall, theil_sen
-from highwater.readings import GrowthDriver
+from highwater.readings.growth import GrowthDriver
 
 DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "hour")
 

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.components import COMPONENTS
 from highwater.growth.floors import Bound
-from highwater.readings import GrowthUnit, RankReading
+from highwater.readings.growth import GrowthUnit
+from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 
 Place: TypeAlias = Literal["device", "host"]

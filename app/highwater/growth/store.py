@@ -26,7 +26,8 @@ from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.growth.book import FloorBook, FloorRow
 from highwater.growth.series import Place, SeriesKey
 from highwater.process.machine import boot_id
-from highwater.readings import GrowthUnit, WorkCounts
+from highwater.readings.engine import WorkCounts
+from highwater.readings.growth import GrowthUnit
 from highwater.units import MIB
 
 SCHEMA: Final = 1

@@ -27,7 +27,9 @@ from highwater.growth.series import Measured, Place, SeriesKey, device_series
 from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth
 from highwater.memory.history import History
-from highwater.readings import GrowthKind, RankReading, Report, SeriesGrowth
+from highwater.readings.growth import GrowthKind, SeriesGrowth
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2

@@ -8,7 +8,7 @@ from highwater.accounting.attribution import seconds_until
 from highwater.growth.judging import Judgement
 from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
-from highwater.readings import GrowthRate, SeriesGrowth
+from highwater.readings.growth import GrowthRate, SeriesGrowth
 from highwater.text.growth import DRIVER_TITLES, amount_text, rate_text
 from highwater.units import HOUR_SECONDS, span_text
 

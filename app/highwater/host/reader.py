@@ -29,7 +29,7 @@ from highwater.host.reading import (
 )
 from highwater.host.shared_memory import SHM, read_shm, shm_of
 from highwater.process.machine import Machine
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 
 _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "

@@ -11,7 +11,8 @@ from highwater.host.parts import SHM, Parts, parts_of
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
 from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
 from highwater.host.shm_need import ShmNeeds, shm_needs
-from highwater.readings import RESPONSE_SCHEMA, HostSummary
+from highwater.readings.report import HostSummary
+from highwater.readings.schema import RESPONSE_SCHEMA
 from highwater.units import share_text, size_text, span_text
 
 FULL_RATIO = 0.9

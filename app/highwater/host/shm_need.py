@@ -12,7 +12,7 @@ from typing import Final
 
 from highwater.host.processor_cache import processor_caches
 from highwater.host.reading import EngineMemorySettings, HostReading, ShmMemory
-from highwater.readings import RESPONSE_SCHEMA
+from highwater.readings.schema import RESPONSE_SCHEMA
 from highwater.units import MIB
 
 

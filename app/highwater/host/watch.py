@@ -13,7 +13,7 @@ from highwater.host.processor_cache import NOT_COUNTED, CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading
 from highwater.host.report import HostReport, report_of, summary_of
-from highwater.readings import HostSummary
+from highwater.readings.report import HostSummary
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0

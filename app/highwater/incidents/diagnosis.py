@@ -18,7 +18,7 @@ from highwater.findings.rules import RULES
 from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, LogMessage, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
-from highwater.readings import Components, Device, RankReading, TorchMemory, WorkerMemory
+from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
 from highwater.text.printable import cleaned
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)

@@ -9,7 +9,11 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.advice import Advice
 from highwater.findings.case import Case, EncoderEntry
 from highwater.findings.finding import Finding
-from highwater.readings import EngineStatus, Event, Growth, PolicyStatus, RankReading
+from highwater.readings.engine import EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 
 SCHEMA = 1

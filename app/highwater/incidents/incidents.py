@@ -26,7 +26,7 @@ from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, m
 from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
 from highwater.incidents.starts import EngineLog
 from highwater.incidents.store import IncidentStore, UnreadableIncident
-from highwater.readings import Event
+from highwater.readings.event import Event
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.

@@ -14,7 +14,7 @@ from typing import Final
 from highwater.accounting.attribution import rank_key
 from highwater.host.cgroup import oom_kill_count
 from highwater.incidents.incident import OomKills
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 
 # An earlier kill is another matter.

@@ -15,7 +15,7 @@ from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
 from highwater.incidents.incident import IncidentCase
 from highwater.policy.waters import derive, slack_bytes
-from highwater.readings import RankPressure
+from highwater.readings.policy import RankPressure
 
 IncidentRule: TypeAlias = Callable[[IncidentCase], Finding | None]
 

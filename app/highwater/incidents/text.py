@@ -13,7 +13,7 @@ from highwater.findings.finding import Finding, all_advice
 from highwater.findings.markdown import block, chart, code, duration, figure, moment, section, table, text
 from highwater.incidents.diagnosis import known_points, latest
 from highwater.incidents.incident import Headline, Incident, LogMessage, RankEvidence
-from highwater.readings import Event
+from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
 from highwater.units import MIB, mib

@@ -24,7 +24,11 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.rules import NOTHING_KNOWN
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
-from highwater.readings import Growth, PolicyStatus, RankReading, Report, SeriesGrowth, StartFailure
+from highwater.readings.engine import StartFailure
+from highwater.readings.growth import Growth, SeriesGrowth
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 from highwater.recorder.entry_table import largest_first
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress

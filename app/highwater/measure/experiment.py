@@ -12,16 +12,11 @@ from typing import NamedTuple
 
 from highwater.accounting.attribution import COMPONENTS, RankKey, host_share, rank_key
 from highwater.findings.case import Case, EncoderEntry, RankCase, change, total
-from highwater.readings import (
-    Device,
-    EncoderCache,
-    EngineLoad,
-    EngineStatus,
-    Event,
-    PolicyStatus,
-    RankReading,
-    RemedyResult,
-)
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import Device, EncoderCache, RankReading
+from highwater.readings.remedy import RemedyResult
 
 READY, BEFORE, PEAK, AFTER = "ready", "before", "peak", "after"
 

@@ -13,7 +13,8 @@ from highwater.accounting.points import MemoryPoint
 from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
-from highwater.readings import Device, EncoderCache, EngineLoad, HostMemory, RankReading
+from highwater.readings.engine import EngineLoad
+from highwater.readings.rank import Device, EncoderCache, HostMemory, RankReading
 from highwater.text.printable import plain
 
 LARGEST = 5

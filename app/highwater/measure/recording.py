@@ -32,7 +32,9 @@ from highwater.measure.experiment import (
 from highwater.measure.load import Interrupts, Load, shell_code
 from highwater.measure.readings import cache_of, history_ranks, settings_of
 from highwater.measure.sampler import GAP_SECONDS, Sampler, peaks, usual_gap
-from highwater.readings import RankReading, RemedyResult, Report
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from highwater.text.printable import plain
 from highwater.units import mib
 

@@ -15,7 +15,9 @@ from highwater.findings.case import name_of, risen, total
 from highwater.findings.finding import Finding, Weight, finding, possible, weightiest_first
 from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, highest, meaning
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
-from highwater.readings import Event, RankReading, RemedyResult
+from highwater.readings.event import Event
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title
 from highwater.units import MIB, mib_text
 

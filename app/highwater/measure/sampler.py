@@ -19,7 +19,9 @@ from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError, SidecarRefused
 from highwater.measure.experiment import Gap
 from highwater.measure.readings import history_ranks, recorded_ranks, traffic_of
-from highwater.readings import EngineLoad, Event, RankReading
+from highwater.readings.engine import EngineLoad
+from highwater.readings.event import Event
+from highwater.readings.rank import RankReading
 
 EVERY_SECONDS = 2.0
 JOIN_SECONDS = 10.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from highwater.accounting.attribution import rank_key
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 from highwater.recorder.rank import RankRecord
 
 

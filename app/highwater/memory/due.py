@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from highwater.memory.sources.source import Reach
-from highwater.readings import ProgressVerdict
+from highwater.readings.engine import ProgressVerdict
 
 IDLE_SECONDS = 15.0
 """The time between two requests to an engine that its recorders show to be idle."""

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.readings import StartPhase, WorkerMemory
+from highwater.readings.rank import StartPhase, WorkerMemory
 from highwater.text.printable import cleaned
 
 _Process = tuple[str | None, int | None, int | None]

@@ -19,8 +19,11 @@ from typing import Any, Literal
 
 from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.readings import Caller, Event, EventKind, RankReading, RemedyResult, Report, Trigger
 from highwater.readings.engine import LOAD_FIGURES
+from highwater.readings.event import Caller, Event, EventKind, Trigger
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from highwater.units import mib
 
 MARKS_KEPT = 100

@@ -24,17 +24,10 @@ from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
 from highwater.memory.rounds import Round, Rounds
-from highwater.readings import (
-    STATES,
-    EngineLoad,
-    EngineStatus,
-    Growth,
-    MissingRank,
-    RankReading,
-    Report,
-    StartFailure,
-    are_recorded,
-)
+from highwater.readings.engine import STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
+from highwater.readings.growth import Growth
+from highwater.readings.rank import RankReading, are_recorded
+from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 
 GROWTH_SECONDS = 60.0

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.engine.capabilities import Capabilities
-from highwater.readings import MissingRank, RankReading
+from highwater.readings.engine import MissingRank
+from highwater.readings.rank import RankReading
 from highwater.recorder.identity import MAX_RANKS, Identity
 from highwater.recorder.rank import RankRecord
 

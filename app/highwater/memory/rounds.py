@@ -21,7 +21,8 @@ from highwater.memory.ranks import workers_left
 from highwater.memory.sources import Observation, Reach, Source
 from highwater.memory.sources.health import Health
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
-from highwater.readings import EngineLoad, Progress, Report, StartFailure
+from highwater.readings.engine import EngineLoad, Progress, StartFailure
+from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.recorders import Recorders

@@ -16,7 +16,8 @@ from typing import Final
 
 from highwater.accounting.attribution import device_id
 from highwater.memory.history import History
-from highwater.readings import RankReading, Report
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 from highwater.recorder.folder import RecorderFolder
 
 LOOK_SECONDS: Final = 30.0

@@ -32,7 +32,7 @@ from highwater.errors import (
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshot_folder import SnapshotFolder
-from highwater.readings import Caller
+from highwater.readings.event import Caller
 from highwater.units import mib
 
 # As in the workers: the disk must have room for twice the file (worker_ext/README.md, "snapshot").

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from highwater.readings import StartedRank, StartFailure
+from highwater.readings.engine import StartedRank, StartFailure
 from highwater.recorder.rank import RankRecord
 
 PREFIX = "the engine's start failed: "

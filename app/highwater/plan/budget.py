@@ -20,7 +20,7 @@ from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.budget_parts import BudgetPart, part_of
 from highwater.plan.estimates import requested_bytes
 from highwater.plan.kv_view import available_bytes
-from highwater.readings import Device, RankReading, StartPhase
+from highwater.readings.rank import Device, RankReading, StartPhase
 from highwater.units import gib_text
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]

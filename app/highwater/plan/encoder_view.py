@@ -12,7 +12,7 @@ from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
 _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}

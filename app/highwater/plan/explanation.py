@@ -10,7 +10,7 @@ from highwater.plan.budget import RankBudget, rank_budget
 from highwater.plan.encoder_view import EncoderView, encoder_view
 from highwater.plan.kv_view import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 from highwater.units import UNKNOWN, gib_text
 
 

@@ -25,7 +25,7 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096

@@ -29,7 +29,9 @@ from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, 
 from highwater.policy.rules import Rule
 from highwater.policy.tidying import may_tidy, tidying_ranks, tidying_text, with_idleness
 from highwater.policy.wording import cooldown_text, held_text, reason_text, short_text
-from highwater.readings import UNNEEDED, PolicyLevel, Report, RulePhase, Target
+from highwater.readings.policy import PolicyLevel, RulePhase
+from highwater.readings.remedy import UNNEEDED, Target
+from highwater.readings.report import Report
 
 URGENT_COOLDOWN_SECONDS: Final = 5.0
 # How long an allocation that had to be retried counts as a sign of pressure.

@@ -9,7 +9,9 @@ from highwater.accounting.attribution import host_share, host_used, rank_key
 from highwater.accounting.freed import credit
 from highwater.policy.rules import HOST_SIGNALS
 from highwater.policy.waters import reserve_bytes
-from highwater.readings import RankFreed, RankReading, RemedyResult
+from highwater.readings.policy import RankFreed
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
 
 # Product names of GPUs that share the machine's memory: moving encoder outputs to the host frees nothing there.
 _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")

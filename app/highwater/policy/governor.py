@@ -23,7 +23,10 @@ from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import unreachable
 from highwater.policy.rules import FILL_SIGNALS
 from highwater.policy.status import rule_status, summary
-from highwater.readings import Caller, PolicyLevel, PolicyMode, PolicyStatus, RemedyResult, Report
+from highwater.readings.event import Caller
+from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from highwater.relief import Relief, RemedyOutcome
 from highwater.units import HOUR_SECONDS
 

@@ -12,7 +12,10 @@ from highwater.policy.core import Action
 from highwater.policy.gains import freed, possible_gain
 from highwater.policy.memory import LastRun, LifeMemory, RuleMemory, Wait
 from highwater.policy.pressure import Facts, pressures
-from highwater.readings import RankFreed, RankReading, RemedyResult, Report
+from highwater.readings.policy import RankFreed
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 
 INEFFECTIVE_SECONDS: Final = 3600.0
 # A refusal that could not be foreseen has a passing cause: requests that would not end, another caller's remedy.

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from highwater.accounting.attribution import RankKey
 from highwater.policy.pressure import Pressure, is_relieved
 from highwater.policy.rules import Rule
-from highwater.readings import ActionOutcome, Outcome, PolicyLevel, RankFreed, RulePhase
+from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase
+from highwater.readings.remedy import Outcome
 
 # After this many relapses running, a release waits for the cooldown unless memory is urgently short.
 MAX_RELAPSES = 3

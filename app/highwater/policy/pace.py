@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from highwater.accounting.attribution import RankKey, rank_key
-from highwater.readings import Report
+from highwater.readings.report import Report
 
 MIN_APART_SECONDS = 0.5
 

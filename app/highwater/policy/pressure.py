@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
 from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
 from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
-from highwater.readings import RankReading, Report
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 from highwater.units import MIB
 
 

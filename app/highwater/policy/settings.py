@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, BaseModel, Field
 
 from highwater.policy.rules import FROZEN, Rule
-from highwater.readings import PolicyMode
+from highwater.readings.policy import PolicyMode
 
 
 def _unique_names(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

@@ -11,7 +11,8 @@ from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LastRun, RuleMemory
 from highwater.policy.pressure import Pressure, is_reached
 from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
-from highwater.readings import PolicyLevel, PolicyMode, RankPressure, RemedyState, Report, RuleStatus
+from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
+from highwater.readings.report import Report
 from highwater.units import MIB
 
 

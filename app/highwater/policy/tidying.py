@@ -11,7 +11,7 @@ from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import Rule
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.units import MIB
 
 IDLE_SECONDS: Final = 30.0

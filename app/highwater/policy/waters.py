@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from highwater.readings import RankReading
+from highwater.readings.rank import RankReading
 from highwater.units import GIB, MIB
 
 MIN_HIGH_BYTES = 512 * MIB

@@ -9,7 +9,7 @@ from highwater.accounting.attribution import RankKey, card, rank_key
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
-from highwater.readings import PolicyLevel
+from highwater.readings.policy import PolicyLevel
 from highwater.units import MIB
 
 

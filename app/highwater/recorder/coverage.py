@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from highwater.readings import WorkerMemory
+from highwater.readings.rank import WorkerMemory
 from highwater.recorder.rank import RankRecord
 
 

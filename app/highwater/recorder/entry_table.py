@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.errors import flaw
-from highwater.readings import Note, StartPhase, WorkerBudget
+from highwater.readings.rank import Note, StartPhase, WorkerBudget
 from highwater.readings.schema import MAX_NUMBER
 from highwater.recorder.identity import Count, Seconds
 from highwater.recorder.untrusted import is_within_bounds, json_object

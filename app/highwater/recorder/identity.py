@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.errors import flaw
-from highwater.readings import Device
+from highwater.readings.rank import Device
 from highwater.readings.schema import MAX_NUMBER
 from highwater.recorder.untrusted import RingUnusable, is_within_bounds, json_object
 from highwater.text.table import rank_title

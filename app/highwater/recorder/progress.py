@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from highwater.readings import Progress, ProgressVerdict
+from highwater.readings.engine import Progress, ProgressVerdict
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress, RankStatus
 

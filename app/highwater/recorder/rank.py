@@ -12,7 +12,7 @@ from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.errors import flaw
 from highwater.process.machine import Machine
-from highwater.readings import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
+from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
 from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack

@@ -22,7 +22,7 @@ from highwater.accounting.attribution import rank_key
 from highwater.accounting.points import MemoryPoint, thin
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.readings import EngineLoad, Progress
+from highwater.readings.engine import EngineLoad, Progress
 from highwater.recorder.coverage import Coverage, coverage, ranks_expected
 from highwater.recorder.folder import MAX_FILES, RecorderFolder
 from highwater.recorder.identity import Identity

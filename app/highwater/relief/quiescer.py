@@ -19,7 +19,9 @@ from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_dela
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.proxy.gate import Gate
-from highwater.readings import EngineLoad, QuiescedBy, Report
+from highwater.readings.engine import EngineLoad
+from highwater.readings.remedy import QuiescedBy
+from highwater.readings.report import Report
 from highwater.relief.states import States
 
 # The engine's counts lag behind its responses by a step; requests that others sent stay longer.

@@ -21,18 +21,11 @@ from highwater.engine.verdict import in_words
 from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.readings import (
-    UNNEEDED,
-    Caller,
-    EngineStatus,
-    Mode,
-    Outcome,
-    RankReading,
-    RemedyResult,
-    Report,
-    Target,
-    Trigger,
-)
+from highwater.readings.engine import EngineStatus
+from highwater.readings.event import Caller, Trigger
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
+from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
 from highwater.relief.remedies import NO_OPTIONS, Remedy, RunOptions, RunResult
 from highwater.relief.remedies.remedy import operators_only

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.readings import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
+from highwater.readings.growth import GrowthDriver, GrowthKind, GrowthRate, GrowthUnit, SeriesGrowth
 from highwater.text.table import component_title, table
 from highwater.units import UNKNOWN, size_text, span_text
 

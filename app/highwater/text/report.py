@@ -7,15 +7,10 @@ from typing import TypeAlias
 
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import (
-    EncoderCacheTotals,
-    EngineStatus,
-    HostSummary,
-    RankReading,
-    Report,
-    RuleStatus,
-    StartPhase,
-)
+from highwater.readings.engine import EngineStatus
+from highwater.readings.policy import RuleStatus
+from highwater.readings.rank import EncoderCacheTotals, RankReading, StartPhase
+from highwater.readings.report import HostSummary, Report
 from highwater.text.growth import growth_line
 from highwater.text.table import device_title, missing_text, rank_title, signal_text, table, waters_text
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from highwater.accounting.components import BY_NAME
-from highwater.readings import Device, MissingRank, RuleStatus
+from highwater.readings.engine import MissingRank
+from highwater.readings.policy import RuleStatus
+from highwater.readings.rank import Device
 from highwater.units import share_text, size_text
 
 

@@ -31,7 +31,7 @@ from highwater.api.services import Services
 from highwater.api.snapshots import snapshots_router
 from highwater.files.admin_token import AdminToken, default_token_file
 from highwater.proxy.front import SidecarPaths
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from highwater.units import MIB
 
 CONTROL_BODY_BYTES = MIB

@@ -25,11 +25,11 @@ from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
-from highwater.readings import EventKind
+from highwater.readings.event import EventKind
 from highwater.recorder.recorders import Recorders
 from highwater.relief import Quiescer, Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 
 NO_DATA_PLANE = (
     "requests cannot be held here: this sidecar has no data plane (proxy.enabled). With one, and all traffic through "

@@ -18,8 +18,8 @@ from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
 from highwater.proxy.traffic import ProxyTraffic
-from highwater.readings import Report
-from highwater.settings import Settings
+from highwater.readings.report import Report
+from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks
 from highwater.wiring.sidecar import ListeningPort
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from highwater import __version__
 from highwater.policy.rules import Rule
-from highwater.readings import Report
-from highwater.settings import Settings
+from highwater.readings.report import Report
+from highwater.settings.settings import Settings
 from highwater.text.printable import plain
 from highwater.text.table import signal_text
 

@@ -17,8 +17,8 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import IncidentWatcher
 from highwater.memory.poller import Poller
 from highwater.process.internal_errors import InternalErrors
-from highwater.readings import SeriesGrowth
-from highwater.settings import Settings
+from highwater.readings.growth import SeriesGrowth
+from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, Core
 
 log = logging.getLogger("highwater")

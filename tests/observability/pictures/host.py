@@ -8,7 +8,7 @@ from highwater.accounting.components import COMPONENTS
 from highwater.api.host_metrics import HostNow
 from highwater.host.outlook import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
-from highwater.readings import GrowthKind, GrowthRate, SeriesGrowth
+from highwater.readings.growth import GrowthKind, GrowthRate, SeriesGrowth
 from highwater.units import GIB, MIB
 
 # Sizes in bytes.

@@ -19,26 +19,21 @@ from highwater.api.counters import Counters
 from highwater.api.host_metrics import HostNow
 from highwater.api.metrics import Exporter
 from highwater.proxy.traffic import Connections
-from highwater.readings import (
+from highwater.readings.engine import EngineState, EngineStatus
+from highwater.readings.growth import Growth, RankGrowth
+from highwater.readings.policy import PolicyStatus, RankPressure, RulePhase, RuleStatus
+from highwater.readings.rank import (
     Components,
     Device,
     EncoderCache,
-    EngineState,
-    EngineStatus,
-    Growth,
     HostMemory,
-    PolicyStatus,
-    RankGrowth,
-    RankPressure,
     RankReading,
-    RemedyResult,
-    Report,
-    RulePhase,
-    RuleStatus,
     TorchMemory,
     WorkerBudget,
     WorkerMemory,
 )
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from highwater.units import GIB, MIB
 from highwater_worker.identity import EXTENSION_VERSION
 from tests.observability.pictures.host import LEAK_PER_REQUEST, host_now, verdicts

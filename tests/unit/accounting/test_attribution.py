@@ -24,7 +24,7 @@ from highwater.accounting.attribution import (
     total,
     used_total,
 )
-from highwater.readings import (
+from highwater.readings.rank import (
     Components,
     Device,
     EncoderCache,

@@ -12,7 +12,7 @@ from highwater.accounting import components
 from highwater.accounting.attribution import COMPONENTS
 from highwater.accounting.components import BY_NAME, STACKED
 from highwater.accounting.points import ROW
-from highwater.readings import Components
+from highwater.readings.rank import Components
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [

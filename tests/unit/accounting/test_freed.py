@@ -8,7 +8,7 @@ import pytest
 
 from highwater.accounting.freed import credit
 from highwater.policy import Rule
-from highwater.readings import Components, RankReading
+from highwater.readings.rank import Components, RankReading
 from tests.fakes.engine import CACHED, core_on
 from tests.fakes.ranks import reading
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from highwater.api.access import Access, Denial
 from highwater.files.admin_token import AdminToken
-from highwater.readings import Caller
+from highwater.readings.event import Caller
 
 TOKEN = "correct-horse-battery"
 

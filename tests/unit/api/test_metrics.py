@@ -27,19 +27,12 @@ from highwater.host.outlook import Outlook
 from highwater.host.reading import PressureStall
 from highwater.host.watch import HostNow
 from highwater.proxy.traffic import Connections
-from highwater.readings import (
-    Components,
-    EngineStatus,
-    GrowthRate,
-    HostMemory,
-    PolicyStatus,
-    RankPressure,
-    RemedyResult,
-    Report,
-    RuleStatus,
-    SeriesGrowth,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineStatus
+from highwater.readings.growth import GrowthRate, SeriesGrowth
+from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.readings.rank import Components, HostMemory, TorchMemory
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.unit.host.recorded import reading
 

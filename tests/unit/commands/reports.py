@@ -8,20 +8,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from highwater.engine.capabilities import Capabilities
-from highwater.readings import (
-    Components,
-    EncoderCacheTotals,
-    EngineStatus,
-    Event,
-    Growth,
-    PolicyStatus,
-    RankPressure,
-    RankReading,
-    RemedyResult,
-    RemedyState,
-    Report,
-    RuleStatus,
-)
+from highwater.readings.engine import EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from highwater.readings.rank import Components, EncoderCacheTotals, RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.fakes.engine import MIB, FakeEngine
 
 NOW = 1_763_660_000.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, seconds_to_high_water, short_ranks
-from highwater.readings import RuleStatus
+from highwater.readings.policy import RuleStatus
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HIGH, policy, pressure, ranks, report
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from highwater.commands.reclaim import Reclaimed, known_remedies, reclaim_text, succeeded, wanted
-from highwater.readings import Components, RankReading, RemedyResult
+from highwater.readings.rank import Components, RankReading
+from highwater.readings.remedy import RemedyResult
 from highwater.relief.remedies import REMEDIES
 from tests.fakes.incident import reading
 

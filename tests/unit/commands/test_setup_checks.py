@@ -11,8 +11,10 @@ import pytest
 from highwater.commands import setup_checks as checks
 from highwater.commands.check import check_json, check_text
 from highwater.commands.setup_checks import SETUP_CHECKS, SetupCheck, SetupFacts, checked, exit_code
-from highwater.readings import MissingRank, Note, Progress, RemedyState
-from highwater.settings import keys, variable
+from highwater.readings.engine import MissingRank, Progress
+from highwater.readings.policy import RemedyState
+from highwater.readings.rank import Note
+from highwater.settings.keys import keys, variable
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
 MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from highwater.commands.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_text
-from highwater.readings import Progress, RemedyResult
+from highwater.readings.engine import Progress
+from highwater.readings.remedy import RemedyResult
 from highwater.text.report import report_text
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.engine.verdict import GONE_SECONDS, Contact, EngineVerdict, Seen, decide, in_words
-from highwater.readings import STATES, EngineState, EngineStatus, Progress
+from highwater.readings.engine import STATES, EngineState, EngineStatus, Progress
 
 ROOT = Path(__file__).parents[3]
 LOST = {name for name, traits in STATES.items() if traits.is_lost}

@@ -9,7 +9,7 @@ import pytest
 from highwater.api.budget_text import comparison
 from highwater.findings.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
-from highwater.readings import TorchMemory
+from highwater.readings.rank import TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import LARGER, STORY, rank, story_rank
 

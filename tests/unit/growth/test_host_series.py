@@ -12,7 +12,7 @@ from highwater.growth.floors import Bound
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.host.reading import HostReading, MachineMemory
-from highwater.readings import Device, EncoderCache, RankReading, WorkerMemory
+from highwater.readings.rank import Device, EncoderCache, RankReading, WorkerMemory
 from highwater.units import MIB
 from tests.unit.host.recorded import reading
 

@@ -10,7 +10,7 @@ import pytest
 from highwater.growth.book import FloorBook
 from highwater.growth.series import Place, SeriesKey
 from highwater.growth.store import MAX_LINES, FloorFile
-from highwater.readings import WorkCounts
+from highwater.readings.engine import WorkCounts
 
 HEAD = b'{"schema": 1, "boot": "b"}\n'
 WORK = WorkCounts(requests=1, images=1, new_images=1, tokens=1)

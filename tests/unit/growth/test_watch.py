@@ -18,17 +18,9 @@ from highwater.growth.series import Measured, SeriesKey, device_series
 from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
 from highwater.memory.history import History
-from highwater.readings import (
-    Components,
-    Device,
-    EncoderCache,
-    EngineStatus,
-    Progress,
-    RankReading,
-    Report,
-    WorkCounts,
-    WorkerMemory,
-)
+from highwater.readings.engine import EngineStatus, Progress, WorkCounts
+from highwater.readings.rank import Components, Device, EncoderCache, RankReading, WorkerMemory
+from highwater.readings.report import Report
 from highwater.units import GIB, MIB
 from tests.fakes.clock import FakeClock
 

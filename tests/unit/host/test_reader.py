@@ -6,7 +6,7 @@ import pytest
 
 from highwater.accounting.attribution import account
 from highwater.host.reader import HostReader
-from highwater.readings import Device, WorkerMemory
+from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
 from tests.unit.host.recorded import BOOT, group, machine, record, write
 

@@ -17,20 +17,10 @@ from highwater.incidents.diagnosis import case_of, diagnose, latest, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
-from highwater.readings import (
-    Components,
-    EncoderCache,
-    EngineLoad,
-    EngineStatus,
-    Growth,
-    GrowthRate,
-    HostMemory,
-    PolicyStatus,
-    RankPressure,
-    RuleStatus,
-    SeriesGrowth,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
+from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.readings.rank import Components, EncoderCache, HostMemory, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
 
 FULL = 61_548 * MIB  # the story's, after its benchmark

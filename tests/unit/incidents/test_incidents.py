@@ -10,7 +10,9 @@ import pytest
 from highwater.incidents import Incidents, IncidentStore, RankEvidence, incidents
 from highwater.incidents.watcher import from_history
 from highwater.memory.history import History
-from highwater.readings import EngineStatus, PolicyStatus, Report, RuleStatus
+from highwater.readings.engine import EngineStatus
+from highwater.readings.policy import PolicyStatus, RuleStatus
+from highwater.readings.report import Report
 from tests.fakes.engine import FakeClock, FakeEngine
 from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
 

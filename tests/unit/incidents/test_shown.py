@@ -18,7 +18,10 @@ from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import match
 from highwater.incidents.incident import Headline
 from highwater.incidents.text import headlines_text, incident_markdown, state
-from highwater.readings import EngineLoad, EngineStatus, Event, Growth, PolicyStatus
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus
 from tests.fakes.incident import AT, MIB, entry, evidence, rank, reading, series, unknown
 
 FULL = 61_548 * MIB

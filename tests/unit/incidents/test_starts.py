@@ -10,7 +10,7 @@ from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.enginelog import parse, read_tail
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
-from highwater.readings import EngineStatus
+from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
 

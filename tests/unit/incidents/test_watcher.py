@@ -14,7 +14,9 @@ from highwater.errors import EngineUnresponsive
 from highwater.incidents import Incident, Incidents, IncidentStore
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import BACKLOG, IncidentWatcher
-from highwater.readings import EngineStatus, PolicyStatus, Report
+from highwater.readings.engine import EngineStatus
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
 

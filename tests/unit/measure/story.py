@@ -6,23 +6,11 @@ from dataclasses import replace
 
 from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Experiment, LoadRun, Moment
-from highwater.readings import (
-    Budget,
-    Components,
-    Device,
-    EncoderCache,
-    EngineLoad,
-    EngineStatus,
-    Event,
-    HostMemory,
-    PolicyStatus,
-    RankPressure,
-    RankReading,
-    RemedyResult,
-    RemedyState,
-    RuleStatus,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
+from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.readings.remedy import RemedyResult
 
 MIB = 1024 * 1024
 TOTAL = 65_452_113_920

@@ -12,7 +12,8 @@ from highwater.findings.case import EncoderEntry
 from highwater.findings.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
 from highwater.measure.experiment import Experiment
 from highwater.measure.report import report
-from highwater.readings import Event, RankPressure
+from highwater.readings.event import Event
+from highwater.readings.policy import RankPressure
 from tests.unit.measure.story import MIB, START, point, story
 
 NASTY = "</style><script>alert(1)</script><img src=x onerror=y> | `code` ``` **bold** [a](http://x) @octocat #1"

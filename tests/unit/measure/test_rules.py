@@ -14,20 +14,11 @@ from highwater.findings.rules import RULES
 from highwater.measure import rules as load_rules
 from highwater.measure.experiment import Experiment, Gap, Moment
 from highwater.measure.rules import LOAD_RULES, findings
-from highwater.readings import (
-    Budget,
-    Components,
-    Device,
-    EncoderCache,
-    EngineLoad,
-    Event,
-    HostMemory,
-    RankPressure,
-    RankReading,
-    RemedyResult,
-    RuleStatus,
-    TorchMemory,
-)
+from highwater.readings.engine import EngineLoad
+from highwater.readings.event import Event
+from highwater.readings.policy import RankPressure, RuleStatus
+from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
+from highwater.readings.remedy import RemedyResult
 from tests.unit.measure.story import CACHED, GROWN, MIB, START, moment, story
 
 GIB = 1024 * MIB

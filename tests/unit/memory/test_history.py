@@ -18,7 +18,9 @@ from highwater.memory.history import (
     WATCHER_BACKLOG,
     History,
 )
-from highwater.readings import EngineStatus, RemedyResult, Report
+from highwater.readings.engine import EngineStatus
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, MIB, USED_READY, FakeClock, FakeEngine
 
 READY = EngineStatus(url="http://engine", state="ready", requests_running=3, kv_cache_usage_ratio=0.41)

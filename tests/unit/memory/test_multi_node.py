@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.recorder.recorders import RETRY_SECONDS
 from tests.fakes.engine import USED_READY, Core, core_on
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks
-from highwater.readings import Device, RankReading, TorchMemory, WorkerMemory
+from highwater.readings.rank import Device, RankReading, TorchMemory, WorkerMemory
 from tests.fakes.ranks import reading
 
 FULL = TorchMemory(allocated_bytes=1, reserved_bytes=2)

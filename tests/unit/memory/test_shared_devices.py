@@ -10,7 +10,7 @@ import pytest
 
 from highwater.memory.history import History
 from highwater.memory.shared_devices import MIN_OTHER_BYTES, SharedDevices, find_nvml
-from highwater.readings import Device, RankReading
+from highwater.readings.rank import Device, RankReading
 from highwater.recorder.folder import RecorderFolder
 from tests.fakes.ranks import reading, report
 from tests.fakes.ring import MONO, WALL, FakeWriter

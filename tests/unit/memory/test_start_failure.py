@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from highwater.memory.start_failure import start_failure
-from highwater.readings import StartPhase
+from highwater.readings.rank import StartPhase
 
 
 def record(rank, status, *phases):

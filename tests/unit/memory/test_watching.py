@@ -9,7 +9,7 @@ import pytest
 
 from highwater.errors import EngineRefused
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
-from highwater.readings import Report
+from highwater.readings.report import Report
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.readings import (
+from highwater.readings.rank import (
     Budget,
     Components,
     Device,

@@ -9,7 +9,11 @@ import pytest
 
 from highwater.policy import ALL_REMEDIES, Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS, RuleView
-from highwater.readings import Growth, HostMemory, MissingRank, RankReading, RemedyResult, Report, Target
+from highwater.readings.engine import MissingRank
+from highwater.readings.growth import Growth
+from highwater.readings.rank import HostMemory, RankReading
+from highwater.readings.remedy import RemedyResult, Target
+from highwater.readings.report import Report
 from tests.fakes.ranks import GIB, H100, MIB, reading, report
 
 DEVICE = Rule(

@@ -12,7 +12,7 @@ import pytest
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.policy import SIGNAL_REMEDIES, Rule
 from highwater.policy.settings import DEFAULT_RULES
-from highwater.readings import RankFreed
+from highwater.readings.policy import RankFreed
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from highwater.policy import Action, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS
 from highwater.policy.gains import possible_gain
-from highwater.readings import RankReading, RemedyResult, Report
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.fakes.ranks import GIB, MIB, reading, report
 
 TOTAL = 16 * GIB

@@ -13,7 +13,8 @@ import pytest
 
 from highwater.policy import Action, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.settings import DEFAULT_RULES
-from highwater.readings import RankReading, RemedyResult
+from highwater.readings.rank import RankReading
+from highwater.readings.remedy import RemedyResult
 from tests.fakes.ranks import GIB, reading, report
 
 DEFAULT = DEFAULT_RULES[0]

@@ -15,7 +15,7 @@ from highwater.incidents import incidents
 from highwater.main import create_app
 from highwater.memory.shared_devices import SharedDevices
 from highwater.process.internal_errors import InternalErrors
-from highwater.settings import Settings
+from highwater.settings.settings import Settings
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import FakeEngine
 from tests.fakes.incident import evidence

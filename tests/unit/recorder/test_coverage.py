@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from highwater.readings import Device, TorchMemory
+from highwater.readings.rank import Device, TorchMemory
 from highwater.recorder.coverage import Coverage, coverage, ranks_expected
 
 

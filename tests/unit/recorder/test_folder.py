@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.memory.history import _pack
-from highwater.readings import EngineStatus, Note, Report
+from highwater.readings.engine import EngineStatus
+from highwater.readings.rank import Note
+from highwater.readings.report import Report
 from highwater.recorder import folder as module
 from highwater.recorder.entry_table import largest_first
 from highwater.recorder.folder import MAX_FILES, RecorderFolder

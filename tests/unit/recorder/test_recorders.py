@@ -15,7 +15,7 @@ from highwater.engine.client import Engine
 from highwater.memory.due import SETTLE_SECONDS
 from highwater.memory.poller import GROWTH_SECONDS, MIN_READ_SECONDS
 from highwater.memory.ranks import Sizes, missing_ranks
-from highwater.readings import Report
+from highwater.readings.report import Report
 from highwater.recorder.recorders import RETRY_SECONDS, SAMPLES_WHOLE, STALE_SECONDS, WAIT_SECONDS, Recorders
 from tests.fakes.engine import IMAGE_BYTES, RECORDER_RATE, RECORDER_SECONDS, USED_READY, Core, FakeWorker, core_on
 from tests.fakes.recorders import FakeRecorder

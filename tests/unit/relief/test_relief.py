@@ -10,7 +10,7 @@ import pytest
 
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy import SIGNAL_REMEDIES
-from highwater.readings import Target
+from highwater.readings.remedy import Target
 from highwater.relief import RemedyRequest, States
 from highwater.relief.remedies import REMEDIES, RunResult
 from highwater.relief.remedies.workers import Release

@@ -7,20 +7,11 @@ from dataclasses import replace
 import pytest
 
 from highwater.accounting.attribution import encoder_totals
-from highwater.readings import (
-    Components,
-    Device,
-    EngineStatus,
-    Growth,
-    MissingRank,
-    Note,
-    PolicyStatus,
-    Progress,
-    Report,
-    StartedRank,
-    StartFailure,
-    StartPhase,
-)
+from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import Components, Device, Note, StartPhase
+from highwater.readings.report import Report
 from highwater.text.report import report_text
 from highwater.text.table import device_title, table
 from highwater.units import mib

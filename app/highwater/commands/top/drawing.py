@@ -23,7 +23,10 @@ from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, short_ranks
 from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
-from highwater.readings import Event, MissingRank, RankPressure, RankReading, RuleStatus
+from highwater.readings.engine import MissingRank
+from highwater.readings.event import Event
+from highwater.readings.policy import RankPressure, RuleStatus
+from highwater.readings.rank import RankReading
 from highwater.text.report import engine_facts
 from highwater.text.table import device_title, rank_title, signal_text, waters_text
 from highwater.units import UNKNOWN, share_text, size_text, span_text

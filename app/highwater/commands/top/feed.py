@@ -14,7 +14,9 @@ from highwater.accounting.points import ROW, MemoryPoint
 from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError
-from highwater.readings import Event, RankReading, Report
+from highwater.readings.event import Event
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 
 MAX_POINTS = 2000
 MAX_EVENTS = 100

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from highwater.errors import EngineGarbled
 from highwater.memory.sources.source import Observation, Source
-from highwater.readings import EngineLoad, WorkCounts
+from highwater.readings.engine import EngineLoad, WorkCounts
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"

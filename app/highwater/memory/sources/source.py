@@ -8,7 +8,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
-from highwater.readings import EngineLoad, WorkerMemory
+from highwater.readings.engine import EngineLoad
+from highwater.readings.rank import WorkerMemory
 
 # The part of the engine that has to respond: the API server alone; the engine's loop too, between two steps; or the
 # workers, which spin on a core for a second after each call.

@@ -9,7 +9,8 @@ from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled, flaw
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.sources.source import Observation, Source
-from highwater.readings import SCHEMA, WorkerMemory
+from highwater.readings.rank import WorkerMemory
+from highwater.readings.schema import SCHEMA
 
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine, EngineResponse
-from highwater.readings import UNNEEDED, EngineStatus, Mode, Target
+from highwater.readings.engine import EngineStatus
+from highwater.readings.remedy import UNNEEDED, Mode, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixe
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import parse_load
-from highwater.readings import EngineLoad, EngineStatus, Mode
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 
 RETRY_SECONDS = 0.25

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.readings import EngineStatus, Mode
+from highwater.readings.engine import EngineStatus
+from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.units import mib
 

@@ -14,7 +14,10 @@ from highwater.commands.setup_checks import SetupFacts, checked, exit_code
 from highwater.commands.status import judged, status_text
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import View
-from highwater.readings import EngineStatus, Event, RemedyResult, Report
+from highwater.readings.engine import EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import Report
 from tests.unit.commands.reports import as_json
 from tests.unit.commands.top.screens import drawn
 

@@ -9,7 +9,8 @@ import pytest
 from highwater.client.answers import report_of
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import View
-from highwater.readings import Growth, MissingRank, Progress
+from highwater.readings.engine import MissingRank, Progress
+from highwater.readings.growth import Growth
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, pressure, ranks, report, short_policy
 from tests.unit.commands.top import screens

@@ -14,7 +14,7 @@ from highwater.memory.sources import all_sources
 from highwater.memory.sources.engine_metrics import EngineMetrics, parse_load
 from highwater.memory.sources.pause_state import PauseState
 from highwater.memory.sources.workers import Workers
-from highwater.readings import EngineLoad, WorkCounts
+from highwater.readings.engine import EngineLoad, WorkCounts
 from tests.fakes.engine import USED_READY, changed
 
 # --- the workers ---

@@ -8,7 +8,8 @@ import pytest
 
 from highwater.engine.capabilities import Capabilities
 from highwater.errors import EngineRefused
-from highwater.readings import EngineStatus, Target
+from highwater.readings.engine import EngineStatus
+from highwater.readings.remedy import Target
 from highwater.relief.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult
 from highwater.relief.remedies.workers import TrimEncoderCache
 
