@@ -14,7 +14,7 @@ from typing import Any, Self
 import httpx
 
 from bench.machine import cpu_seconds
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment, ensure_environment
 from highwater.demo.errors import DemoError
 from highwater.engine.client import RPC_METHOD
@@ -45,10 +45,10 @@ class Stage:
         return ensure_environment(announce=print)
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> DemoEngine:
         """A vLLM with the tiny multimodal model and our extension; whoever uses it leaves its caches as they fall."""
         print("starting vLLM ...", flush=True)
-        engine = Engine(self.environment, EngineOptions(), folder=self.folder / "engine")
+        engine = DemoEngine(self.environment, EngineOptions(), folder=self.folder / "engine")
         return self._stack.enter_context(engine)
 
     def worker_op(self, op: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -72,5 +72,5 @@ class Stage:
         """CPU time of the benchmarks so far: this process, all that it started and that has ended, and the engine."""
         times = os.times()
         own = times.user + times.system + times.children_user + times.children_system
-        engine: Engine | None = self.__dict__.get("engine")
+        engine: DemoEngine | None = self.__dict__.get("engine")
         return own + sum(cpu_seconds(pid) for pid in engine.pids()) if engine is not None else own

@@ -9,7 +9,7 @@ from bench.idle import SETTLE_SECONDS, cpu_shares
 from bench.sidecar import process_id, sidecar_beside
 from bench.simulated_engine import RANKS, RECORDED_ENTRIES, Activity, SimulatedEngine
 from bench.stage import Stage
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 
 ENGINE_GOAL = Goal("at most", 0.5)
 SIDECAR_GOAL = Goal("at most", 1.0)
@@ -33,7 +33,7 @@ def _engine(stage: Stage, seconds: float) -> Figure:
     options = EngineOptions(dev_mode=False, extension=False, plugin=True, extra_env=((RECORDER_DIR, str(rings)),))
     without = stage.engine.pids()
     with (
-        Engine(stage.environment, options, folder=folder / "engine") as engine,
+        DemoEngine(stage.environment, options, folder=folder / "engine") as engine,
         sidecar_beside(engine.url, folder, recorder_dir=str(rings)),
     ):
         watched = engine.pids()

@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from highwater.demo.engine import Dialect, Engine
+from highwater.demo.engine import DemoEngine, Dialect
 from highwater.demo.environment import DEFAULT_VERSION, RECIPES, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
 from highwater.demo.traffic import TrafficResult, send
@@ -112,7 +112,7 @@ def watching(folder: Path, **environ: str) -> dict[str, Any]:
     return {"dev_mode": False, "extension": False, "plugin": True, "extra_env": tuple(variables.items())}
 
 
-def worker_pids(engine: Engine) -> list[int]:
+def worker_pids(engine: DemoEngine) -> list[int]:
     """Return the processes that hold the model, by rank: EngineCore itself where it has no worker processes."""
     titles = {pid: title for pid in engine.pids() if (title := _title(pid))}
     workers = sorted((title, pid) for pid, title in titles.items() if title.startswith("VLLM::Worker"))
@@ -128,7 +128,7 @@ def _title(pid: int) -> str:
     return raw.replace(b"\0", b" ").decode(errors="replace")
 
 
-def log_tail(engine: Engine, lines: int = 20) -> str:
+def log_tail(engine: DemoEngine, lines: int = 20) -> str:
     """Return the last lines of an engine's log."""
     return last_lines(engine.log_path, lines)
 

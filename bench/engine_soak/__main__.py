@@ -21,7 +21,7 @@ from bench.engine_soak.page import facts, figures, verdicts, with_run
 from bench.engine_soak.traffic import Counts, Traffic
 from bench.machine import description
 from bench.page import figures_table
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import ensure_environment
 from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
@@ -140,7 +140,7 @@ def _run(minutes: float, clients: int, seed: int, path: Path) -> dict[str, Any]:
         )
         settings = {"HIGHWATER_RECORDER_DIR": str(rings)}
         with (
-            Engine(environment, options, folder=folder) as engine,
+            DemoEngine(environment, options, folder=folder) as engine,
             DemoSidecar(engine.url, folder=folder, settings=settings) as sidecar,
         ):
             soak = Soak(sidecar, path, minutes=minutes, clients=clients, version=environment.version)

@@ -11,7 +11,7 @@ from highwater.demo.traffic import TrafficResult, send_images
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 CLIENTS = 16
 START_SECONDS = 120.0
@@ -29,7 +29,7 @@ class Clients:
     UNDER_WAY = 100
     """Requests after whose end every cache knows each image."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DemoEngine) -> None:
         self.ended = 0
         """Requests that have come to an end, good or bad."""
         self._engine = engine

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.units import GIB
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_an_older_engines_budget_is_explained(
-    version: str, engine_factory: Callable[..., Engine], tmp_path: Path
+    version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """From its recorder's file alone."""
     rings = tmp_path / "rings"
@@ -35,7 +35,7 @@ def test_an_older_engines_budget_is_explained(
         assert answer["explanation"]["encoder"]["cache_size"] > 0
 
 
-class SelfSizing(Engine):
+class SelfSizing(DemoEngine):
     """A CPU engine that takes a share of the machine, as vLLM does by default, in place of a given KV cache."""
 
     def _command(self) -> list[str]:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 TOLD_SECONDS = 20.0
 
 
 async def test_an_engine_that_hangs_of_a_forced_reset_is_unresponsive(
-    version: str, engine_factory: Callable[..., Engine], tmp_path: Path
+    version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """What `test_naive_calls` does straight, forced through the sidecar: the log's message is in the incident."""
     if version not in HANGING_VERSIONS:

@@ -12,13 +12,13 @@ from tests.engine.test_kills import pytestmark, sidecar, test_an_engine_killed_i
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 __all__ = ["pytestmark", "sidecar", "test_an_engine_killed_in_an_operation"]
 
 
 @pytest.fixture(scope="module")
-def victim(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def victim(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """One of each version, for this file."""
     with engine_to_ruin(engine_factory, tmp_path_factory.mktemp("victim")) as victim:
         yield victim

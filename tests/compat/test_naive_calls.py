@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 OK = 200
 CALLS = 1000
@@ -54,7 +54,7 @@ class Ruin:
 
 
 async def test_resetting_the_multimodal_cache_hangs_the_engine(
-    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None]
+    version: str, engine_factory: Callable[..., DemoEngine], record: Callable[..., None]
 ) -> None:
     """The two halves of the cache, in two processes, are emptied one after the other, with requests in between.
 
@@ -72,7 +72,7 @@ async def test_resetting_the_multimodal_cache_hangs_the_engine(
 
 
 async def test_requests_let_loose_after_a_reset_at_idle(
-    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None]
+    version: str, engine_factory: Callable[..., DemoEngine], record: Callable[..., None]
 ) -> None:
     """Afterwards all images are new, and of requests that bring the same one some overtake others in the front-end.
 
@@ -92,7 +92,7 @@ async def test_requests_let_loose_after_a_reset_at_idle(
     assert hung == (version == "0.12.0")
 
 
-async def resets_while_idle(engine: Engine) -> bool:
+async def resets_while_idle(engine: DemoEngine) -> bool:
     """Whether the engine answers a reset with nothing else to do."""
     async with httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=SILENCE_SECONDS) as client:
         try:
@@ -102,7 +102,7 @@ async def resets_while_idle(engine: Engine) -> bool:
     return True
 
 
-async def one_of_a_herd(engine: Engine, number: int) -> int | None:
+async def one_of_a_herd(engine: DemoEngine, number: int) -> int | None:
     """The status of a request with one of four images, and for some another that is their own; None for no answer."""
     seeds = (number % 4,) if number % 3 else (100 + number, number % 4)
     images = [{"type": "image_url", "image_url": {"url": image_url(one, width=256, height=256)}} for one in seeds]
@@ -120,7 +120,7 @@ async def one_of_a_herd(engine: Engine, number: int) -> int | None:
 
 
 async def test_clearing_the_workers_encoder_cache_kills_the_engine(
-    version: str, engine_factory: Callable[..., Engine], record: Callable[..., None], tmp_path: Path
+    version: str, engine_factory: Callable[..., DemoEngine], record: Callable[..., None], tmp_path: Path
 ) -> None:
     """The scheduler goes on counting on entries that the worker has no more."""
     folders = (SHIM_FOLDER, link_extension(tmp_path), HERE / "on_engine_path")
@@ -135,7 +135,7 @@ async def test_clearing_the_workers_encoder_cache_kills_the_engine(
     assert "Encoder cache miss for" in ruin.log
 
 
-async def ruined(engine: Engine, path: str, body: dict[str, Any] | None = None) -> Ruin:
+async def ruined(engine: DemoEngine, path: str, body: dict[str, Any] | None = None) -> Ruin:
     """Make the call beside live traffic until the engine answers no more, and stop the engine."""
     assert (await send_images(engine.url, engine.served_model, images=POOL)).errors == ()
     clients = await Clients(engine).start()
@@ -159,7 +159,7 @@ async def ruined(engine: Engine, path: str, body: dict[str, Any] | None = None) 
     return Ruin(outcome, figures, engine.log_path.read_text(errors="replace"))
 
 
-async def answered(engine: Engine, path: str, body: dict[str, Any] | None) -> bool:
+async def answered(engine: DemoEngine, path: str, body: dict[str, Any] | None) -> bool:
     """Say whether the engine answers the call in time, well or not; a new connection each, as errors close theirs."""
     async with httpx.AsyncClient(timeout=SILENCE_SECONDS, trust_env=False) as client:
         try:
@@ -171,7 +171,7 @@ async def answered(engine: Engine, path: str, body: dict[str, Any] | None) -> bo
     return await health(engine) == OK
 
 
-async def state_of(engine: Engine, clients: Clients) -> str:
+async def state_of(engine: DemoEngine, clients: Clients) -> str:
     """A hung engine is one whose /health is good while no client gets an answer, nor does a text without images."""
     if await health(engine) != OK:
         return "engine dies"
@@ -183,7 +183,7 @@ async def state_of(engine: Engine, clients: Clients) -> str:
     return "engine lives"
 
 
-async def health(engine: Engine) -> int:
+async def health(engine: DemoEngine) -> int:
     """The status that /health answers with; 0 where nobody answers. It may be slow: a hung engine can take a core."""
     async with httpx.AsyncClient(timeout=SILENCE_SECONDS, trust_env=False) as client:
         try:
@@ -192,7 +192,7 @@ async def health(engine: Engine) -> int:
             return 0
 
 
-def engine_core_cpu_percent(engine: Engine) -> float:
+def engine_core_cpu_percent(engine: DemoEngine) -> float:
     """What EngineCore uses of a CPU: none where its thread for input died, all where it turns in a loop."""
     for pid in engine.pids():
         try:

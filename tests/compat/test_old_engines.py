@@ -13,14 +13,14 @@ from tests.engines import image_cache_bytes, send_texts, worker_pids
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 BYTES_PER_BFLOAT16 = 2
 BYTES_PER_FLOAT32 = 4
 
 
 async def test_texts_and_images_are_answered_and_the_extension_sees_them(
-    version: str, engine_factory: Callable[..., Engine]
+    version: str, engine_factory: Callable[..., DemoEngine]
 ) -> None:
     """In float32, where an answer does not hang on who else was in the batch."""
     with engine_factory(extra_args=("--dtype", "float32")) as engine:
@@ -35,12 +35,12 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
     assert [entry["bytes"] for entry in cache["entries"]] == [expected] * 3
 
 
-def version_of(engine: Engine) -> Any:
+def version_of(engine: DemoEngine) -> Any:
     """What the engine calls itself."""
     return httpx.get(f"{engine.url}/version", trust_env=False).json()["version"]
 
 
-def ask_all(engine: Engine, op: str) -> list[dict[str, Any]]:
+def ask_all(engine: DemoEngine, op: str) -> list[dict[str, Any]]:
     """Every worker's answer; all of them are good."""
     body = {"method": "highwater_rpc", "args": [op, "{}"]}
     response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()

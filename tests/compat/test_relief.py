@@ -20,7 +20,7 @@ from tests.engine.test_relief_storm import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.environment import EngineEnvironment
 
 __all__ = [
@@ -32,13 +32,15 @@ __all__ = [
 
 
 @pytest.fixture(scope="module")
-def telling_engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def telling_engine(
+    engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DemoEngine]:
     """One of each version, for this file."""
     with engine_with_weights(engine_environment, tmp_path_factory.mktemp("telling")) as engine:
         yield engine
 
 
-async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..., None]) -> None:
+async def test_an_undisturbed_engine(telling_engine: DemoEngine, record: Callable[..., None]) -> None:
     """The control: it gives the same answers, where its version does, while nothing is done to it."""
     async with storming(telling_engine.url, telling_engine.served_model, fresh_from=1_000) as storm:
         await asyncio.sleep(STORM_SECONDS)
@@ -49,7 +51,7 @@ async def test_an_undisturbed_engine(telling_engine: Engine, record: Callable[..
     record(telling_engine.environment.version, "none", "undisturbed", outcome, figures)
 
 
-async def test_trims_between_requests_change_no_answer(telling_engine: Engine, record: Callable[..., None]) -> None:
+async def test_trims_between_requests_change_no_answer(telling_engine: DemoEngine, record: Callable[..., None]) -> None:
     """One request at a time, where every version gives the same answers: everything is spilled before each."""
     asks = [nth(0, turn, fresh_from=2_000) for turn in range(60)]
     url, model = telling_engine.url, telling_engine.served_model

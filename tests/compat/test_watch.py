@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 
 
 async def test_an_engine_with_the_plugin_and_nothing_else_is_seen(
-    version: str, engine_factory: Callable[..., Engine], tmp_path: Path
+    version: str, engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """Its start from before the model is loaded, its memory, and its encoder cache; nobody can call a worker."""
     rings = tmp_path / "rings"

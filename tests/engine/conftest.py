@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, Engine, EngineOptions, link_extension
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions, link_extension
 from highwater.demo.environment import EngineEnvironment, ensure_environment
 from highwater.demo.model import build_model
 from highwater.demo.process import KeptProcess, free_port
@@ -65,14 +65,14 @@ def engine_environment() -> EngineEnvironment:
 @pytest.fixture(scope="session")
 def engine_factory(
     engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., Engine]]:
+) -> Iterator[Callable[..., DemoEngine]]:
     """`engine_factory(**options)` starts an engine; it is ended with the session, or earlier by its user."""
-    engines: list[Engine] = []
+    engines: list[DemoEngine] = []
 
-    def start(**options: object) -> Engine:
+    def start(**options: object) -> DemoEngine:
         folder = tmp_path_factory.mktemp("engine")
         dialect = dialect_of(engine_environment.version)
-        engine = Engine(engine_environment, EngineOptions(**options), folder=folder, dialect=dialect)
+        engine = DemoEngine(engine_environment, EngineOptions(**options), folder=folder, dialect=dialect)
         engines.append(engine)
         return engine.start()
 
@@ -84,26 +84,26 @@ def engine_factory(
 
 
 @contextmanager
-def engine_with_weights(environment: EngineEnvironment, folder: Path) -> Iterator[Engine]:
+def engine_with_weights(environment: EngineEnvironment, folder: Path) -> Iterator[DemoEngine]:
     """Start an engine whose answers depend on every image and token; in float32, whatever else is in the batch."""
     model = build_model(folder / "model")
     command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
     options = EngineOptions(extra_args=("--dtype", "float32", "--load-format", "auto"))
-    with Engine(environment, options, folder=folder, dialect=dialect_of(environment.version)) as engine:
+    with DemoEngine(environment, options, folder=folder, dialect=dialect_of(environment.version)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoEngine]:
     """The engine that the tests share: one worker, images, dev mode, Highwater's extension. Leave it as it was."""
     with engine_with_weights(engine_environment, tmp_path_factory.mktemp("engine")) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
-def telling_engine(engine: Engine) -> Engine:
+def telling_engine(engine: DemoEngine) -> DemoEngine:
     """The shared engine, for tests that compare its answers."""
     return engine
 
@@ -111,12 +111,12 @@ def telling_engine(engine: Engine) -> Engine:
 class Victim(NamedTuple):
     """An engine to be ruined, and the file that orders its worker to stop in an operation."""
 
-    engine: Engine
+    engine: DemoEngine
     order: Path
 
 
 @contextmanager
-def engine_to_ruin(engine_factory: Callable[..., Engine], folder: Path) -> Iterator[Victim]:
+def engine_to_ruin(engine_factory: Callable[..., DemoEngine], folder: Path) -> Iterator[Victim]:
     """Start an engine whose worker can be made to hang, and to stop where a test wants to kill it."""
     path = (SHIM_FOLDER, link_extension(folder), HERE / "on_engine_path")
     order = folder / "stop"
@@ -127,7 +127,7 @@ def engine_to_ruin(engine_factory: Callable[..., Engine], folder: Path) -> Itera
 
 
 @pytest.fixture(scope="session")
-def ruined(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+def ruined(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     """The engine of the files in `RUINOUS`: each finds it alive, and leaves it so."""
     with engine_to_ruin(engine_factory, tmp_path_factory.mktemp("ruined")) as victim:
         yield victim
@@ -142,20 +142,20 @@ LONG_PROMPTS = (
 
 
 @pytest.fixture(scope="session")
-def two_workers(engine_factory: Callable[..., Engine]) -> Engine:
+def two_workers(engine_factory: Callable[..., DemoEngine]) -> DemoEngine:
     """An engine of two workers for the files that begin with test_two_ranks; the last test of them kills it."""
     return engine_factory(tensor_parallel=2, extra_args=LONG_PROMPTS)
 
 
 @pytest.fixture(scope="session")
-def sidecar(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
+def sidecar(engine: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
     """A sidecar beside the shared engine, with the policy in observe mode, so that it acts only when told to."""
     with sidecar_beside(engine, tmp_path_factory.mktemp("sidecar"), HIGHWATER_POLICY__MODE="observe") as started:
         yield started
 
 
 @contextmanager
-def sidecar_beside(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
+def sidecar_beside(engine: DemoEngine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
     """A sidecar that has seen its engine."""
     with DemoSidecar(engine.url, folder=folder, settings=settings) as started:
         wait_for(started, lambda report: report["engine"]["state"] == "ready")
@@ -222,7 +222,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[An
     process.stop()
 
 
-def ask_all(engine: Engine, op: str, payload: str = "{}") -> list[dict[str, Any]]:
+def ask_all(engine: DemoEngine, op: str, payload: str = "{}") -> list[dict[str, Any]]:
     """Every worker's answer, as the sidecar gets them."""
     body = {"method": "highwater_rpc", "args": [op, payload]}
     response = httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False)

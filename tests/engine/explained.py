@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 
-def logged(engine: Engine, pattern: str) -> str:
+def logged(engine: DemoEngine, pattern: str) -> str:
     """Return the last number that the engine's log has so, without its separators."""
     found = re.findall(pattern, engine.log_path.read_text())
     assert found, f"the engine's log has no {pattern!r}"
     return str(found[-1]).replace(",", "")
 
 
-def blocks_by_metrics(engine: Engine) -> int:
+def blocks_by_metrics(engine: DemoEngine) -> int:
     """Return the number of blocks that the engine's own metrics show."""
     page = httpx.get(f"{engine.url}/metrics", trust_env=False).text
     (blocks,) = set(re.findall(r'vllm:cache_config_info\{.*num_gpu_blocks="(\d+)"', page))
     return int(blocks)
 
 
-def assert_pool_is_the_engines(engine: Engine, answer: dict[str, Any], version: str) -> None:
+def assert_pool_is_the_engines(engine: DemoEngine, answer: dict[str, Any], version: str) -> None:
     """Blocks, tokens and concurrency as the log prints them; the arithmetic of this version has no other."""
     (pool,) = answer["explanation"]["pools"]
     assert (pool["problem"], pool["differences"]) == (None, [])

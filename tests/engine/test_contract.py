@@ -14,7 +14,7 @@ from highwater.engine.client import Engine as EngineClient
 from tests.fakes.engine import FakeEngine
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = pytest.mark.long("beside")
 
@@ -52,7 +52,7 @@ def patient(url: str) -> EngineClient:
 
 
 @pytest.fixture
-async def clients(engine: Engine) -> Any:
+async def clients(engine: DemoEngine) -> Any:
     transport = httpx.ASGITransport(app=FakeEngine(version="0.32.0"))
     async with EngineClient("http://fake", transport=transport) as fake, patient(engine.url) as real:
         fake.allow_rpc()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import SimpleNamespace
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = pytest.mark.long("beside")
 
@@ -105,7 +105,7 @@ def test_a_fake_worker_has_attributes_of_its_version_only(name: str, version: st
     assert sorted(set(unknown_names(getattr(started, name)(), version))) == []
 
 
-async def test_a_real_workers_budget_has_the_shape_of_the_fakes(engine: Engine, engine_environment: Any) -> None:
+async def test_a_real_workers_budget_has_the_shape_of_the_fakes(engine: DemoEngine, engine_environment: Any) -> None:
     """The same keys; of a layer the fake has only fields that the real one has."""
     async with EngineClient(engine.url, rpc_deadline_seconds=60, request_seconds=60) as client:
         client.allow_rpc()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from playwright.async_api import Page
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("shown")
@@ -51,7 +51,7 @@ async def settled(page: Page, sidecar: DemoSidecar) -> dict[str, str]:
             await asyncio.sleep(0.1)
 
 
-async def test_the_page_shows_the_engine_and_resets_it(engine: Engine, tmp_path: Path) -> None:
+async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_path: Path) -> None:
     """Its numbers are those of `/memory`; a reset by its button, with the token, is seen with what it gave back."""
     settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_POLICY__MODE": "observe"}
     with sidecar_beside(engine, tmp_path, **settings) as sidecar:

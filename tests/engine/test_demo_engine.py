@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from highwater.demo.engine import START_SECONDS, Engine, EngineOptions
+from highwater.demo.engine import START_SECONDS, DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import IMAGE_SIDE, send_images
@@ -24,18 +24,18 @@ pytestmark = pytest.mark.long("beside")
 MIB = 1024**2
 
 
-def worker_rss_bytes(engine: Engine) -> int:
+def worker_rss_bytes(engine: DemoEngine) -> int:
     (pid,) = worker_pids(engine)
     return psutil.Process(pid).memory_info().rss
 
 
-async def test_a_text_and_an_image_are_answered(engine: Engine) -> None:
+async def test_a_text_and_an_image_are_answered(engine: DemoEngine) -> None:
     texts = await send_texts(engine.url, engine.served_model, texts=["hello"])
     images = await send_images(engine.url, engine.served_model, images=[1])
     assert (texts.errors, images.errors) == ((), ())
 
 
-async def test_distinct_images_grow_the_worker(engine: Engine) -> None:
+async def test_distinct_images_grow_the_worker(engine: DemoEngine) -> None:
     """The property that the demonstration stands on: what the encoder cache keeps shows in the worker's RSS."""
     first = await send_images(engine.url, engine.served_model, images=range(1000, 1004))
     before = worker_rss_bytes(engine)
@@ -54,7 +54,7 @@ def test_the_encoder_cache_can_hold_enough_to_be_seen() -> None:
 
 def test_a_wrong_argument_fails_early_and_says_why(engine_environment: EngineEnvironment, tmp_path: Path) -> None:
     began = time.monotonic()
-    wrong = Engine(engine_environment, EngineOptions(extra_args=("--no-such-argument",)), folder=tmp_path)
+    wrong = DemoEngine(engine_environment, EngineOptions(extra_args=("--no-such-argument",)), folder=tmp_path)
     with pytest.raises(DemoError, match=r"ended with status 2(.|\n)*--no-such-argument"):
         wrong.start()
     assert time.monotonic() - began < START_SECONDS / 2  # it does not wait for an answer that cannot come

@@ -30,7 +30,7 @@ from .conftest import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 WATCHED_SECONDS = 20.0
 CALL, COUNTS, PAUSE = '"POST /collective_rpc', '"GET /metrics', '"GET /is_paused'
@@ -39,12 +39,12 @@ CALL, COUNTS, PAUSE = '"POST /collective_rpc', '"GET /metrics', '"GET /is_paused
 class Plugged(NamedTuple):
     """The engine, the sidecar that was there before it, and what that reported while the engine loaded."""
 
-    engine: Engine
+    engine: DemoEngine
     sidecar: DemoSidecar
     loading: list[dict[str, Any]]
 
 
-def come_up(sidecar: DemoSidecar, start: Callable[..., Engine], **options: object) -> Plugged:
+def come_up(sidecar: DemoSidecar, start: Callable[..., DemoEngine], **options: object) -> Plugged:
     """Start an engine with the plugin, and look at it meanwhile."""
     loading: list[dict[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
@@ -57,7 +57,7 @@ def come_up(sidecar: DemoSidecar, start: Callable[..., Engine], **options: objec
 
 @pytest.fixture(scope="module")
 def plugged(
-    engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory
+    engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Plugged, Callable[..., Plugged]]]:
     """An engine whose workers record themselves and may be called, and a way to start another in its place."""
     folder: Path = tmp_path_factory.mktemp("plugged")
@@ -71,7 +71,7 @@ def plugged(
         made.engine.stop()
 
 
-def asked(engine: Engine, what: str) -> int:
+def asked(engine: DemoEngine, what: str) -> int:
     """How often the API server's own access log has this request."""
     return engine.log_path.read_text().count(what)
 

@@ -25,7 +25,7 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
     from .conftest import Victim
@@ -138,7 +138,7 @@ async def kill_in(victim: Victim, sidecar: DemoSidecar, call: Call) -> dict[str,
     return {"killed at": f"{fraction:.0%} of its calls", "status": response.status_code}
 
 
-async def until_one_stops(engine: Engine, asking: asyncio.Task[httpx.Response]) -> None:
+async def until_one_stops(engine: DemoEngine, asking: asyncio.Task[httpx.Response]) -> None:
     """Wait until a worker has stopped itself."""
     deadline = time.monotonic() + PATIENCE
     while psutil.STATUS_STOPPED not in {psutil.Process(pid).status() for pid in worker_pids(engine)}:
@@ -152,7 +152,7 @@ def failed(answer: dict[str, Any]) -> bool:
     return {result.get("outcome") for result in answer.get("results", [answer])} == {"failed"}
 
 
-async def prove_a_fresh_life(engine: Engine, sidecar: DemoSidecar) -> dict[str, float | str]:
+async def prove_a_fresh_life(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, float | str]:
     """Start it again, and hold what the sidecar says to what can be true of the new life only."""
     former = {rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]}
     await asyncio.to_thread(engine.stop)  # what its keeper still holds
@@ -187,7 +187,7 @@ def metrics(sidecar: DemoSidecar) -> str:
     return httpx.get(f"{sidecar.url}/metrics", trust_env=False, timeout=PATIENCE).text
 
 
-async def fill(engine: Engine, sidecar: DemoSidecar) -> None:
+async def fill(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Give the caches something that an operation can move."""
     result = await send_images(sidecar.url, engine.served_model, images=range(IMAGES), concurrency=4)
     assert result.errors == ()

@@ -20,7 +20,7 @@ from .conftest import sidecar_beside
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.environment import EngineEnvironment
     from highwater.demo.sidecar import DemoSidecar
 
@@ -45,7 +45,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(
-    engine: Engine, engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
+    engine: DemoEngine, engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Recorded]:
     folder = tmp_path_factory.mktemp("experiment")
     # Short names, as an operator would type them: the report shows the command.
@@ -76,7 +76,7 @@ def recorded(
         yield Recorded(sidecar, done, *texts)
 
 
-def bench(url: str, engine: Engine) -> list[str]:
+def bench(url: str, engine: DemoEngine) -> list[str]:
     """Its arguments: each prompt with new images."""
     arguments = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", url]
     arguments += ["--model", engine.served_model, "--tokenizer", "model", "--dataset-name", "random-mm"]

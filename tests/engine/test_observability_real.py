@@ -23,7 +23,7 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = pytest.mark.long("shown")
 
@@ -71,14 +71,14 @@ RULES = [
 
 
 @pytest.fixture(scope="module")
-def observed(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
+def observed(engine: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoSidecar]:
     """A sidecar of these tests' own, whose every family has something to tell once there was traffic."""
     settings = {"HIGHWATER_POLICY__MODE": "observe", "HIGHWATER_POLICY__RULES": json.dumps(RULES)}
     with sidecar_beside(engine, tmp_path_factory.mktemp("observed"), **settings) as started:
         yield started
 
 
-async def move_everything(engine: Engine, sidecar: DemoSidecar) -> None:
+async def move_everything(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Images and texts, a trim and what comes back, and every reset twice: a rate needs two readings of a series."""
     for seed in (71_000, 71_100):
         await send_images(sidecar.url, engine.served_model, images=range(seed, seed + 4))
@@ -122,7 +122,7 @@ def is_listed(expression: str) -> bool:
 
 
 def test_every_query_brings_data_or_is_listed_with_the_reason(
-    engine: Engine, observed: DemoSidecar, prometheus: Callable[..., Callable[[str], list[Any]]]
+    engine: DemoEngine, observed: DemoSidecar, prometheus: Callable[..., Callable[[str], list[Any]]]
 ) -> None:
     """Panels, annotations and alerts, with their variables filled in, after traffic, a trim and every reset."""
     instance = f"127.0.0.1:{observed.port}"
@@ -154,7 +154,7 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
     assert counted["of the rank"] < 40
 
 
-def test_the_engines_families_are_there_by_their_names(engine: Engine, observed: DemoSidecar) -> None:
+def test_the_engines_families_are_there_by_their_names(engine: DemoEngine, observed: DemoSidecar) -> None:
     """What is listed of vLLM's is what this vLLM exports."""
     text = httpx.get(f"{observed.url}/metrics", trust_env=False, timeout=30).text
     assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []

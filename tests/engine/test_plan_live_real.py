@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("plan")
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long("plan")
 PATH = "/memory/plan"
 
 
-def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """As its metrics show them."""
     with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as answer:
         shown = re.search(r'cache_config_info\{[^}]*num_gpu_blocks="(\d+)"', answer.read().decode())
@@ -27,7 +27,7 @@ def test_as_it_runs_the_plan_has_the_engines_own_blocks(engine: Engine, sidecar:
     assert set(plan["kv_cache"]["grades"].values()) <= {"engine", "exact"}
 
 
-def test_half_the_bytes_are_half_the_blocks(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_half_the_bytes_are_half_the_blocks(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Exactly: the bytes are given."""
     now = sidecar.call("POST", PATH, {})["kv_cache"]
     half = sidecar.call("POST", PATH, {"kv_cache_memory_bytes": now["available_bytes"] // 2})["kv_cache"]
@@ -35,7 +35,7 @@ def test_half_the_bytes_are_half_the_blocks(engine: Engine, sidecar: DemoSidecar
     assert half["grades"]["blocks"] == "exact"
 
 
-def test_a_wish_is_answered_by_the_images_that_it_takes(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_a_wish_is_answered_by_the_images_that_it_takes(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Two conversations of 1k with an image of 1,024 tokens each."""
     answer = sidecar.call("POST", PATH, {"wish": "2 x 1k + 1 image of 1024 tokens"})
     assert answer["wish"]["fits"]

@@ -23,7 +23,7 @@ import httpx
 import openai
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, Engine
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine
 from highwater.demo.traffic import image_url
 
 from .conftest import sidecar_beside, wait_for
@@ -65,7 +65,7 @@ TOOLS = [
 class Ways:
     """The same engine, directly and through the sidecar."""
 
-    engine: Engine
+    engine: DemoEngine
     sidecar: DemoSidecar
 
     @property
@@ -81,12 +81,12 @@ class Ways:
 
 
 @pytest.fixture
-def ways(engine: Engine, sidecar: DemoSidecar) -> Ways:
+def ways(engine: DemoEngine, sidecar: DemoSidecar) -> Ways:
     return Ways(engine, sidecar)
 
 
 @pytest.fixture(scope="module")
-def locked(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+def locked(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     """An engine that asks for a key, tells reasoning and tool calls from the text, and lacks what Highwater needs."""
     arguments = ("--api-key", KEY, "--reasoning-parser", "qwen3", "--enable-auto-tool-choice")
     arguments += ("--tool-call-parser", "pythonic", "--structured-outputs-config.enable_in_reasoning", "true")

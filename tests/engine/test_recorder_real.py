@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
     from .conftest import Victim
@@ -33,13 +33,13 @@ IDLE_SECONDS = 12.0
 
 
 @pytest.fixture
-def engine(ruined: Victim) -> Engine:
+def engine(ruined: Victim) -> DemoEngine:
     """One worker whose next step can be made to hang."""
     return ruined.engine
 
 
 @pytest.fixture
-def sidecar(engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
+def sidecar(engine: DemoEngine, tmp_path: Path) -> Iterator[DemoSidecar]:
     """It asks the worker seldom, so that what is fresh is the recorder's."""
     settings = {
         "HIGHWATER_POLICY__MODE": "observe",
@@ -52,17 +52,19 @@ def sidecar(engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
         yield sidecar
 
 
-def ring(engine: Engine) -> Path:
+def ring(engine: DemoEngine) -> Path:
     (path,) = (engine.folder / "recorders").glob("*.ring")
     return path
 
 
-def call(engine: Engine, method: str, *arguments: object) -> None:
+def call(engine: DemoEngine, method: str, *arguments: object) -> None:
     body = {"method": method, "args": list(arguments)}
     httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
 
 
-async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
+    engine: DemoEngine, sidecar: DemoSidecar
+) -> None:
     """Ten samples a second under load, one after the last request with all entries in it, and then only heartbeats."""
     await asyncio.to_thread(httpx.post, f"{engine.url}/reset_encoder_cache", timeout=60)
     began = time.monotonic()
@@ -89,7 +91,7 @@ async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(engine
     assert records(ring(engine))[-1]["mono"] == last["mono"], "nothing was sampled: nothing has happened"
 
 
-async def test_a_step_that_holds_pythons_lock_shows_where_it_is(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_a_step_that_holds_pythons_lock_shows_where_it_is(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """No Python thread of the worker runs: the heartbeat stops, and the stack is there all the same."""
     await asyncio.to_thread(call, engine, "hang_in_next_step", HANG_SECONDS)
     sending = asyncio.create_task(send_texts(engine.url, engine.served_model, texts=["a text"], max_tokens=4))

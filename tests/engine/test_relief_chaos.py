@@ -23,7 +23,7 @@ from .conftest import sidecar_beside, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
     from .conftest import Victim
 
@@ -33,7 +33,7 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def victim(ruined: Victim) -> Engine:
+def victim(ruined: Victim) -> DemoEngine:
     """It is killed and started again; those who share it have a fresh one afterwards."""
     return ruined.engine
 
@@ -56,7 +56,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.1)
 
 
-def is_paused(engine: Engine) -> bool:
+def is_paused(engine: DemoEngine) -> bool:
     answer = httpx.get(f"{engine.url}/is_paused", timeout=PATIENCE, trust_env=False)
     return bool(answer.raise_for_status().json()["is_paused"])
 
@@ -66,7 +66,7 @@ def kill(process_ids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def sidecar_process(sidecar: DemoSidecar, engine: Engine) -> list[int]:
+def sidecar_process(sidecar: DemoSidecar, engine: DemoEngine) -> list[int]:
     """The sidecar itself, without what keeps it."""
     return [
         pid
@@ -85,14 +85,14 @@ async def ask(sidecar: DemoSidecar, path: str) -> httpx.Response | httpx.HTTPErr
             return exc
 
 
-async def is_served(url: str, engine: Engine) -> None:
+async def is_served(url: str, engine: DemoEngine) -> None:
     """A new request gets its answer."""
     result = await send_texts(url, engine.served_model, texts=["still there?"], max_tokens=2)
     assert result.errors == ()
 
 
 @pytest.mark.parametrize("path", ["/reset_mm_cache?mode=safe", "/reset_prefix_cache?mode=safe"])
-async def test_a_sidecar_killed_in_the_middle_of_a_gated_reset(victim: Engine, tmp_path: Path, path: str) -> None:
+async def test_a_sidecar_killed_in_the_middle_of_a_gated_reset(victim: DemoEngine, tmp_path: Path, path: str) -> None:
     """Resets one after the other, and short requests beside them: the engine serves at once, and was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         held = asyncio.create_task(ask_until_one_fails(sidecar, victim))
@@ -117,7 +117,9 @@ async def reset_until_one_fails(sidecar: DemoSidecar, path: str) -> httpx.HTTPEr
     return answer
 
 
-async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(victim: Engine, tmp_path: Path) -> None:
+async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(
+    victim: DemoEngine, tmp_path: Path
+) -> None:
     """Nothing of the gate outlives it; the engine was never paused."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
@@ -131,7 +133,7 @@ async def test_a_sidecar_killed_while_it_holds_requests_holds_none_afterwards(vi
 
 
 async def reset_that_holds_a_request(
-    sidecar: DemoSidecar, engine: Engine
+    sidecar: DemoSidecar, engine: DemoEngine
 ) -> tuple[asyncio.StreamWriter, asyncio.Task[httpx.Response | httpx.HTTPError], asyncio.Task[None]]:
     """A long answer under way, the reset that waits for it, and a request that is held."""
     _, stream = await asyncio.open_connection("127.0.0.1", sidecar.port)
@@ -149,7 +151,7 @@ async def reset_that_holds_a_request(
     return stream, reset, held
 
 
-async def ask_until_one_fails(sidecar: DemoSidecar, engine: Engine) -> None:
+async def ask_until_one_fails(sidecar: DemoSidecar, engine: DemoEngine) -> None:
     """Short requests, one after the other: the first few may pass before the gate closes."""
     while not (await send_texts(sidecar.url, engine.served_model, texts=["held"], max_tokens=1)).failed:
         pass
@@ -159,7 +161,7 @@ def metrics(sidecar: DemoSidecar) -> str:
     return httpx.get(f"{sidecar.url}/metrics", trust_env=False).text
 
 
-async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -> None:
+async def test_an_engine_killed_during_a_reset(victim: DemoEngine, tmp_path: Path) -> None:
     """The reset fails and says why, nobody is held any longer; the next engine serves at once."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         stream, reset, held = await reset_that_holds_a_request(sidecar, victim)
@@ -179,7 +181,7 @@ async def test_an_engine_killed_during_a_reset(victim: Engine, tmp_path: Path) -
         assert any(summary.startswith("reset_mm_cache failed") for summary in summaries)
 
 
-async def test_a_full_disk_costs_no_reset(victim: Engine, tmp_path: Path) -> None:
+async def test_a_full_disk_costs_no_reset(victim: DemoEngine, tmp_path: Path) -> None:
     """Nothing can be written down, and nothing has to be."""
     with sidecar_beside(victim, tmp_path, **settings(tmp_path)) as sidecar:
         (pid,) = sidecar_process(sidecar, victim)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
     from .storm import Storm
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(STORM_SECONDS + 40
 
 
 @pytest.fixture
-def quiet_sidecar(telling_engine: Engine, tmp_path: Path) -> Iterator[DemoSidecar]:
+def quiet_sidecar(telling_engine: DemoEngine, tmp_path: Path) -> Iterator[DemoSidecar]:
     """A sidecar that acts only when told to."""
     with sidecar_beside(telling_engine, tmp_path, HIGHWATER_POLICY__MODE="observe") as sidecar:
         yield sidecar
@@ -84,12 +84,12 @@ WAYS = {
 }
 
 
-def ways(engine: Engine) -> Ways:
+def ways(engine: DemoEngine) -> Ways:
     """What is expected of this version."""
     return WAYS[engine.environment.version]
 
 
-async def prove(engine: Engine, sidecar: DemoSidecar, storm: Storm) -> dict[str, float | str]:
+async def prove(engine: DemoEngine, sidecar: DemoSidecar, storm: Storm) -> dict[str, float | str]:
     """Nobody was harmed: none failed, all got what an undisturbed engine answers, and the workers are in step.
 
     Returns:
@@ -126,7 +126,7 @@ async def remedy(sidecar: DemoSidecar, path: str) -> dict[str, Any]:
 
 
 async def test_trim_five_times_a_second(
-    telling_engine: Engine, quiet_sidecar: DemoSidecar, record: Callable[..., None]
+    telling_engine: DemoEngine, quiet_sidecar: DemoSidecar, record: Callable[..., None]
 ) -> None:
     """Everything that no request needs, moved out under the clients' hands; most of it comes back at once."""
     async with storming(quiet_sidecar.url, telling_engine.served_model, fresh_from=10_000) as storm:
@@ -165,7 +165,7 @@ RESETS = (
 
 @pytest.mark.parametrize("reset", RESETS, ids=lambda reset: reset.name)
 async def test_a_safe_reset(
-    telling_engine: Engine, quiet_sidecar: DemoSidecar, record: Callable[..., None], reset: Reset
+    telling_engine: DemoEngine, quiet_sidecar: DemoSidecar, record: Callable[..., None], reset: Reset
 ) -> None:
     """Over and over; or refused with the reason, over and over."""
     by, version = getattr(ways(telling_engine), reset.way), telling_engine.environment.version
@@ -200,7 +200,7 @@ def remedies_done(sidecar: DemoSidecar) -> list[str]:
 
 
 async def test_the_policy_at_an_absurdly_low_threshold(
-    telling_engine: Engine, tmp_path: Path, record: Callable[..., None]
+    telling_engine: DemoEngine, tmp_path: Path, record: Callable[..., None]
 ) -> None:
     """It acts without end, with everything it has, and harms nobody."""
     settings = {

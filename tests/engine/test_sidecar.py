@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.story import Story, story_table, tell
@@ -63,7 +63,7 @@ def post(sidecar: DemoSidecar, path: str, **kwargs: Any) -> httpx.Response:
 # --- one worker, images ---
 
 
-def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Exclusive components sum to used bytes exactly, and used is the worker's RSS."""
     report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
     (rank,) = report["ranks"]
@@ -77,7 +77,7 @@ def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: Engine, si
     assert report["engine"]["model"] == engine.served_model
 
 
-async def test_the_story_is_told_and_its_numbers_agree(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Growth shows, reset_mm_cache leaves the encoder cache alone, reclaim empties it, the policy acts by itself."""
     sidecar.call("POST", "/memory/reclaim")  # what tests before this one left
     sidecar.call("PUT", "/policy", {"mode": "act"})
@@ -98,7 +98,7 @@ async def test_the_story_is_told_and_its_numbers_agree(engine: Engine, sidecar: 
     assert "rank 0 (cpu" in story_table(story)
 
 
-def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """The status and body of vLLM's own answer are in ours."""
     direct = httpx.post(f"{engine.url}/reset_prefix_cache", trust_env=False, timeout=30)
     ours = post(sidecar, "/reset_prefix_cache?reset_external=false")
@@ -108,7 +108,7 @@ def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: Engine, sid
     assert "preallocated" in ours.json()["does_not_free"]
 
 
-async def test_the_cache_is_listed_entry_by_entry(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_the_cache_is_listed_entry_by_entry(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """Each image is one entry, largest first, with its shape and age; totals agree with the report."""
     sidecar.call("POST", "/reset_encoder_cache")
     sizes = [(512, 512), (256, 256)]
@@ -122,7 +122,7 @@ async def test_the_cache_is_listed_entry_by_entry(engine: Engine, sidecar: DemoS
     assert rank["entries_total"] >= 2
 
 
-async def test_images_through_the_proxy_by_the_real_client(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_images_through_the_proxy_by_the_real_client(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """The OpenAI client streams an image request through the sidecar, and gets the text that it gets directly."""
     content = [
         {"type": "image_url", "image_url": {"url": image_url(77)}},
@@ -143,7 +143,7 @@ async def test_images_through_the_proxy_by_the_real_client(engine: Engine, sidec
     assert await ask(sidecar.url) == await ask(engine.url)
 
 
-async def test_a_client_that_leaves_takes_its_request_along(engine: Engine, sidecar: DemoSidecar) -> None:
+async def test_a_client_that_leaves_takes_its_request_along(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """After a disconnect in mid-stream the engine has nothing running."""
     body = {
         "model": engine.served_model,
@@ -171,7 +171,7 @@ def test_no_way_leads_to_the_workers(sidecar: DemoSidecar) -> None:
         assert "results" not in answer.text
 
 
-def test_server_info_and_sleep_state_pass_through(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_server_info_and_sleep_state_pass_through(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """The development paths that only read are vLLM's own, query string and all; the configuration is for operators."""
     assert httpx.get(f"{sidecar.url}/server_info", trust_env=False).status_code == 401
     info = get(sidecar, "/server_info?config_format=json").json()
@@ -207,7 +207,7 @@ def test_live_events_arrive(sidecar: DemoSidecar) -> None:
         assert any("seen live" in line for line in lines if line.startswith("data: "))
 
 
-def test_an_idle_engines_workers_are_left_alone(engine: Engine, sidecar: DemoSidecar) -> None:
+def test_an_idle_engines_workers_are_left_alone(engine: DemoEngine, sidecar: DemoSidecar) -> None:
     """vLLM's workers spin for a second after each call: on an idle engine they are asked once in five seconds."""
     (pid,) = worker_pids(engine)
     wait_for(sidecar, lambda report: report["engine"]["requests_running"] == 0)
@@ -227,11 +227,11 @@ LIVES = int(os.environ.get("TEST_ENGINE_LIVES", "1"))
 STARTER = """
 import sys
 from pathlib import Path
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 
 environment, folder, port = EngineEnvironment("", Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
-engine = Engine(environment, EngineOptions(multimodal=False, port=port), folder=folder)
+engine = DemoEngine(environment, EngineOptions(multimodal=False, port=port), folder=folder)
 engine.start()
 print(*engine.pids(), flush=True)
 sys.stdin.read()
@@ -243,7 +243,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 @contextmanager
-def killed_starter(engine: Engine) -> Iterator[None]:
+def killed_starter(engine: DemoEngine) -> Iterator[None]:
     """The same engine as another process's, which is killed at the end: nobody calls stop()."""
     command = [sys.executable, "-c", STARTER, str(engine.environment.root), str(engine.folder), str(engine.port)]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -278,7 +278,7 @@ def test_a_sidecar_outlives_its_engines_and_knows_the_next(
     recorders' folder is never taken for a living rank.
     """
     options = EngineOptions(multimodal=False, port=free_port())
-    engine = Engine(engine_environment, options, folder=tmp_path / "engine")
+    engine = DemoEngine(engine_environment, options, folder=tmp_path / "engine")
     recorders = tmp_path / "recorders"
     with ExitStack() as stack:
         stack.callback(engine.stop)

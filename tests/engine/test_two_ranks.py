@@ -18,7 +18,7 @@ from .storm import storming
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = pytest.mark.long("worker")
 
@@ -26,13 +26,13 @@ PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
-def two_ranks(two_workers: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+def two_ranks(two_workers: DemoEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     """Two workers and a sidecar."""
     with sidecar_beside(two_workers, tmp_path_factory.mktemp("tp2")) as sidecar:
         yield two_workers, sidecar
 
 
-def test_both_ranks_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+def test_both_ranks_are_seen(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
     """Each with its own process and its own copy of every encoder output."""
     engine, sidecar = two_ranks
     report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
@@ -43,7 +43,7 @@ def test_both_ranks_are_seen(two_ranks: tuple[Engine, DemoSidecar]) -> None:
     assert sidecar.call("GET", "/memory/encoder-cache")["ranks"][1]["present"] is True
 
 
-async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
     """Releases while texts are generated: no request fails, and every release is measured on both ranks."""
     engine, sidecar = two_ranks
     # The first batch of a fresh engine takes longer than a worker call may.
@@ -59,7 +59,7 @@ async def test_release_reaches_both_ranks_under_traffic(two_ranks: tuple[Engine,
     assert (await traffic).failed == 0
 
 
-async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple[Engine, DemoSidecar]) -> None:
+async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple[DemoEngine, DemoSidecar]) -> None:
     """Trims and resets beside sixteen clients: nobody fails, and both ranks move the same entries."""
     engine, sidecar = two_ranks
     answers: list[list[dict[str, Any]]] = []
@@ -83,7 +83,7 @@ async def test_both_ranks_stay_in_step_under_relief_and_traffic(two_ranks: tuple
     assert [(one["op"], one["rank"]) for one in ask_all(engine, "hello")] == [("hello", 0), ("hello", 1)]
 
 
-def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: Engine) -> None:
+def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: DemoEngine) -> None:
     """A method that raised would leave rank 1 one reply behind forever: the next good call is answered in step."""
     answers = ask_all(engine_after_errors, "hello")
     assert [(one["op"], one["ok"], one["rank"], one["tp_rank"]) for one in answers] == [
@@ -94,7 +94,7 @@ def test_both_ranks_stay_in_step_after_every_kind_of_error(engine_after_errors: 
 
 
 @pytest.fixture
-def engine_after_errors(two_ranks: tuple[Engine, DemoSidecar]) -> Engine:
+def engine_after_errors(two_ranks: tuple[DemoEngine, DemoSidecar]) -> DemoEngine:
     """The engine after one call of each kind that our extension refuses."""
     engine, _ = two_ranks
     for op, payload in (("nonsense", "{}"), ("memory", "["), ("encoder_cache", '{"limit": -1}')):

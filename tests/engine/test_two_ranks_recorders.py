@@ -29,7 +29,7 @@ from .test_sidecar import cpu_seconds, rss_bytes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("recorder")
@@ -45,7 +45,7 @@ on_either = pytest.mark.parametrize("engine", [TWO_ENGINES, "two workers"], indi
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, engine_factory: Callable[..., Engine]) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, engine_factory: Callable[..., DemoEngine]) -> Iterator[DemoEngine]:
     """Two engines with a rank each, or one with two."""
     if request.param == "two engines":
         engine = engine_factory(multimodal=False, data_parallel=2)
@@ -56,7 +56,7 @@ def engine(request: pytest.FixtureRequest, engine_factory: Callable[..., Engine]
 
 
 @on_two_engines
-def test_without_recorders_two_engines_are_counted_although_one_answers(engine: Engine, tmp_path: Path) -> None:
+def test_without_recorders_two_engines_are_counted_although_one_answers(engine: DemoEngine, tmp_path: Path) -> None:
     """vLLM returns engine 0 only: the report says 1 of 2, and why."""
     with sidecar_beside(engine, tmp_path) as sidecar:
         report = wait_for(sidecar, lambda report: report["ranks_reported"] > 0)
@@ -65,7 +65,7 @@ def test_without_recorders_two_engines_are_counted_although_one_answers(engine: 
 
 
 @contextmanager
-def flying(engine: Engine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
+def flying(engine: DemoEngine, folder: Path, **settings: str) -> Iterator[DemoSidecar]:
     """A sidecar that acts only when told to, and hears of both ranks.
 
     The recorders that the first one starts outlive it, and the next one reads them on.
@@ -136,7 +136,7 @@ def core_of(worker_pid: int) -> int:
     return core.pid
 
 
-def worker_calls(engine: Engine) -> int:
+def worker_calls(engine: DemoEngine) -> int:
     """How many the engine has answered so far."""
     return engine.log_path.read_text(errors="replace").count("POST /collective_rpc")
 
@@ -145,7 +145,7 @@ def worker_calls(engine: Engine) -> int:
 
 
 @on_two_engines
-def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: Engine, tmp_path: Path) -> None:
+def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: DemoEngine, tmp_path: Path) -> None:
     """Each with its own place, process and memory; a remedy measures both."""
     with flying(engine, tmp_path) as sidecar:
         report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
@@ -172,7 +172,7 @@ def test_every_rank_is_heard_of_although_the_first_engine_alone_answers(engine: 
     ids=["pp2", "pp2-tp2", "dp2-tp2", "dp2-pp2"],
 )
 def test_every_rank_of_a_product_is_heard_of(
-    engine_factory: Callable[..., Engine], tmp_path: Path, engines: int, stages: int, shards: int
+    engine_factory: Callable[..., DemoEngine], tmp_path: Path, engines: int, stages: int, shards: int
 ) -> None:
     """Each with its own place and process; a killed one is missing by its place."""
     places = [*product(range(engines), range(stages), range(shards))]
@@ -194,7 +194,7 @@ def test_every_rank_of_a_product_is_heard_of(
 
 
 @on_two_workers
-def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: Engine, tmp_path: Path) -> None:
+def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: DemoEngine, tmp_path: Path) -> None:
     """Files are read instead of workers asked: vLLM's spin for a second after each call."""
     with flying(engine, tmp_path) as sidecar:
         began, calls = time.monotonic(), worker_calls(engine)
@@ -227,7 +227,7 @@ def folder_without_room(tmp_path: Path) -> Iterator[Path]:
 
 @on_two_workers
 def test_a_folder_without_room_is_told_and_costs_the_recorders_only(
-    engine: Engine, tmp_path: Path, folder_without_room: Path
+    engine: DemoEngine, tmp_path: Path, folder_without_room: Path
 ) -> None:
     """Both ranks are asked, as where no folder is shared."""
     for ring in (engine.folder / "recorders").glob("*.ring"):  # or they would go on
@@ -244,7 +244,7 @@ def test_a_folder_without_room_is_told_and_costs_the_recorders_only(
 
 
 @on_either
-def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
     """The rank is named while vLLM's own health check is good, and an incident has a beginning and an end."""
     with flying(engine, tmp_path) as sidecar:
         pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
@@ -271,7 +271,7 @@ def test_a_stopped_worker_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: P
 
 
 @asynccontextmanager
-async def a_request_under_way(engine: Engine, sidecar: DemoSidecar) -> AsyncIterator[None]:
+async def a_request_under_way(engine: DemoEngine, sidecar: DemoSidecar) -> AsyncIterator[None]:
     """An answer that is read through the sidecar as it comes."""
     body = {"model": engine.served_model, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
@@ -294,7 +294,7 @@ async def a_request_under_way(engine: Engine, sidecar: DemoSidecar) -> AsyncIter
 
 
 @on_two_workers
-async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_path: Path) -> None:
+async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
     """Both workers live and wait for what EngineCore does not send them."""
     with flying(engine, tmp_path) as sidecar:
         async with a_request_under_way(engine, sidecar):
@@ -309,7 +309,7 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: Engine, tmp_pat
 
 
 @on_two_workers
-async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
+async def test_a_long_step_is_no_hang(engine: DemoEngine, tmp_path: Path) -> None:
     """It lasts several times what a worker call may: the engine is busy, and ready."""
     body = {"model": engine.served_model, "prompt": [1] * (MOST_TOKENS - 200), "max_tokens": 1}
     with flying(engine, tmp_path, HIGHWATER_RPC_DEADLINE_SECONDS="1") as sidecar:
@@ -331,7 +331,7 @@ async def test_a_long_step_is_no_hang(engine: Engine, tmp_path: Path) -> None:
 
 
 @on_two_workers
-def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: Engine, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: DemoEngine, tmp_path: Path) -> None:
     """Each rank's last reading and series are there, and the message in the engine's log that tells the cause."""
     folder = tmp_path / "incidents"
     folder.mkdir()

@@ -22,7 +22,7 @@ from .conftest import ask_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.environment import EngineEnvironment
 
 pytestmark = pytest.mark.long("worker")
@@ -67,14 +67,14 @@ def probe(
     return ask
 
 
-def ask(engine: Engine, op: str, payload: str = "{}") -> dict[str, Any]:
+def ask(engine: DemoEngine, op: str, payload: str = "{}") -> dict[str, Any]:
     """Return rank 0's good answer."""
     answer = ask_all(engine, op, payload)[0]
     assert answer["ok"], answer
     return answer
 
 
-def reset_encoder_cache(engine: Engine) -> None:
+def reset_encoder_cache(engine: DemoEngine) -> None:
     httpx.post(f"{engine.url}/reset_encoder_cache", timeout=60, trust_env=False).raise_for_status()
 
 
@@ -217,7 +217,7 @@ def test_free_heap_goes_back_to_the_kernel(probe, pattern, mechanism):
     assert mechanism == "jemalloc" or answer["freed_bytes"] > 100 * MIB
 
 
-def test_a_live_engine_introduces_itself(engine: Engine):
+def test_a_live_engine_introduces_itself(engine: DemoEngine):
     """What the sidecar decides by."""
     hello = ask(engine, "hello")
     assert hello["ops"] == [
@@ -231,7 +231,7 @@ def test_a_live_engine_introduces_itself(engine: Engine):
     assert (hello["rank"], hello["dp_rank"], hello["tp_rank"], hello["pp_rank"]) == (0, 0, 0, 0)
 
 
-def test_a_live_engines_parts_fit_into_its_process(engine: Engine):
+def test_a_live_engines_parts_fit_into_its_process(engine: DemoEngine):
     """Weights, KV cache and encoder outputs are all in the worker's resident size."""
     memory = ask(engine, "memory")
     assert memory["notes"] == []
@@ -242,7 +242,7 @@ def test_a_live_engines_parts_fit_into_its_process(engine: Engine):
     assert sum(parts) < memory["used_bytes"] < memory["total_bytes"]
 
 
-async def test_images_fill_the_cache_and_a_reset_with_release_gives_it_back(engine: Engine):
+async def test_images_fill_the_cache_and_a_reset_with_release_gives_it_back(engine: DemoEngine):
     """The story of this project, seen from inside one worker."""
     reset_encoder_cache(engine)
     ask(engine, "release")
@@ -266,7 +266,7 @@ async def test_images_fill_the_cache_and_a_reset_with_release_gives_it_back(engi
     assert after["used_bytes"] < full["used_bytes"] - listing["device_bytes"] / 2
 
 
-def describe_image(engine: Engine, seed: int) -> str:
+def describe_image(engine: DemoEngine, seed: int) -> str:
     """Return what the engine says of one image, with nothing left to chance, by tokens that it names one by one."""
     content = [{"type": "image_url", "image_url": {"url": image_url(seed)}}, {"type": "text", "text": "What is this?"}]
     body = {
@@ -278,7 +278,7 @@ def describe_image(engine: Engine, seed: int) -> str:
     return json.dumps([entry["token"] for entry in choice["logprobs"]["content"]])
 
 
-def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: Engine):
+def test_a_live_engine_answers_the_same_from_entries_that_were_spilled(engine: DemoEngine):
     """The scheduler never notices: the same images again need no encoder, only their way back."""
     seeds = range(9_000_000, 9_000_004)  # nobody else's: what the prefix cache knows is not encoded again
     reset_encoder_cache(engine)

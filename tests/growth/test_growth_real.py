@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from highwater.demo.engine import SHIM_FOLDER, Engine, EngineOptions
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine, EngineOptions
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from highwater.files.worker_package import copy_worker_package
@@ -35,7 +35,7 @@ IDLE_SECONDS = 14.5
 class Faulty(NamedTuple):
     """An engine that leaks, and a sidecar beside it."""
 
-    engine: Engine
+    engine: DemoEngine
     sidecar: DemoSidecar
     step: Path
 
@@ -61,7 +61,7 @@ def faulty_engine(environment: EngineEnvironment, folder: Path, faults: str, *ar
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }
     options = EngineOptions(dev_mode=False, extension=False, extra_env=tuple(environ.items()), extra_args=arguments)
-    engine = Engine(environment, options, folder=folder, dialect=dialect_of(environment.version))
+    engine = DemoEngine(environment, options, folder=folder, dialect=dialect_of(environment.version))
     settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_STATE_FILE": str(folder / "state.json")}
     with ExitStack() as stack:
         stack.callback(lambda: [file.unlink() for file in Path("/dev/shm").glob(f"{shm}-*")])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 
 pytestmark = pytest.mark.long("beside")
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.long("beside")
 
 @pytest.fixture(scope="module")
 def explained(
-    engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Engine, DemoSidecar, dict[str, Any]]]:
+    engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[DemoEngine, DemoSidecar, dict[str, Any]]]:
     """An engine that is only watched, its sidecar, and what that explains."""
     folder: Path = tmp_path_factory.mktemp("explained")
     port, rings = free_port(), str(folder / "rings")

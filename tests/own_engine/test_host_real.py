@@ -24,7 +24,7 @@ from tests.engines import watching
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.host.reading import HostReading
 
 pytestmark = pytest.mark.long("recorder")
@@ -36,7 +36,7 @@ EXACT = 0.02
 class Host(NamedTuple):
     """An engine in a memory cgroup of its own, and a reader of its process files."""
 
-    engine: Engine
+    engine: DemoEngine
     reader: HostReader
     rings: Path
     group: Path
@@ -93,7 +93,7 @@ def _own_group(top: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def host(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     rings: Path = tmp_path_factory.mktemp("host") / "rings"
     with cgroup_of_its_own() as group, engine_factory(**watching(rings)) as engine:
         yield Host(engine, HostReader(rings), rings, group)

@@ -17,7 +17,7 @@ from highwater.files.worker_package import copy_worker_package
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = pytest.mark.long("recorder")
 
@@ -46,7 +46,7 @@ METADATA = "Metadata-Version: 2.1\nName: leaking-plugin\nVersion: 1\n"
 
 
 class Traced(NamedTuple):
-    engine: Engine
+    engine: DemoEngine
     rings: Path
 
     def trace(self, process: str, *more: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Traced(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def leaking(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+def leaking(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder: Path = tmp_path_factory.mktemp("leaking")
     (folder / "leaking_plugin.py").write_text(LEAK)
     (folder / "leaking_plugin-1.dist-info").mkdir()

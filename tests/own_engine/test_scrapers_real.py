@@ -21,7 +21,7 @@ from tests.scrapers import LLM_D, PROMETHEUS_ACCEPTS, llm_d, production_stack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("clients")
@@ -31,8 +31,8 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def scraped(
-    engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Engine, DemoSidecar]]:
+    engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """An engine that these tests may end, as anybody starts it, and a sidecar."""
     engine = engine_factory(multimodal=False, dev_mode=False, extension=False)
     with sidecar_beside(engine, tmp_path_factory.mktemp("scraped")) as sidecar:
@@ -52,7 +52,7 @@ def declared(text: str) -> list[str]:
     return [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
 
 
-def test_every_family_of_vllm_is_there_and_none_twice(scraped: tuple[Engine, DemoSidecar]) -> None:
+def test_every_family_of_vllm_is_there_and_none_twice(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
     """Its own page is in the classic format too, whatever Prometheus asks for."""
     engine, sidecar = scraped
     asyncio.run(send_texts(engine.url, engine.served_model, texts=["one", "two"]))
@@ -66,7 +66,7 @@ def test_every_family_of_vllm_is_there_and_none_twice(scraped: tuple[Engine, Dem
         assert b"error while linting" not in told.stderr
 
 
-def test_routers_see_the_load_while_there_is_some(scraped: tuple[Engine, DemoSidecar]) -> None:
+def test_routers_see_the_load_while_there_is_some(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
     """Requests that go past the sidecar too: it is vLLM that counts them."""
     engine, sidecar = scraped
     texts = [f"Count from {number} on." for number in range(4)]
@@ -87,7 +87,7 @@ def test_routers_see_the_load_while_there_is_some(scraped: tuple[Engine, DemoSid
     assert any(other >= 0 for _, other in seen)
 
 
-def test_no_figure_is_frozen(scraped: tuple[Engine, DemoSidecar]) -> None:
+def test_no_figure_is_frozen(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
     """Neither while the engine hangs nor once it is gone, and no scrape waits for it."""
     engine, sidecar = scraped
     assert "vllm:" in page_of(sidecar.url).text

@@ -20,7 +20,7 @@ from tests.unit.worker_ext.ring_bytes import parse, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
     from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("recorder")
@@ -31,13 +31,13 @@ PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 class Watched(NamedTuple):
     """An engine whose workers record themselves, and a sidecar that reads their folder."""
 
-    engine: Engine
+    engine: DemoEngine
     sidecar: DemoSidecar
     rings: Path
 
 
 @pytest.fixture(scope="module")
-def watched(engine_factory: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(engine_factory: Callable[..., DemoEngine], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder: Path = tmp_path_factory.mktemp("watched")
     rings = folder / "rings"
     with (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from highwater.demo.engine import Engine
+    from highwater.demo.engine import DemoEngine
 
 pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(900)]
 
@@ -36,7 +36,7 @@ def heads(rings: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     ],
     ids=["two shards", "two replicas"],
 )
-async def test_every_rank_is_seen(engine_factory: Callable[..., Engine], tmp_path: Path, options, ranks) -> None:
+async def test_every_rank_is_seen(engine_factory: Callable[..., DemoEngine], tmp_path: Path, options, ranks) -> None:
     """Those of other replicas too, which vLLM's worker calls never return; all have the name of one engine's life."""
     rings = tmp_path / "rings"
     with engine_factory(multimodal=False, **options, **watching(rings)) as engine:
@@ -53,7 +53,7 @@ async def test_every_rank_is_seen(engine_factory: Callable[..., Engine], tmp_pat
 
 
 async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(
-    engine_factory: Callable[..., Engine], tmp_path: Path
+    engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """Each worker says so once; the folder's path leads through a file here."""
     (tmp_path / "file").write_text("")
@@ -65,7 +65,7 @@ async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(
 
 
 def test_a_start_that_fails_again_and_again_leaves_each_reason(
-    engine_factory: Callable[..., Engine], tmp_path: Path
+    engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """The model's folder has no weights: nobody is there any more to ask the engine why it ended."""
     rings = tmp_path / "rings"
@@ -80,7 +80,7 @@ def test_a_start_that_fails_again_and_again_leaves_each_reason(
 
 
 async def test_of_two_engines_in_one_folder_neither_is_taken_for_the_other(
-    engine_factory: Callable[..., Engine], tmp_path: Path
+    engine_factory: Callable[..., DemoEngine], tmp_path: Path
 ) -> None:
     """Both write; a sidecar that finds two says that each needs a folder of its own."""
     rings = tmp_path / "rings"

@@ -61,7 +61,7 @@ class EngineOptions:
     """Further environment variables."""
 
 
-class Engine(KeptServer):
+class DemoEngine(KeptServer):
     """One vLLM server with the tiny model; a context manager that starts and stops it.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import click
 
 from highwater.accounting.attribution import COMPONENTS
-from highwater.demo.engine import Engine, EngineOptions
+from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
@@ -72,11 +72,11 @@ class Story:
 @contextmanager
 def _beside(
     environment: EngineEnvironment, options: EngineOptions, port: int | None, **settings: str
-) -> Iterator[tuple[Engine, DemoSidecar]]:
+) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """Start an engine and a sidecar beside it; both are ended at the end."""
     with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
         folder = Path(name)
-        engine = Engine(environment, options, folder=folder / "engine")
+        engine = DemoEngine(environment, options, folder=folder / "engine")
         with DemoSidecar(engine.url, folder=folder, port=port, settings=settings) as sidecar, engine:
             yield engine, sidecar
 
@@ -142,14 +142,14 @@ def growth_table(ready: Ranks, after: Ranks) -> str:
 @contextmanager
 def stage(
     environment: EngineEnvironment, options: EngineOptions, port: int | None
-) -> Iterator[tuple[Engine, DemoSidecar]]:
+) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """Start an engine and a sidecar in front of it, both ready; both are ended at the end."""
     with _beside(environment, options, port) as (engine, sidecar):
         _wait_ready(sidecar)
         yield engine, sidecar
 
 
-def tell(engine: Engine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
+def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
     """Reproduce the typical case: growth, the reset that frees nothing, the remedies that do, and the policy by itself.
 
     Raises:
@@ -203,7 +203,7 @@ def _cached(ranks: Ranks) -> str:
     return f"{sum(c['entries'] for c in caches)} entries, {mib(sum(c['device_bytes'] for c in caches))} MiB"
 
 
-def _automatic(engine: Engine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> Ranks:
+def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> Ranks:
     """Send traffic until the policy acts by itself; return its events, oldest first."""
     before = sidecar.call("GET", "/policy")
     say(
@@ -221,7 +221,7 @@ def _automatic(engine: Engine, sidecar: DemoSidecar, *, first_image: int, say: C
     return events
 
 
-def _traffic_until_reset(engine: Engine, sidecar: DemoSidecar, first_image: int) -> Ranks:
+def _traffic_until_reset(engine: DemoEngine, sidecar: DemoSidecar, first_image: int) -> Ranks:
     started = sidecar.call("GET", "/memory/history?step=86400")["now"]
     done = threading.Event()
 
@@ -260,7 +260,7 @@ def _event_text(event: dict[str, Any]) -> str:
     )
 
 
-def _send(engine: Engine, url: str, seeds: range | Iterator[int]) -> None:
+def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
     """Send images to a URL: a range with a progress bar and as fast as the engine goes, others slowly.
 
     Raises:

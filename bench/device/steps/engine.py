@@ -48,7 +48,7 @@ def run(on: TorchDevice, found: Findings) -> None:
         found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)
         return
     with tempfile.TemporaryDirectory() as folder:
-        engine = engines.Engine(environment("", Path(sys.prefix)), folder=Path(folder))
+        engine = engines.DemoEngine(environment("", Path(sys.prefix)), folder=Path(folder))
         try:
             engine.start()
         except import_module("highwater.demo.errors").DemoError as error:

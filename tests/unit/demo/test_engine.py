@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from highwater.demo import keeper
-from highwater.demo.engine import Engine, EngineOptions, bind_threads, link_extension
+from highwater.demo.engine import DemoEngine, EngineOptions, bind_threads, link_extension
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
 from highwater.demo.process import answers, free_port
@@ -59,12 +59,12 @@ def fake_environment(tmp_path: Path, script: str) -> EngineEnvironment:
 def test_an_engine_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:
     environment = fake_environment(tmp_path, "echo out of luck; exit 3")
     with pytest.raises(DemoError, match=r"ended with status 3 while it started(.|\n)*out of luck"):
-        Engine(environment, EngineOptions(extension=False), folder=tmp_path / "run").start()
+        DemoEngine(environment, EngineOptions(extension=False), folder=tmp_path / "run").start()
 
 
 def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
     environment = fake_environment(tmp_path, "echo $$; exec sleep 60")
-    engine = Engine(environment, EngineOptions(extension=False), folder=tmp_path / "run")
+    engine = DemoEngine(environment, EngineOptions(extension=False), folder=tmp_path / "run")
     with pytest.raises(DemoError, match=r"not ready within 0\.3 s"):
         engine.start(timeout_seconds=0.3)
     assert not engine.is_running()
@@ -86,7 +86,7 @@ def test_each_version_is_spoken_to_as_it_expects(
         monkeypatch.delenv(name, raising=False)
     environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
     options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
-    engine = Engine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
+    engine = DemoEngine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
     with pytest.raises(DemoError):
         engine.start()
     command, environ = log_tail(engine, 2).splitlines()
