@@ -146,14 +146,17 @@ def test_the_driver_is_named_where_it_stands_out() -> None:
     rate=st.floats(0.3, 50),
     noise=st.floats(0, 1),
     count=st.integers(24, 80),
-    shift=st.floats(0, 1e12),
-    later=st.floats(0, 1e7),
+    shift=st.integers(0, 10**12),
+    later=st.integers(0, 10**7),
     seed=st.integers(0, 99),
 )
 def test_verdicts_do_not_depend_on_origin(
-    *, rate: float, noise: float, count: int, shift: float, later: float, seed: int
+    *, rate: float, noise: float, count: int, shift: int, later: int, seed: int
 ) -> None:
-    """Neither on how much there was, nor on when it began, nor on what had been done before."""
+    """Neither on how much there was, nor on when it began, nor on what had been done before.
+
+    Shifts are whole: floors every 30 s make windows of exactly a bound's length, which rounding would take under it.
+    """
     floors = line(count, rate * MIB, noise=noise * MIB, seed=seed)
     moved = [Floor(f.at + later, f.wall + later, f.value + shift, *(count + 1e6 for count in f[3:])) for f in floors]
     one, other = judge(floors), judge(moved)
