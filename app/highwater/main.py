@@ -9,9 +9,10 @@
 With ``control_port`` the first way is on that port alone, and the second on ``port``; without a data plane there is no
 second. Both ports share one ``Proxy``, with a limit of clients each.
 
-A function of ``wiring`` builds each area from those before it::
+``wiring`` builds each area from those before it::
 
-    counters ──► access ──► data plane ──► core ──► growth ──► incidents ──► exporter ──► control plane ──► ports
+    counters ──► access ──► data plane ──► core ──► host ──► growth ──► incidents
+                                    ports ◄── control plane ◄── exporter ◄───┘
 """
 
 from __future__ import annotations

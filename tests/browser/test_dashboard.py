@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.policy.rules import Rule
@@ -74,7 +74,7 @@ async def test_the_numbers_are_those_of_memory(visit):
         for rank in report["ranks"]:
             for field in RANK_CELLS:
                 assert await cell(page, rank["rank"], field) == str(rank[field])
-            for field in COMPONENTS:
+            for field in COMPONENT_NAMES:
                 assert await cell(page, rank["rank"], field) == str(rank["components"][field])
         assert await number(page, "used") == USED_AFTER == report["ranks"][0]["used_bytes"]
         assert await page.inner_text("[data-tile=used] .tile-number") == "57.06"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long("shown")
 
 TOKEN = "correct-horse-battery"
 IMAGES = 12
-FIELDS = ("used_bytes", "total_bytes", *COMPONENTS)
+FIELDS = ("used_bytes", "total_bytes", *COMPONENT_NAMES)
 
 
 async def on_page(page: Page) -> dict[str, str | None]:

@@ -21,7 +21,7 @@ import openai
 import psutil
 import pytest
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
@@ -67,7 +67,7 @@ def test_components_sum_to_what_the_kernel_says_of_the_worker(engine: DemoEngine
     """Exclusive components sum to used bytes exactly, and used is the worker's RSS."""
     report = wait_for(sidecar, lambda report: not report["stale"] and report["ranks"])
     (rank,) = report["ranks"]
-    assert sum(rank["components"][name] or 0 for name in COMPONENTS) == rank["used_bytes"]
+    assert sum(rank["components"][name] or 0 for name in COMPONENT_NAMES) == rank["used_bytes"]
     assert rank["pid"] in worker_pids(engine)
     assert rank["used_bytes"] == pytest.approx(rss_bytes(rank["pid"]), rel=0.1)
     assert rank["components"]["weights_bytes"] > 10 * MIB

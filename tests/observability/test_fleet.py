@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN, names_in
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.readings.engine import EngineState
 from highwater.readings.event import Trigger
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RulePhase
@@ -63,7 +63,7 @@ def test_every_label_is_on_the_page_and_bounded_there():
     (table,) = re.findall(r"^\| label \| its values \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert labels == told
-    sizes = [COMPONENTS, get_args(EngineState), get_args(RulePhase), REMEDIES, get_args(Trigger)]
+    sizes = [COMPONENT_NAMES, get_args(EngineState), get_args(RulePhase), REMEDIES, get_args(Trigger)]
     sizes += [get_args(ActionOutcome), get_args(PolicyLevel)]
     assert [len(each) for each in sizes] == [6, 9, 6, 5, 3, 5, 5]
     assert "| `state`, `mode`, `level` | of the engine 9, of a rule 6; 2; 5 |" in table

@@ -28,7 +28,7 @@ from highwater.readings.rank import (
 from highwater.readings.remedy import RankDelta
 from highwater.units import KIB
 
-COMPONENTS = tuple(field.name for field in fields(Components))
+COMPONENT_NAMES = tuple(field.name for field in fields(Components))
 _SHARED = tuple(field.name for field in fields(RankMemory))
 # Slower growth is noise, further away is no forecast, and fewer seconds show the steps rather than where they lead.
 SLOWEST_BYTES_PER_SECOND = 64 * KIB
@@ -150,7 +150,7 @@ def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tupl
             components=Components(
                 **{
                     name: difference(getattr(now.components, name), getattr(was.components, name))
-                    for name in COMPONENTS
+                    for name in COMPONENT_NAMES
                 }
             ),
         )
@@ -166,12 +166,12 @@ def freed(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[
 
 def total(deltas: Sequence[RankDelta]) -> tuple[int | None, Components]:
     """Return the sum over the ranks: used bytes, each device's once, and by component."""
-    parts = {name: sum_known(getattr(delta.components, name) for delta in deltas) for name in COMPONENTS}
+    parts = {name: sum_known(getattr(delta.components, name) for delta in deltas) for name in COMPONENT_NAMES}
     used = _once_per_card((delta.card, delta.used_bytes) for delta in deltas)
     cards = [delta.card for delta in deltas if delta.card is not None]
     if used is not None and len(set(cards)) < len(cards):
         # On each of several ranks on one device, what the others own stands under non_torch.
-        parts["non_torch_bytes"] = used - sum(parts[name] or 0 for name in COMPONENTS if name != "non_torch_bytes")
+        parts["non_torch_bytes"] = used - sum(parts[name] or 0 for name in COMPONENT_NAMES if name != "non_torch_bytes")
     return used, Components(**parts)
 
 

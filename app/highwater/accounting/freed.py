@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENTS, difference, rank_key, sum_known
+from highwater.accounting.attribution import COMPONENT_NAMES, difference, rank_key, sum_known
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import Components, RankReading
 
@@ -60,7 +60,7 @@ def credit(
         for now in after
         if (sizes := parts.get(rank_key(now))) is not None
     )
-    sums = {name: sum_known(sizes.get(name) for sizes in parts.values()) for name in COMPONENTS}
+    sums = {name: sum_known(sizes.get(name) for sizes in parts.values()) for name in COMPONENT_NAMES}
     return Credit(ranks, Components(**sums))
 
 

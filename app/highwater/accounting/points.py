@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Self
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.readings.rank import Components, RankReading, TorchMemory
 
 ROW: Final[tuple[str, ...]] = (
@@ -15,7 +15,7 @@ ROW: Final[tuple[str, ...]] = (
     "free_bytes",
     "total_bytes",
     "used_ratio",
-    *COMPONENTS,
+    *COMPONENT_NAMES,
     "torch_allocated_bytes",
     "torch_reserved_bytes",
     "encoder_cache_entries",
@@ -63,13 +63,13 @@ class MemoryPoint:
         Raises:
             KeyError: The row lacks a name.
         """
-        parts = {name: row[name] for name in COMPONENTS}
+        parts = {name: row[name] for name in COMPONENT_NAMES}
         rest = {name: row[name] for name in ROW if name not in parts and name != "used_ratio"}
         return cls(at=at, components=Components(**parts), **rest)
 
     def row(self) -> dict[str, float | None]:
         """Return the point's numbers by ``ROW``'s names."""
-        return {name: getattr(self.components if name in COMPONENTS else self, name) for name in ROW}
+        return {name: getattr(self.components if name in COMPONENT_NAMES else self, name) for name in ROW}
 
     @property
     def used_ratio(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from highwater.accounting.attribution import COMPONENTS, compare, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, compare, rank_key
 from highwater.client.answers import ranks_of, remedy_of, understood
 from highwater.policy import ALL_REMEDIES
 from highwater.readings.rank import RankReading
@@ -92,7 +92,7 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
     in_use = {rank_key(rank): rank.used_bytes for rank in after}
     rows = [
         [component_title(name), *(size_text(getattr(each.components, name)) for each in freed)]
-        for name in COMPONENTS
+        for name in COMPONENT_NAMES
         if any(getattr(each.components, name) for each in freed)
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])

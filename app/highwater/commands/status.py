@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report
@@ -104,7 +104,7 @@ def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
         return f"nothing is known of what changed since {mark!r}: no rank was read then and now"
     headers = [f"since {mark!r}", *(f"rank {rank.get('rank')}" for rank in ranks)]
     rows = [["used", *(size_text(rank.get("used_bytes"), signed=True) for rank in ranks)]]
-    for name in COMPONENTS:
+    for name in COMPONENT_NAMES:
         sizes = (rank.get("components", {}).get(name) for rank in ranks)
         rows.append([f"- {component_title(name)}", *(size_text(size, signed=True) for size in sizes)])
     return table(headers, rows)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
@@ -44,7 +44,7 @@ RULE = {
 }
 MAX_AUTOMATIC_IMAGES = 240
 AUTOMATIC_CONCURRENCY = 2  # traffic that goes on refills the cache while the reset is measured: not too fast here
-_ROWS = ("used_bytes", *COMPONENTS)
+_ROWS = ("used_bytes", *COMPONENT_NAMES)
 
 Ranks: TypeAlias = list[dict[str, Any]]
 """The ranks of ``GET /memory``."""
@@ -253,7 +253,7 @@ def _event_text(event: dict[str, Any]) -> str:
     result = event["result"]
     if result is None or result["outcome"] != "done":
         return str(event["summary"])
-    parts = {name: result["freed_components"][name] for name in COMPONENTS}
+    parts = {name: result["freed_components"][name] for name in COMPONENT_NAMES}
     freed = ", ".join(f"{component_title(name)} {mib(size)}" for name, size in parts.items() if size)
     return (
         f"{result['remedy']} freed {mib(result['freed_bytes'])} MiB in {result['seconds']:.2f} s ({freed or 'nothing'})"

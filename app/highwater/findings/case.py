@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading
@@ -177,5 +177,5 @@ def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReadi
 
 def part_of(reading: RankReading, name: str) -> int | None:
     """Return used bytes, or a component of them, by its name."""
-    held: int | None = getattr(reading.components if name in COMPONENTS else reading, name)
+    held: int | None = getattr(reading.components if name in COMPONENT_NAMES else reading, name)
     return held

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from highwater.accounting.attribution import COMPONENTS, host_ratio, host_share
-from highwater.engine.capabilities import parse_version
+from highwater.accounting.attribution import COMPONENT_NAMES, host_ratio, host_share
 from highwater.findings.advice import COMPONENT_MEANING, against_fragmentation, for_component
 from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, part_of
 from highwater.findings.finding import Finding, finding, times
+from highwater.plan.ascend import skips_encoder
 from highwater.readings.growth import SeriesGrowth
 from highwater.text.growth import leak_line, series_title
 from highwater.text.growth import leaks as leaking
@@ -34,8 +34,6 @@ CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
 FULL_RATIO = 0.02
 # Of the growth: a component with so much is the one that grew; one with less than the minor share is not named.
 MAIN_SHARE, MINOR_SHARE = 0.6, 0.1
-# vllm-ascend of these sizes the KV pool as if the multimodal encoder needed nothing.
-_UNPROFILED: Final = ("0.11.0", "0.12.0")
 _REACH: Final[Mapping[str, str]] = {
     "encoder_cache_bytes": ", which reset_mm_cache does not touch; trim or reset the encoder cache",
     "other_tensors_bytes": ", live tensors of PyTorch, which no remedy takes away",
@@ -208,7 +206,7 @@ def unprofiled_encoder(case: Case) -> Finding | None:
     """Report a version that plans without the multimodal encoder."""
     is_multimodal = any(rank.now.encoder_cache for rank in case.ranks)
     is_on_npu = any(rank.device_type == "npu" for rank in case.ranks)
-    is_unprofiled = is_multimodal and is_on_npu and str(parse_version(case.engine.version)) in _UNPROFILED
+    is_unprofiled = is_multimodal and is_on_npu and skips_encoder(case.engine.version)
     return finding("unprofiled_encoder", engine=case.engine) if is_unprofiled else None
 
 
@@ -300,7 +298,7 @@ def skew(case: Case) -> Finding | None:
         return None
     parts = {
         name: mine - other
-        for name in COMPONENTS
+        for name in COMPONENT_NAMES
         if (mine := part_of(heaviest.peak, name)) is not None and (other := part_of(lightest.peak, name)) is not None
     }
     most, component = highest(parts, parts.get) or (0, "")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final, TypeVar
 
-from highwater.accounting.attribution import COMPONENTS, account, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import RankCase, change
 from highwater.findings.finding import Finding, possible, weightiest_first
@@ -173,10 +173,10 @@ def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: boo
         if not points or (since_ready and rank.first is None):
             continue
         begun = rank.first or replace(rank.now, components=points[0].components)
-        for name in COMPONENTS:
+        for name in COMPONENT_NAMES:
             if (moved := change(replace(begun, pid=rank.now.pid), rank.now, name)) is not None:
                 grown[name] = grown.get(name, 0) + moved
-    return {name: grown[name] for name in COMPONENTS if name in grown}
+    return {name: grown[name] for name in COMPONENT_NAMES if name in grown}
 
 
 def _filled(newer: _Parts, older: _Parts) -> _Parts:

@@ -33,7 +33,7 @@ STORM_SECONDS = 60.0
 SAME_START_SECONDS = 3600.0
 # A death so soon after a hang is its end; a liveness probe that ends a hung engine takes longer.
 SAME_DEATH_SECONDS = 20.0
-# When the log is read once more. vLLM logs that a process waits in vain a minute after it began to.
+# When the log is read once more. vLLM logs that a process waits without a response a minute after it began to.
 LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
     "died": (5.0,),
     "hung": (5.0, 75.0),

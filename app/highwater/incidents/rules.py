@@ -16,12 +16,12 @@ from highwater.findings.rules import highest, is_device_full
 from highwater.incidents.incident import IncidentCase
 from highwater.policy.waters import derive, slack_bytes
 from highwater.readings.policy import RankPressure
+from highwater.recorder.progress import LOST
 
 IncidentRule: TypeAlias = Callable[[IncidentCase], Finding | None]
 
 ROOM_RATIO = 0.10
 LONG_STEP_SECONDS = 10.0
-_LOST: Final = ("silent", "dead", "stopped")
 # Levels at which the policy knows nothing of the memory.
 NOTHING_KNOWN: Final = frozenset({"held", "unknown"})
 
@@ -120,7 +120,7 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 
 def lost_ranks(case: IncidentCase) -> Finding | None:
     """Report that some ranks were lost while others went on."""
-    lost = [rank for rank in case.evidence.ranks if rank.status in _LOST]
+    lost = [rank for rank in case.evidence.ranks if rank.status in LOST]
     if not lost or len(lost) == len(case.evidence.ranks):
         return None
     return finding(

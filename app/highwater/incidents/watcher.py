@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
@@ -24,7 +24,7 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.rules import NOTHING_KNOWN
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
-from highwater.readings.engine import StartFailure
+from highwater.readings.engine import LOAD_FIGURES, StartFailure
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.rank import RankReading
@@ -39,8 +39,6 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
-# What the engine reports of its requests: the last figures are kept, since one that has ended reports none.
-_LOAD: Final = ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
 
 log = logging.getLogger("highwater.incidents")
 
@@ -199,7 +197,7 @@ class IncidentWatcher:
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
         if engine.requests_running is not None:
-            load = {name: getattr(engine, name) for name in _LOAD}
+            load = {name: getattr(engine, name) for name in LOAD_FIGURES}
             life.load = {name: value for name, value in load.items() if value is not None}
         return life
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.attribution import COMPONENTS, RankKey, host_share, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, host_share, rank_key
 from highwater.findings.case import Case, EncoderEntry, RankCase, change, total
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
@@ -168,7 +168,7 @@ class Experiment:
             engine=self.engine,
             load=self.traffic[-1][1] if self.traffic else EngineLoad(),
             grown_bytes=self.change(BEFORE, AFTER, "used_bytes"),
-            grown={name: part for name in COMPONENTS if (part := self.change(BEFORE, AFTER, name)) is not None},
+            grown={name: part for name in COMPONENT_NAMES if (part := self.change(BEFORE, AFTER, name)) is not None},
             since="under the load",
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
 from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
 from highwater.findings.finding import Finding, all_advice
@@ -145,7 +145,9 @@ def _tables(experiment: Experiment) -> Iterator[str]:
 
 def _both(experiment: Experiment, keys: Sequence[RankKey], whose: str) -> Iterator[tuple[str, str]]:
     # Components without any known figure are left out.
-    known = [name for name in COMPONENTS if any(_part(seen, keys, name) is not None for seen in experiment.moments)]
+    known = [
+        name for name in COMPONENT_NAMES if any(_part(seen, keys, name) is not None for seen in experiment.moments)
+    ]
     for caption, grid in (("MiB in use", _in_use), ("MiB changed", _changed)):
         yield text(f"{caption}, {whose}"), grid(experiment, keys, ["used_bytes", *known])
 
@@ -232,7 +234,7 @@ def _remedies(experiment: Experiment) -> Iterator[str]:
 
 
 def _remedy(result: RemedyResult) -> list[str]:
-    moved = {component_title(name): _moved(getattr(result.freed_components, name)) for name in COMPONENTS}
+    moved = {component_title(name): _moved(getattr(result.freed_components, name)) for name in COMPONENT_NAMES}
     parts = [f"{name} {part}" for name, part in moved.items() if part not in {_ZERO, UNKNOWN}]
     return [
         text(result.remedy),

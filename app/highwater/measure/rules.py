@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from highwater.accounting.attribution import COMPONENTS, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, rank_key
 from highwater.findings.advice import COMPONENT_MEANING, for_component
 from highwater.findings.case import name_of, risen, total
 from highwater.findings.finding import Finding, Weight, finding, possible, weightiest_first
@@ -295,7 +295,10 @@ def gave_back(experiment: Experiment) -> Finding | None:
         if back - grown > experiment.case.notable_bytes:
             came_back += f" and {mib_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
-    rest, component = highest(COMPONENTS, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (0, "")
+    rest, component = highest(COMPONENT_NAMES, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (
+        0,
+        "",
+    )
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",

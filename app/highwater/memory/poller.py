@@ -145,7 +145,12 @@ class Poller:
 
     def _notify(self, report: Report) -> None:
         for listener in self.listeners:
-            listener(report)
+            try:
+                listener(report)
+            except Exception:
+                # The others must have it, and whoever asked for this round: a relief that is under way, for one.
+                self._internal_error()
+                log.exception("a listener of reports failed: %s", getattr(listener, "__qualname__", listener))
 
     async def poll(self, *, spare_idle: bool = False) -> Report:
         """Make one round now. Concurrent rounds run one after the other.

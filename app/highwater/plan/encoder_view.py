@@ -10,8 +10,6 @@ from typing import Final
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
 from highwater.readings.rank import RankReading
 
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
@@ -72,15 +70,8 @@ def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
         return False
     if reading.device.type == "npu" and memory.peak_activation_bytes is None:
         # Some versions are known to size the pool as if the encoder needed nothing.
-        return False if _is_unprofiled(budget.vllm_version) else None
+        return False if ascend.skips_encoder(budget.vllm_version) else None
     return True if memory.peak_activation_bytes is not None else None
-
-
-def _is_unprofiled(vllm_version: str | None) -> bool:
-    try:
-        return generation_of(vllm_version or "").release in ascend.SKIPS_ENCODER
-    except PlanError:  # no version, or one that is not known
-        return False
 
 
 def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:

@@ -18,6 +18,7 @@ from highwater.accounting.attribution import RankKey
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
+from highwater.plan.ascend import skips_encoder
 from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
 from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import unreachable
@@ -34,8 +35,6 @@ QUICK_SECONDS: Final = 0.2
 FULL_WITHIN_SECONDS: Final = 10.0
 # The least time between two events about the level; every action is an event.
 LEVEL_EVENT_SECONDS: Final = 10.0
-# vllm-ascend began to profile the encoder with its cache in 0.13; before it the KV pool left nothing for them.
-ASCEND_PROFILES_SINCE: Final = "0.13"
 
 log = logging.getLogger("highwater.governor")
 
@@ -151,7 +150,7 @@ class Governor:
                 for name in self._named_remedies()
                 if (refusal := self._relief.unavailable(name, report.engine)) is not None
             },
-            encoder_is_profiled=not is_npu or can.version is None or can.at_least(ASCEND_PROFILES_SINCE),
+            encoder_is_profiled=not (is_npu and skips_encoder(can.version)),
             shared_cards=self._shared_cards(),
         )
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from highwater.proxy import allowlist
 from highwater.proxy.failures import Failure
+from highwater.proxy.traffic import HEALTH
 
 # These cannot reach the model: they pass the gate uncounted, because liveness must not wait for a reset.
 SAFE_METHODS = frozenset(method.encode() for method in allowlist.SAFE_METHODS)
@@ -22,8 +23,8 @@ _PATH_CLASSES = {
     "/v1/models": "models",
     "/tokenize": "tokenize",
     "/detokenize": "tokenize",
-    "/health": "health",
-    "/ping": "health",
+    "/health": HEALTH,
+    "/ping": HEALTH,
 }
 _PATH_CLASS_PREFIXES = (
     ("/v1/models/", "models"),

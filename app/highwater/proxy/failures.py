@@ -73,15 +73,15 @@ DISCONNECTED = Failure(
     502, "disconnected", "the engine closed the connection without a response", retry_after=_ENGINE_AWAY_SECONDS
 )
 MALFORMED = Failure(502, "malformed", "the engine's response is not HTTP")
-BROKEN_OFF = Failure(502, "truncated", "the engine broke off within its response")
+BROKEN_OFF = Failure(502, "truncated", "the engine closed the connection in the middle of its response")
 UPLOAD_STALLED = Failure(
     504,
     "upload_stalled",
     "the engine stopped taking the request body (proxy.idle_seconds)",
     retry_after=_ENGINE_AWAY_SECONDS,
 )
-RESPONSE_STALLED = Failure(504, "idle_timeout", "the engine's response stood still (proxy.idle_seconds)")
-CLIENT_STALLED = Failure(408, "client_stalled", "the request body stood still (proxy.idle_seconds)")
+RESPONSE_STALLED = Failure(504, "idle_timeout", "the engine's response stopped coming (proxy.idle_seconds)")
+CLIENT_STALLED = Failure(408, "client_stalled", "the request body stopped coming (proxy.idle_seconds)")
 CLIENT_SLOW = Failure(408, "client_stalled", "the request body came too slowly (under 512 bytes/s)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_NOT_READING = Failure(499, "client_left", "the client stopped reading its response (proxy.idle_seconds)")

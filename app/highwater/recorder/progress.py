@@ -29,7 +29,7 @@ FIRST_STEP_FACTOR = 5.0
 """A recorder's first steps, and steps that compile or capture, may last longer by this factor: kernels and graphs are
 made at the first use of a shape, which takes minutes on some devices."""
 
-_LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
+LOST: frozenset[RankStatus] = frozenset({"silent", "dead", "stopped"})
 _WHY_LOST = {
     "silent": "has written nothing",
     "dead": "is dead: its process is gone, and it has written nothing",
@@ -98,7 +98,7 @@ def judge(
 
 def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
-    lost = [rank for rank in ranks if rank.status in _LOST and rank.age_seconds >= _patience(rank.status)]
+    lost = [rank for rank in ranks if rank.status in LOST and rank.age_seconds >= _patience(rank.status)]
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
     # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):

@@ -45,7 +45,7 @@ class CannotQuiesce(Exception):
     """Requests cannot be held, or did not finish in time; nothing was done. The message says why, and what would help.
 
     Attributes:
-        held_seconds: How long new requests waited in vain; ``None`` where none had to.
+        held_seconds: How long new requests waited for nothing; ``None`` where none had to.
     """
 
     held_seconds: float | None = None
@@ -145,7 +145,7 @@ class Quiescer:
                 quiesced.held_seconds = self._clock() - began
 
     def _takes_too_long(self) -> str | None:
-        """Return why requests would be held in vain, if that is known before; or ``None``."""
+        """Return why holding requests would be of no use, if that is known before; or ``None``."""
         if count := self._gate.open_ended:
             sockets = "1 WebSocket is open, which ends" if count == 1 else f"{count} WebSockets are open, which end"
             return f"{sockets} when the client wants; no request was held. Try again when none is open"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.accounting.attribution import (
-    COMPONENTS,
+    COMPONENT_NAMES,
     account,
     card,
     compare,
@@ -68,7 +68,7 @@ def cpu(**changes) -> WorkerMemory:
 
 
 def parts(reading: RankReading) -> dict[str, int | None]:
-    return {name: getattr(reading.components, name) for name in COMPONENTS}
+    return {name: getattr(reading.components, name) for name in COMPONENT_NAMES}
 
 
 @given(
@@ -110,7 +110,7 @@ def test_the_growth_of_the_story_is_the_encoder_cache():
     """58,432 MiB after the benchmark: 3,782 MiB more, all of it encoder outputs."""
     (change, _) = compare(story(), story(images=True))
     assert change.used_bytes == USED_AFTER - USED_READY == 3_965_714_432
-    assert change.components == Components(**dict.fromkeys(COMPONENTS, 0) | {"encoder_cache_bytes": 3_965_714_432})
+    assert change.components == Components(**dict.fromkeys(COMPONENT_NAMES, 0) | {"encoder_cache_bytes": 3_965_714_432})
 
 
 def test_a_part_that_does_not_fit_is_cut_and_noted():
@@ -222,7 +222,7 @@ def test_a_shared_cards_growth_and_gain_count_once():
     used, parts = total(compare(before, after))
     assert used == grown_bytes
     assert (parts.encoder_cache_bytes, parts.non_torch_bytes) == (grown_bytes, 0)
-    assert sum(getattr(parts, name) or 0 for name in COMPONENTS) == used
+    assert sum(getattr(parts, name) or 0 for name in COMPONENT_NAMES) == used
     assert growth(before, after, []).since_ready_bytes == grown_bytes
     assert [delta.used_bytes for delta in compare(before, after)] == [grown_bytes, grown_bytes]
 

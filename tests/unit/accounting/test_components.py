@@ -9,7 +9,7 @@ from pathlib import Path
 
 from helm.source.panels import COMPONENT_COLORS
 from highwater.accounting import components
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.accounting.components import BY_NAME, STACKED
 from highwater.accounting.points import ROW
 from highwater.readings.rank import Components
@@ -32,17 +32,17 @@ WRITTEN = {"app/highwater/dashboard/facts.js", "app/highwater/dashboard/componen
 
 def test_every_component_has_its_row():
     """In the order of the accounting, and nothing twice that must tell them apart."""
-    assert tuple(BY_NAME) == COMPONENTS == tuple(field.name for field in fields(Components))
+    assert tuple(BY_NAME) == COMPONENT_NAMES == tuple(field.name for field in fields(Components))
     for what in ("title", "meaning", "explained", "letter", "terminal", "light", "dark", "grafana", "layer"):
-        assert len({getattr(row, what) for row in components.COMPONENTS}) == len(COMPONENTS), what
-    assert sorted(row.layer for row in STACKED) == list(range(len(COMPONENTS)))
+        assert len({getattr(row, what) for row in components.COMPONENTS}) == len(COMPONENT_NAMES), what
+    assert sorted(row.layer for row in STACKED) == list(range(len(COMPONENT_NAMES)))
 
 
 def test_everybody_who_shows_components_shows_them_all():
     """History, terminal, page and Grafana take theirs from the rows."""
     page = (ROOT / "app/highwater/dashboard/facts.js").read_text()
     style = (ROOT / "app/highwater/dashboard/components.css").read_text()
-    assert set(COMPONENTS) <= set(ROW)
+    assert set(COMPONENT_NAMES) <= set(ROW)
     assert list(COMPONENT_COLORS) == [row.label for row in components.COMPONENTS]
     assert re.findall(r'field: "(\w+)"', page) == [row.name for row in STACKED]
     for row in components.COMPONENTS:
@@ -85,7 +85,7 @@ def test_a_component_that_is_added_is_written_everywhere(monkeypatch):
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     added = replace(BY_NAME["weights_bytes"], name="graphs_bytes", title="graphs", light="#123456", layer=6)
-    for name, rows in (("COMPONENTS", components.COMPONENTS), ("STACKED", STACKED)):
+    for name, rows in (("COMPONENT_NAMES", components.COMPONENTS), ("STACKED", STACKED)):
         monkeypatch.setattr(tables, name, (*rows, added))
     assert 'field: "graphs_bytes", name: "graphs", variable: "--c-graphs"' in tables.facts_module()
     assert "--c-graphs: #123456;" in tables.components_style()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENTS
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.demo.story import growth_table, start_table
 from highwater.units import MIB
 
 
 def rank(*, used: int, cached: int, entries: int = 0, start: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """A rank of the report, in MiB; what else there is of it is unknown."""
-    components = dict.fromkeys(COMPONENTS) | {"encoder_cache_bytes": cached * MIB}
+    components = dict.fromkeys(COMPONENT_NAMES) | {"encoder_cache_bytes": cached * MIB}
     return {
         "rank": 0,
         "device": {"type": "cpu", "name": "some"},

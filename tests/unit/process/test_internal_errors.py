@@ -15,6 +15,7 @@ from highwater.incidents import incidents
 from highwater.main import create_app
 from highwater.memory.shared_devices import SharedDevices
 from highwater.process.internal_errors import InternalErrors
+from highwater.readings.report import Report
 from highwater.settings.settings import Settings
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import FakeEngine
@@ -149,6 +150,13 @@ async def poller(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     await run_for_a_moment(sidecar.services.poller.run)
 
 
+async def listener(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round is the caller's all the same, and the other listeners'."""
+    others: list[Report] = []
+    monkeypatch.setattr(sidecar.services.poller, "listeners", [broken, others.append])
+    assert [await sidecar.services.poller.poll()] == others
+
+
 async def pace(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.services.poller, "poll", in_order)
     monkeypatch.setattr(sidecar.services.poller, "pace", broken)
@@ -218,6 +226,7 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
     ("memory/poller.py", "_guarded"): ("poller", poller),
     ("memory/poller.py", "_guarded_next_read"): ("poller", pace),
+    ("memory/poller.py", "_notify"): ("poller", listener),
     ("policy/governor.py", "run"): ("policy", policy),
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),

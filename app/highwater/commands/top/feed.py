@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from highwater.accounting.attribution import COMPONENTS, RankKey, rank_key
+from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
 from highwater.accounting.points import ROW, MemoryPoint
 from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
@@ -81,7 +81,7 @@ class View:
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
         """Return the past of one field of a rank, oldest first."""
         known = self.past.get(rank_key(rank), ())
-        return [(point.at, getattr(point.components if name in COMPONENTS else point, name)) for point in known]
+        return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
 
 
 def past_of(readings: object) -> Past:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.accounting.attribution import COMPONENTS as NAMES
+from highwater.accounting.attribution import COMPONENT_NAMES
 from highwater.accounting.components import COMPONENTS
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, binned, component_cell
 from tests.unit.commands.top.screens import drawn, segments, terminal
@@ -22,7 +22,7 @@ def spark(values, width, least_range=0.0) -> str:
 
 def test_every_component_has_a_letter_and_a_colour_of_its_own():
     """In the order of the accounting."""
-    assert tuple(component.name for component in COMPONENTS) == NAMES
+    assert tuple(component.name for component in COMPONENTS) == COMPONENT_NAMES
     assert len({each.letter for each in COMPONENTS}) == len({each.terminal for each in COMPONENTS}) == len(COMPONENTS)
 
 
