@@ -85,7 +85,7 @@ def test_a_component_that_is_added_is_written_everywhere(monkeypatch):
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     added = replace(BY_NAME["weights_bytes"], name="graphs_bytes", title="graphs", light="#123456", layer=6)
-    for name, rows in (("COMPONENT_NAMES", components.COMPONENTS), ("STACKED", STACKED)):
+    for name, rows in (("COMPONENTS", components.COMPONENTS), ("STACKED", STACKED)):
         monkeypatch.setattr(tables, name, (*rows, added))
     assert 'field: "graphs_bytes", name: "graphs", variable: "--c-graphs"' in tables.facts_module()
     assert "--c-graphs: #123456;" in tables.components_style()
