@@ -149,6 +149,11 @@ class OpenFile:
             if is_removed:
                 self.path.unlink()
 
+    def leave(self) -> None:
+        """Close it in a forked child, and leave it to the parent, a thread of which may have held the lock then."""
+        self._lock = Lock()
+        self.close()
+
     def _pwrite(self, content: bytes, position: int) -> None:
         with self._lock:
             done = os.pwrite(self._descriptor, content, position)

@@ -83,17 +83,21 @@ def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool
     result, is_gone = _waited_for(read, lambda: has_ended(folder, record), seconds)
     if is_gone and (result is None or result.state == "running"):
         withdraw(folder, record)
-        raise click.ClickException(printable(f"{who} has no result of its trace: the process ended meanwhile"))
+        raise click.ClickException(
+            printable(f"{who} has no result of its trace: the process ended, or its file was removed")
+        )
     if result is None:
         withdraw(folder, record)
         raise click.ClickException(
             printable(f"{who} has not answered: it looks once a second, and only where the worker package is current")
         )
     text = json.dumps(asdict(result)) if as_json else trace_text(result, name)
-    click.echo(printable(text, keep="\n"))
+    has_sizes = result.after is not None
+    if as_json or has_sizes or result.state != "ended":
+        click.echo(printable(text, keep="\n"))
     if result.state != "ended":
         raise click.exceptions.Exit(1)
-    if result.after is None:
+    if not has_sizes:
         raise click.ClickException(printable(f"{who} ended its trace without a last reading: {result.why}"))
 
 

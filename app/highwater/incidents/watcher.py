@@ -87,6 +87,8 @@ class IncidentWatcher:
         self._life: _LifeKnown | None = None
         # By rank: the process that counts, and its count.
         self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
+        # Whether an end is still to be queued; at first that of an incident that an earlier sidecar left.
+        self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
         self._is_looking = False
@@ -139,8 +141,9 @@ class IncidentWatcher:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
             reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
             self._open("out_of_memory", life, report, reason)
-        elif report.engine.state == "ready" and (self._incidents.is_one_open or not self._waiting.empty()):
-            self._put(self._end_all)
+        elif report.engine.state == "ready" and self._may_be_open:
+            # Once: while a disk stalls, one more with each report would leave no room for the next death.
+            self._may_be_open = not self._put(self._end_all)
 
     def _notice_start(self, report: Report, before: StartFailure | None) -> None:
         """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
@@ -154,7 +157,7 @@ class IncidentWatcher:
             return
         evidence = self._evidence("start_failed", _of_start(report), report, failure.summary.removeprefix(PREFIX))
         start = FailedStart(id=failure.recorder_instance, messages=())
-        self._put(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
+        self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
@@ -203,7 +206,12 @@ class IncidentWatcher:
 
     def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
-        self._put(partial(self._write, evidence, life.instance))
+        self._open_with(partial(self._write, evidence, life.instance))
+
+    def _open_with(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._may_be_open = True
+        if not self._put(write):
+            log.warning("an incident is not written: %d before it wait for the disk", BACKLOG)
 
     def _evidence(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str) -> Evidence:
         at = self._history.now()
@@ -253,6 +261,7 @@ class IncidentWatcher:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
             evidence = self._evidence("start_failed", _of_start(report), report, "")
+            self._may_be_open = True
             await self._write(replace(evidence, start=start), None)
 
     async def _complete(self, *, at_once: bool = False) -> None:

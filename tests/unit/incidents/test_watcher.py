@@ -671,6 +671,32 @@ async def test_an_engine_that_stays_ready_fills_no_queue(one):
     assert one.box._waiting.qsize() == 1
 
 
+async def test_a_death_finds_room_while_the_one_before_it_is_written(one):
+    """However long the disk stalls: the end of an incident is queued once. One report of a ready engine is enough."""
+    await one.come_up()
+    for ready in (2 * BACKLOG, 1):
+        one.fake.down = True
+        await one.core.tick(0.0)
+        await one.core.tick()
+        one.fake.down = False
+        one.fake.start_again()
+        for _ in range(ready):
+            await one.core.tick(600.0 / BACKLOG)
+    assert one.box._waiting.qsize() == 4
+    await one.write()
+    assert await one.kinds() == ["died", "died"]
+    assert all(headline.ended_at is not None for headline in await one.incidents.headlines())
+
+
+async def test_what_finds_no_room_is_logged(one, caplog):
+    """Nothing else would say that it is missing."""
+    await one.come_up()
+    for _ in range(BACKLOG + 1):
+        one.fake.workers[0].ooms += 1
+        await one.core.tick()
+    assert f"an incident is not written: {BACKLOG} before it wait for the disk" in caplog.text
+
+
 async def test_a_folder_that_is_full_is_logged(one, monkeypatch, caplog):
     """The incident is there all the same, in memory."""
     await one.come_up()

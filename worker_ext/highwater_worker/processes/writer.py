@@ -184,7 +184,7 @@ class ProcessWriter:
         """Let go of the file of the process that this one was forked from, and leave it in its place."""
         self._trace.leave()
         if self._file is not None:
-            self._file.close(removes=False)
+            self._file.leave()
 
     def _path(self) -> Path:
         return self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"

@@ -174,6 +174,18 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
     assert any(f"-{os.getpid()}-" in path.name for path in wait_for_file(tmp_path / "ring", 1))
 
 
+def test_a_child_forked_within_a_write_goes_on(tmp_path):
+    """The thread that writes is not in it, and would never give the lock back; the parent's file stays."""
+    one, path, _ = written(tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=one.leave)
+    with one._file._lock:
+        child.start()
+        child.join(30.0)
+        is_over, _ = child.exitcode is not None, child.kill()
+    child.join()
+    assert (is_over, child.exitcode, path.exists()) == (True, 0, True)
+
+
 def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
     """Its figures would be of a process that is gone."""
     monkeypatch.setattr(writer_module, "SECONDS", 0.05)
