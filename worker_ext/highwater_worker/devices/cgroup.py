@@ -102,19 +102,20 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
         return None
     own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
     refused = _number_in(own / "memory.failcnt")
+    # Once: to write it the kernel adds up the counters of all processors.
+    stat = _counters(own / "memory.stat", _STAT_2 if is_version_2 else (*_STAT_1, "total_swap"))
+    swap = _number_in(own / "memory.swap.current") if is_version_2 else stat.pop("total_swap", None)
     # What only one version has is missing in the other.
     counters: dict[str, Any] = {
         "version": files.version,
         "inode": _inode(own),
         "path": printable(files.path, _MAX_PATH),
         "used": _number_in(own / files.usage),
-        "stat": _counters(own / "memory.stat", _STAT_2 if is_version_2 else _STAT_1),
+        "stat": stat,
         "peak": _number_in(own / ("memory.peak" if is_version_2 else "memory.max_usage_in_bytes")),
         "kernel": _number_in(own / "memory.kmem.usage_in_bytes"),
         "sock": _number_in(own / "memory.kmem.tcp.usage_in_bytes"),
-        "swap": _counters(own / "memory.stat", ("total_swap",)).get(
-            "total_swap", _number_in(own / "memory.swap.current")
-        ),
+        "swap": swap,
         "swap_limit": _number_in(own / "memory.swap.max"),
         "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
         "pressure": _pressure(own / "memory.pressure"),
