@@ -184,6 +184,11 @@ def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
     return f"{where}: {first['msg']}".removeprefix(": ")
 
 
+def without_credentials(url: object) -> object:
+    """Return a URL with what stands before its last ``@`` masked: it may hold a password."""
+    return f"***@{url.rpartition('@')[2]}" if isinstance(url, str) and "@" in url else url
+
+
 def sentences(
     errors: Iterable[Mapping[str, Any]], nearest: Callable[[str], str | None] = lambda _: None
 ) -> Iterator[str]:
@@ -199,7 +204,8 @@ def sentences(
             continue
         # A file that holds the token may be named; the token itself never is.
         is_secret = "token" in key and key != "admin_token_file"
-        shown = "" if is_secret or error["type"] == "missing" or not key else f"{error['input']!r} "
+        given = without_credentials(error["input"]) if key == "engine_url" else error["input"]
+        shown = "" if is_secret or error["type"] == "missing" or not key else f"{given!r} "
         message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         if error["type"] == "tuple_type" and not is_secret and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"

@@ -117,6 +117,9 @@ async def test_the_command_prints_what_the_route_returns(url):
     assert (shown.exit_code, "requested = total x 0.95" in shown.output) == (0, True)
     parsed = json.loads((await asyncio.to_thread(ran, "--json", url=url)).output)
     assert [rank["rank"] for rank in parsed["explanation"]["ranks"]] == [0, 1]
+    paragraph = parsed["explanation"]["paragraph"]
+    assert len(paragraph) > 500
+    assert paragraph in shown.output
 
 
 async def test_two_starts_are_compared(url, tmp_path):

@@ -58,6 +58,7 @@ async def test_a_leak_is_on_every_face(leaking):
                 break
             await asyncio.sleep(0.02)
         one = (await running.client.get(f"/memory/growth?series={KEY.name}")).json()
+        titled = (await running.client.get("/memory/growth", params={"series": "API server: anonymous"})).json()
         unknown = await running.client.get("/memory/growth?series=nothing")
         odd = await running.client.get("/memory/growth?colour=red")
         report = (await running.client.get("/memory?format=text")).text
@@ -72,6 +73,7 @@ async def test_a_leak_is_on_every_face(leaking):
     assert leak["rate"]["per_driver"] == pytest.approx(3 * MIB)
     assert (flat["series"], flat["verdict"]) == (STILL.name, "flat")
     assert (len(one["series"]), len(one["floors"]), one["floors"][-1]["requests"]) == (1, 40, 200.0)
+    assert titled == one
     assert (unknown.status_code, odd.status_code) == (422, 422)
     line = "API server: anonymous leaks 3.0 MiB per request (3.0 MiB to 3.0 MiB)"
     assert line in report

@@ -305,7 +305,7 @@ class OneLife:
 
 
 def test_events_go_on_with_a_sidecar_that_came_back():
-    """What happened meanwhile is made up for, and nothing is printed twice."""
+    """Events that were missed are fetched, and nothing is printed twice."""
     first, second, third = ({"id": number, "at": float(number)} for number in (1, 2, 3))
     lives = iter([OneLife([first], [second]), OneLife([third, second, first], [third])])
     lost: list[str] = []

@@ -188,6 +188,15 @@ def test_a_url_that_cannot_work_is_fatal(url):
     assert problem.startswith("engine_url: ")
 
 
+@pytest.mark.parametrize("url", ["http://ann:pa55w@rd@engine:8000", "ann:pa55w@engine:8000", "http://pa55w@[::1"])
+def test_a_password_in_a_url_is_never_shown(url):
+    """Whatever is wrong with the URL: the error goes to a log."""
+    (problem,) = problems({"engine_url": url})
+    assert problem.startswith("engine_url: '***@")
+    assert "pa55w" not in problem
+    assert "ann" not in problem
+
+
 @pytest.mark.parametrize(
     ("url", "kept"),
     [

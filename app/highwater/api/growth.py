@@ -16,7 +16,7 @@ from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.schema import SCHEMA
-from highwater.text.growth import growth_table
+from highwater.text.growth import growth_table, series_title
 
 
 class GrowthQuery(FormatQuery):
@@ -69,10 +69,11 @@ def growth_router(services: Services) -> APIRouter:
         floors: tuple[GrowthFloor, ...] = ()
         if query.series is not None:
             names = [one.series for one in verdicts]
-            if query.series not in names:
+            # By the name that programs use, or the title that people see.
+            verdicts = tuple(one for one in verdicts if query.series in (one.series, series_title(one)))
+            if not verdicts:
                 raise UnknownName("series", query.series, [repr(name) for name in names])
-            verdicts = tuple(one for one in verdicts if one.series == query.series)
-            floors = tuple(map(_floor, services.growth.data(query.series)))
+            floors = tuple(map(_floor, services.growth.data(verdicts[0].series)))
         if wants_text(request, query.format):
             return PlainTextResponse(growth_table(verdicts))
         answer = GrowthAnswer(series=verdicts, floors=floors)

@@ -27,6 +27,8 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 20.0
 MAX_ANSWER_BYTES = 256 * MIB
 _SHOWN_LENGTH = 400
+# Of a sidecar's own refusal: it may list every name that it knows.
+_REFUSAL_LENGTH = 8000
 _UNAUTHORIZED = 401
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 # What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
@@ -165,8 +167,8 @@ class SidecarClient:
         if error is None:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
-        text = _line(f"{message}{self._advice(status)}")
-        raise SidecarRefused(text, status=status, code=code, message=_line(message), body=body)
+        text = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
+        raise SidecarRefused(text, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
 
     def _advice(self, status: int) -> str:
         if status == _UNAUTHORIZED and self._has_token:
@@ -238,8 +240,11 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if isinstance(error, dict) and "The sidecar's own:" in str(error.get("message")):
         return "not_found", f"{error['message']}; is that a sidecar of this version?"
     if isinstance(body.get("results"), list):
-        reasons = (f"{r.get('remedy')}: {r.get('reason')}" for r in body["results"] if isinstance(r, dict))
-        return "refused", "; ".join(reasons)
+        remedies: dict[str, list[str]] = {}  # a reason that several have is shown once
+        for result in body["results"]:
+            if isinstance(result, dict):
+                remedies.setdefault(str(result.get("reason")), []).append(str(result.get("remedy")))
+        return "refused", "; ".join(f"{', '.join(names)}: {reason}" for reason, names in remedies.items())
     if "reason" in body or "remedy" in body:
         return "", str(body.get("reason"))
     return None

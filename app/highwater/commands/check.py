@@ -80,7 +80,8 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
         if finding.change is not None:
             lines.append(f"{'':<17} {click.style('change:', bold=True)} {finding.change}")
     counts = {level: sum(finding.level == level for finding in findings) for level in _COLOURS}
-    summary = [f"{counts['fail']} failed", f"{counts['warn']} warnings", f"{counts['ok']} ok"]
+    warnings = "1 warning" if counts["warn"] == 1 else f"{counts['warn']} warnings"
+    summary = [f"{counts['fail']} failed", warnings, f"{counts['ok']} ok"]
     summary += [f"{counts[name]} {text}" for name, text in _OPTIONAL_COUNTS.items() if counts[name]]
     return "\n".join([*lines, ", ".join(summary)])
 

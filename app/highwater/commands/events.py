@@ -106,7 +106,11 @@ def _from_now_on(sidecar: SidecarClient) -> Iterator[list[dict[str, Any]]]:
 )
 @url_option
 @click.option(
-    "--last", default=20, show_default=True, type=click.IntRange(0, MAX_EVENTS), help="how many that have been"
+    "--last",
+    default=20,
+    show_default=True,
+    type=click.IntRange(0, MAX_EVENTS),
+    help="how many of the newest events are shown first",
 )
 @click.option("--follow", "-f", "follows", is_flag=True, help="then print each as it happens")
 @click.option("--json", "as_json", is_flag=True, help="as JSON, an event a line")
@@ -114,7 +118,7 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
     """Show what happened: states of the engine, remedies, changes of the policy, marks, incidents.
 
     Exits with 0, with 3 if no sidecar answers, and with 130 when Ctrl-C ends --follow. A sidecar that goes away while
-    it is followed is looked for again, and what happened meanwhile is made up for.
+    it is followed is looked for again, and events that were missed are fetched.
     """
     from highwater.client.sidecar import SidecarClient
 

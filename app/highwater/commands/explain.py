@@ -34,6 +34,8 @@ _COLOURS: Final = {
     "unexplained": "red",
 }
 _MIN_BAR, _MAX_BAR = 40, 120
+# Characters of one text: the paragraph to paste has some thousands.
+_MAX_TEXT: Final = 20_000
 
 
 @click.command(
@@ -89,7 +91,7 @@ def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     from highwater.findings.budget import Explained
 
     try:
-        return TypeAdapter(Explained).validate_python(cleaned(answer))
+        return TypeAdapter(Explained).validate_python(cleaned(answer, most=_MAX_TEXT))
     except ValidationError as exc:
         flaws = flaw(exc.errors(include_url=False, include_input=False))
         raise click.ClickException(f"{where}: no explanation that this version understands: {flaws}") from exc

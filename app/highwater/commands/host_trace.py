@@ -42,7 +42,13 @@ def _named(context: click.Context, _: click.Parameter, folder: Path | None) -> P
     )
 )
 @click.argument("process")
-@click.option("--minutes", default=5.0, show_default=True, type=click.FloatRange(0, _MINUTES, min_open=True))
+@click.option(
+    "--minutes",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0, _MINUTES, min_open=True),
+    help="how long it is traced",
+)
 @click.option("--frames", default=4, show_default=True, type=click.IntRange(1, _FRAMES), help="callers that are kept")
 @click.option("--stop", is_flag=True, help="ends the trace that is under way")
 @click.option(

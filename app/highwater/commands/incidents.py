@@ -8,11 +8,18 @@ from urllib.parse import quote
 
 import click
 
-from highwater.client.options import NoSidecar, json_option, sidecar_at, url_option
+from highwater.client.options import NoSidecar, examples, json_option, sidecar_at, url_option
 from highwater.text.printable import printable
 
 
-@click.command("incidents")
+@click.command(
+    "incidents",
+    epilog=examples(
+        "highwater incidents                                     newest first",
+        "highwater incidents 20261121T143233Z-out-of-memory      one of them, as Markdown",
+        "highwater incidents --folder /var/lib/highwater         the files, when no sidecar runs",
+    ),
+)
 @click.argument("incident_id", metavar="[ID]", required=False)
 @url_option
 @click.option(
@@ -22,7 +29,12 @@ from highwater.text.printable import printable
 )
 @json_option
 def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: bool) -> None:
-    """List the incidents, newest first, or show the one with this ID: what the engine died of."""
+    """List the incidents, newest first, or show the one with this ID: what the engine died of.
+
+    An ID keeps the kind that the incident began with: a hang that ended in the engine's death is listed as died.
+    Exits with 0, with 1 if there is no such incident or it cannot be read, 2 for an invalid command line, 3 if no
+    sidecar answers.
+    """
     if folder is not None:
         shown = _from_folder(folder, incident_id, as_json=as_json)
     else:

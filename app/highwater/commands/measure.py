@@ -108,7 +108,8 @@ def measure(
     Ctrl-C ends the load and still writes the reports; a second one ends it at once, and writes what is known.
 
     Exits as COMMAND does; with 130 where it was interrupted and ended with 0; with 1 if the reports are incomplete or
-    could not be written; 126 or 127 if COMMAND cannot be run; 3 if no sidecar answers.
+    could not be written, or no engine is there to measure; 2 for an invalid command line; 126 or 127 if COMMAND cannot
+    be run; 3 if no sidecar answers.
     """
     from highwater.measure.files import CannotWriteReport, ReportFiles
     from highwater.measure.load import Interrupts, LoadNotStarted, find

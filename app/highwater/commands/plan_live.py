@@ -144,6 +144,10 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
         )
     if chosen is None:
         lines.append("It does not fit, and no other flags that were tried make it fit.")
+    elif wish["fits"] and "kv_cache_memory_bytes" in chosen["flags"]:
+        needed = size_text(chosen["needed_bytes"])
+        lines.append(f"No device was named, so nothing was compared. The KV cache needs {needed} on each rank, as in:")
+        lines += ["", f"  {answer['command_line']}", ""]
     else:
         fits = "fits" if _fits(answer) else "may fit (the bounds of the estimate leave that open)"
         lines.append(f"It {fits}:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it {fits}:")

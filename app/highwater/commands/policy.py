@@ -136,7 +136,7 @@ def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
         status = TypeAdapter(PolicyStatus).validate_python(shown["status"])
         if shown["mode"] not in get_args(PolicyMode):
             raise ValueError(shown["mode"])
-        kept = f"kept in {shown['kept_in']}" if shown["kept"] else "ends with the sidecar"
+        kept = f"is kept in {shown['kept_in']}" if shown["kept"] else "ends with the sidecar"
         changed = shown["source"] == "put"
         rules = {rule["name"]: rule for rule in shown["rules"]}
         origin = f"changed while it runs; the change {kept}" if changed else "as it was configured"

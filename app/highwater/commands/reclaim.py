@@ -69,7 +69,11 @@ def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
     headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
     headers += [] if dry_run else ["freed", "seconds", "held"]
     parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
-    parts += [f"{each.result.remedy}: {each.result.reason}" for each in results if each.result.reason]
+    reasons: dict[str, list[str]] = {}
+    for result, *_ in results:
+        if result.reason:
+            reasons.setdefault(result.reason, []).append(result.remedy)
+    parts += [f"{', '.join(remedies)}: {reason}" for reason, remedies in reasons.items()]
     if any(each.result.outcome == "done" for each in results):
         parts.append(_by_rank(results[0].before, results[-1].after))
     return "\n".join(part for part in parts if part)

@@ -38,6 +38,7 @@ _SHM_LEVELS: Mapping[str, Level] = {"shm_promised_too_much": "fail", "shm_too_sm
 _Judged: TypeAlias = tuple[Level, str] | tuple[Level, str, str | None]
 """Level, what is so, and what to change."""
 _UNKNOWN: _Judged = ("skip", "unknown until what stands above is right")
+_NO_CONTROL_PATHS: _Judged = ("ok", "the engine has no control paths open: no client of it can call its workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +237,7 @@ def _recorder(facts: SetupFacts) -> _Judged:
         return level, f"{progress.verdict}: {progress.summary}"
     if not facts.can.get("collective_rpc"):
         return _UNKNOWN
-    text = "disabled or unreadable: a hang cannot be distinguished from a long step, nor a silent rank be seen"
+    text = "off or unreadable: a hang cannot be distinguished from a long step, and a silent rank is not noticed"
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
     return "note", text, change
 
@@ -346,7 +347,7 @@ def _transport(facts: SetupFacts) -> _Judged:
 def _exposure(facts: SetupFacts) -> _Judged:
     url = facts.report.engine.url
     if not facts.can.get("dev_mode"):
-        return _UNKNOWN
+        return _NO_CONTROL_PATHS if facts.knows_engine else _UNKNOWN
     host = urlsplit(url).hostname or ""
     if url.startswith("unix:") or is_loopback(host):
         return "ok", f"the sidecar calls the engine at {url}"

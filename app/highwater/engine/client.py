@@ -359,7 +359,7 @@ def _worker_results(op: str, response: httpx.Response) -> list[dict[str, Any]]:
         raise EngineRefused(f"worker call {op} answered {response.status_code}", response.status_code)
     try:
         results = [json.loads(result) for result in response.json()["results"]]
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise EngineGarbled(f"worker call {op}: not a list of JSON texts") from exc
     if not results or not all(isinstance(result, dict) for result in results):
         raise EngineGarbled(f"worker call {op}: {len(results)} answers, not every one an object")

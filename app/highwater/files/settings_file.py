@@ -72,8 +72,16 @@ def read_settings_file(name: str) -> dict[str, Any]:
         raise _problem(f"{name}: {' '.join(str(exc).split())}") from exc
     except RecursionError:
         raise _problem(f"{name}: is nested too deeply") from None
+    return _table(name, content)
+
+
+def _table(name: str, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise _problem(f"{name}: must be a table of settings, not {type(content).__name__}")
+    for key in content:
+        if not isinstance(key, str):  # YAML takes 1, null and a date for what they are
+            shown = "null" if key is None else plain(str(key), _SHOWN_KEY)
+            raise _problem(f"{name}: {shown}: there is no such key; a key is the name of a setting")
     return content
 
 

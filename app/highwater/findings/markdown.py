@@ -163,6 +163,8 @@ def figure(name: str, value: float | str | None) -> str:
         title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
     elif name.endswith("_ratio"):
         title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
+    elif name == "seconds_to_full":
+        title, shown = "full in", duration(value)
     elif name.endswith("_seconds"):
         title, shown = name.removesuffix("_seconds").replace("_", " "), f"{value:.1f} s"
     return plain(f"{title} {shown}")

@@ -118,10 +118,25 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 # --- the ranks ---
 
 
+def stopped_ranks(case: IncidentCase) -> Finding | None:
+    """Report that processes of ranks were stopped, and can go on."""
+    stopped = [rank for rank in case.evidence.ranks if rank.status == "stopped"]
+    if not stopped:
+        return None
+    names = ", ".join(rank.name for rank in stopped)
+    return finding(
+        "stopped_ranks",
+        {f"{rank.name} pid": rank.pid for rank in stopped},
+        weight="likely" if case.kind == "hung" else "clue",
+        stopped=f"{names} {'was' if len(stopped) == 1 else 'were'}",
+        pids=", ".join("not known" if rank.pid is None else str(rank.pid) for rank in stopped),
+    )
+
+
 def lost_ranks(case: IncidentCase) -> Finding | None:
     """Report that some ranks were lost while others went on."""
     lost = [rank for rank in case.evidence.ranks if rank.status in LOST]
-    if not lost or len(lost) == len(case.evidence.ranks):
+    if len(lost) == len(case.evidence.ranks) or all(rank.status == "stopped" for rank in lost):
         return None
     return finding(
         "lost_ranks",
@@ -185,6 +200,7 @@ def _can_give_nothing(one: RankPressure) -> bool:
 INCIDENT_RULES: Final[tuple[IncidentRule, ...]] = (
     killed_by_kernel,
     device_full,
+    stopped_ranks,
     lost_ranks,
     long_step,
     ended_by_signal,

@@ -41,7 +41,8 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
     if not headlines:
         return "\n".join([*lines, "no incidents"]) + "\n"
     for headline in headlines:
-        lines.append(plain(headline.id))
+        kind = f"  ({plain(headline.kind.replace('_', ' '))})" if headline.kind else ""
+        lines.append(f"{plain(headline.id)}{kind}")
         if headline.problem:
             lines += [f"   it {plain(headline.problem)}", ""]
             continue
@@ -64,6 +65,8 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }
+    if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
+        facts["id"] = "it keeps the kind that the incident began with"
     of_messages = (advice for message in incident.messages for advice in message.advice)
     given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
     parts = [

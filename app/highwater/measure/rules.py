@@ -153,7 +153,8 @@ def host_growth(experiment: Experiment) -> Finding | None:
 def headroom(experiment: Experiment) -> Finding | None:
     """Report what was left of the fullest device at its peak, in images where the size of one is known."""
     room = [
-        (point.total_bytes - point.used_bytes, point)
+        # Where other processes use it too, as on CPU, total less used is more than what is free.
+        (point.total_bytes - point.used_bytes if point.free_bytes is None else point.free_bytes, point)
         for point in experiment.ranks(PEAK)
         if point.total_bytes and point.used_bytes is not None
     ]

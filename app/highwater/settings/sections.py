@@ -30,8 +30,8 @@ class ProxySettings(BaseModel):
     enabled: bool | None = Field(
         None,
         description="pass requests on to the engine; false: watch and act, and serve the control plane alone; unset: "
-        "true, unless recorder_dir is set and none of engine_url, engine_root_path, engine_tls, control_port, gate and "
-        "proxy",
+        "true, unless recorder_dir is set and all of engine_url, engine_root_path, engine_tls, control_port, gate and "
+        "proxy are unset",
     )
     extra_paths: tuple[str, ...] = Field(
         default=(),

@@ -29,18 +29,25 @@ def plain(text: str, most: int = MAX_LENGTH) -> str:
     return shown if len(shown) <= most and len(text) <= most * 4 else shown[: most - 1] + "…"
 
 
-def cleaned(value: _Value, depth: int = MAX_DEPTH) -> _Value:
-    """Return the value with every text in it plain: dataclasses, mappings, sequences and what they hold."""
+def cleaned(value: _Value, depth: int = MAX_DEPTH, *, most: int = MAX_LENGTH) -> _Value:
+    """Return the value with every text in it plain: dataclasses, mappings, sequences and what they hold.
+
+    Each text is cut to ``most`` characters.
+    """
     result: Any = value
     if isinstance(value, str):
-        result = plain(value)
+        result = plain(value, most)
     elif depth == 0:
         return value
     elif is_dataclass(value) and not isinstance(value, type):
-        result = replace(value, **{part.name: cleaned(getattr(value, part.name), depth - 1) for part in fields(value)})
+        result = replace(
+            value, **{part.name: cleaned(getattr(value, part.name), depth - 1, most=most) for part in fields(value)}
+        )
     elif isinstance(value, Mapping):
-        result = {cleaned(key, depth - 1): cleaned(item, depth - 1) for key, item in value.items()}
+        result = {
+            cleaned(key, depth - 1, most=most): cleaned(item, depth - 1, most=most) for key, item in value.items()
+        }
     elif isinstance(value, list | tuple):
-        result = tuple(cleaned(item, depth - 1) for item in value)
+        result = tuple(cleaned(item, depth - 1, most=most) for item in value)
     cleaned_value: _Value = result
     return cleaned_value

@@ -110,6 +110,10 @@ def test_a_refusal_is_the_sidecars_own_word(answering):
     ("body", "message"),
     [
         ({"schema": 1, "results": [{"remedy": "release", "reason": "it sleeps"}]}, "release: it sleeps"),
+        (
+            {"results": [{"remedy": name, "reason": "it sleeps"} for name in ("release", "reset_mm_cache")]},
+            "release, reset_mm_cache: it sleeps",
+        ),
         ({"ready": False, "engine": "gone", "reason": "nothing answers"}, "nothing answers"),
         ({"error": {"message": "/x is not. The sidecar's own: /memory", "code": 404}}, "of this version?"),
     ],
@@ -117,6 +121,13 @@ def test_a_refusal_is_the_sidecars_own_word(answering):
 def test_other_errors_of_a_sidecar_are_its_own_too(answering, body, message):
     """A reclaim of which all was refused, a readiness that says no, a path that it does not have."""
     assert message in str(refused(answering, httpx.Response(503, json=body)))
+
+
+def test_a_list_of_names_is_not_cut(answering):
+    """One of them is what the option wants."""
+    names = ", ".join(f"'EngineCore anonymous_bytes {number}'" for number in range(60))
+    body = {"error": {"code": "unknown_name", "message": f"series: 'x' is not known; allowed: {names}"}}
+    assert str(refused(answering, httpx.Response(422, json=body))).endswith("anonymous_bytes 59'")
 
 
 def test_who_may_not_is_told_of_the_token(answering):

@@ -137,6 +137,14 @@ def test_a_wish_for_a_model_that_does_not_run_names_the_bytes_it_needs(plan: Cal
     assert answer["command_line"].startswith(f"vllm serve {QWEN3} --tensor-parallel-size 2 --max-model-len 32768")
 
 
+def test_a_wish_without_a_device_is_not_said_to_fit(plan: Callable[..., Result]) -> None:
+    """Nothing was compared: what it needs is said instead."""
+    shown = plan(QWEN3, "--wish", "8 x 32k", "-tp", "2").output
+    assert "It fits" not in shown
+    assert "No device was named, so nothing was compared. The KV cache needs 20.00 GiB on each rank, as in:" in shown
+    assert "--kv-cache-memory-bytes" in shown
+
+
 def test_the_needed_bytes_are_just_enough(plan: Callable[..., Result]) -> None:
     """With them it fits; with a byte less it does not."""
     enough = 16_385 * 1_310_720

@@ -84,6 +84,14 @@ def test_a_refusal_says_why():
     assert "used now" not in shown
 
 
+def test_a_reason_of_several_remedies_is_said_once():
+    """With the names of all that it holds for."""
+    other = REFUSED._replace(result=replace(REFUSED.result, remedy="reset_mm_cache"))
+    shown = reclaim_text([REFUSED, other], dry_run=False)
+    assert "release, reset_mm_cache: it sleeps" in shown
+    assert shown.count("it sleeps") == 1
+
+
 def test_a_dry_run_tells_no_sizes():
     """There are none."""
     shown = reclaim_text([ended("observed", "dry run")], dry_run=True)

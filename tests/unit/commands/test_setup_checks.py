@@ -146,6 +146,8 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("transport", {"url": "http://gpu-7:8001"}, "ok", "no token is sent", None),
         ("transport", {"url": "https://gpu-7:8001", "with_token": "token"}, "ok", "TLS", None),
         ("exposure", {"can": {}, "engine_url": "http://10.0.0.7:8000"}, "warn", "10.0.0.7", "--host 127.0.0.1"),
+        ("exposure", {"can": {"dev_mode": False}}, "ok", "no control paths open", None),
+        ("exposure", GONE, "skip", "unknown until what stands above is right", None),
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
         ("incidents", {"incidents": {"incidents": [], "folder": None}}, "note", "in memory only", "INCIDENTS__FOLDER"),
@@ -210,7 +212,7 @@ def test_the_lines_tell_what_to_change():
     lines = shown.splitlines()
     at = next(index for index, line in enumerate(lines) if "only observes" in line)
     assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
-    assert lines[-1] == "0 failed, 1 warnings, 16 ok"
+    assert lines[-1] == "0 failed, 1 warning, 16 ok"
 
 
 def test_for_programs():
@@ -218,3 +220,9 @@ def test_for_programs():
     body = check_json(checked(facts(rules=policy(mode="observe"))))
     assert body["exit_code"] == 1
     assert {finding["level"] for finding in body["findings"]} == {"ok", "warn"}
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 warnings"), (1, "1 warning,"), (2, "2 warnings")])
+def test_warnings_are_counted_in_words(count, words):
+    """One of them is no plural."""
+    assert words in check_text([SetupCheck("a", "warn", "text")] * count)

@@ -166,6 +166,7 @@ GARBLED = {
     "nobody answered": lambda _: {"results": []},
     "an object, not its text": lambda answers: {"results": answers},
     "no JSON": lambda _: {"results": ["hello"]},
+    "nested without end": lambda _: {"results": ["[" * 200_000]},
     "a list in JSON": lambda _: {"results": ["[]"]},
     "null of one rank": lambda answers: {"results": [json.dumps(answers[0]), None]},
     "a number of one rank": lambda answers: {"results": [json.dumps(answers[0]), "5"]},

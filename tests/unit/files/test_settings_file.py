@@ -34,6 +34,13 @@ def test_a_yaml_key_that_is_given_twice_is_refused_with_both_lines(tmp_path, tex
     assert words in problem(tmp_path / "a.yaml")
 
 
+@pytest.mark.parametrize(("text", "key"), [("1: x\n", "1"), ("null: x\n", "null"), ("2026-01-01: x\n", "2026-01-01")])
+def test_a_yaml_key_that_is_no_text_is_refused_by_its_name(tmp_path, text, key):
+    """Nothing else could take it: a setting has a name."""
+    (tmp_path / "a.yaml").write_text(text)
+    assert f"a.yaml: {key}: there is no such key" in problem(tmp_path / "a.yaml")
+
+
 def test_a_toml_key_that_is_given_twice_is_refused(tmp_path):
     """With the line, by the parser."""
     (tmp_path / "a.toml").write_text("port = 1\nport = 2\n")

@@ -153,6 +153,7 @@ FOUND: list[tuple[str, str, Evidence]] = [
     ("skew", "clue", evidence("died", rank(reading(0, used=45_000 * MIB)), rank(reading(1)))),
     ("lost_ranks", "likely", evidence("hung", rank(reading(0)), rank(reading(1), status="dead"))),
     ("lost_ranks", "clue", evidence("out_of_memory", rank(reading(0)), rank(reading(1), status="silent"))),
+    ("stopped_ranks", "likely", evidence("hung", rank(reading(0), status="stopped"))),
     ("long_step", "likely", evidence("hung", rank(step_seconds=61.0, stack=("model.py:12 forward",)))),
     ("long_step", "clue", evidence("died", rank(step_seconds=12.0))),
     ("encoder_cache", "clue", evidence("died", with_cache(3_000 * MIB))),
@@ -232,6 +233,8 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("lost_ranks", evidence("hung")),
     ("lost_ranks", evidence("died", rank(reading(0), status="dead"), rank(reading(1), status="dead"))),
     ("lost_ranks", evidence("hung", rank(reading(0)), rank(reading(1), status="unknown"))),
+    ("lost_ranks", evidence("hung", rank(reading(0)), rank(reading(1), status="stopped"))),
+    ("stopped_ranks", evidence("hung", rank(reading(0), status="dead"))),
     ("long_step", evidence("hung", rank(step_seconds=3.0))),
     ("long_step", evidence("hung", rank(step_seconds=None))),
     ("encoder_cache", evidence("died", with_cache(100 * MIB))),
@@ -335,8 +338,8 @@ def headline(given: Evidence, *lines: str) -> str:
 def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
-        "The engine died (connection refused): the log says that a worker's process ended; a process of it was ended "
-        "by signal 9 (SIGKILL); memory was not short: every rank had at least 22,420.0 MiB free"
+        "The engine died (connection refused): the log says that a worker's process ended; one of the engine's "
+        "processes was ended by signal 9 (SIGKILL); memory was not short: every rank had at least 22,420.0 MiB free"
     )
 
 
@@ -370,7 +373,7 @@ def test_a_kill_by_the_kernel_is_said():
     said = headline(evidence("died", oom_kills=kills), KILLED)
     assert said.startswith(
         "The engine died: the log says that a worker's process ended; the kernel killed a process of this container "
-        "for memory; a process of it was ended by signal 9 (SIGKILL)"
+        "for memory; one of the engine's processes was ended by signal 9 (SIGKILL)"
     )
     assert "not short" not in said
 

@@ -312,5 +312,26 @@ def test_a_list_tells_each_in_short():
     other = Headline(schema=2, id="20261122T000000Z-died", kind=None, at=None, problem="is of schema 2")
     text = headlines_text([other, incident().headline])
     assert text.startswith(
-        "20261122T000000Z-died\n   it is of schema 2\n\n20261121T143233Z-died\n   2026-11-21 14:32:33Z"
+        "20261122T000000Z-died\n   it is of schema 2\n\n20261121T143233Z-died  (died)\n   2026-11-21 14:32:33Z"
     )
+
+
+def test_an_incident_whose_kind_changed_says_so():
+    """The id keeps the kind that it began with: a hang that became a death; the list has the kind beside it."""
+    changed = incident()
+    shown = incident_markdown(replace(changed, id="20261121T143233Z-hung"))
+    assert "- id: it keeps the kind that the incident began with" in shown
+    assert "it keeps the kind" not in incident_markdown(changed)
+    assert "20261121T143233Z-died  (died)" in headlines_text([changed])
+
+
+def test_the_time_until_a_device_is_full_is_a_duration():
+    """No number of fifteen digits."""
+    assert figure("seconds_to_full", 26215.43159591661) == "full in 7 h 16 min"
+
+
+def test_a_stopped_rank_is_told_how_to_go_on():
+    """With its process: a restart is not the first thing to try."""
+    found = {one.name: one for one in diagnose(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
+    assert "Process: 4242." in found["stopped_ranks"].text
+    assert found["stopped_ranks"].advice == (ADVICE["continue_process"], ADVICE["restart"])

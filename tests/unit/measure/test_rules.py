@@ -133,6 +133,12 @@ def test_headroom_is_told_in_images():
     assert (roomy.weight, "room for 38 more" in roomy.title) == ("note", True)
 
 
+def test_headroom_is_what_the_table_calls_free():
+    """On CPU other processes use the machine's memory too: total less used is not what is left."""
+    e = changed(story(), "peak", 0, free_bytes=100 * MIB)
+    assert "rank 0 had 100.0 MiB left" in load_rules.headroom(e).title
+
+
 def test_a_plateau_is_no_leak():
     """The budget in bytes, by the entries' own size."""
     full = found("encoder_cache", story())
