@@ -67,6 +67,7 @@ pictures: $(READY) tools ## The dashboards drawn from a real Prometheus, build/p
 
 site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'The site is in build/site: open build/site/index.html'
 
 bench: $(READY) peers ## The figures in docs/figures.md, measured again on this machine
 	$(BIN)/highwater demo --prepare

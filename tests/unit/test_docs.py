@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -15,6 +16,7 @@ import yaml
 from highwater.cli import main
 from highwater.main import create_app
 from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.process.internal_errors import Part
 from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
 from highwater.settings.keys import keys, variable
 from highwater.settings.sources import load
@@ -151,3 +153,15 @@ def test_the_metrics_that_are_shown_exist(page: Path):
     ends = ("_bucket", "_created", "_count", "_sum")
     plain = {next((name.removesuffix(end) for end in ends if name.endswith(end)), name) for name in shown}
     assert plain - {"highwater_rpc", "highwater_worker"} <= exported
+
+
+def test_the_runbook_of_internal_errors_names_every_part():
+    """As the metric's label has them."""
+    page = (DOCS / "runbooks" / "HighwaterInternalErrors.md").read_text(encoding="utf-8")
+    assert [part for part in get_args(Part) if f"`{part}`" not in page] == []
+
+
+def test_the_sidecars_own_process_is_asked_for_by_its_prefix():
+    """The engine's metrics on the same page have `process_` figures too, without a prefix."""
+    pages = [page.read_text(encoding="utf-8") for page in (DOCS / "runbooks").glob("*.md")]
+    assert [page for page in pages if re.search(r"(?<!highwater_)process_(resident|\()", page)] == []

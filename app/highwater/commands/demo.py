@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -15,12 +16,15 @@ WATCHED_IMAGES = 40
 @click.command()
 @click.option("--prepare", is_flag=True, help="only install the engine's environment, and end")
 @click.option("--images", default=160, show_default=True, type=click.IntRange(1, 10_000), help="requests to replay")
-@click.option("--port", default=None, type=click.IntRange(1, 65535), help="the sidecar's port  [default: a free one]")
+@click.option(
+    "--port", default=None, type=click.IntRange(1, 65535), help="the sidecar's port  [default: 8001, or a free one]"
+)
 @click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
 def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
     from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
+    from highwater.demo.commands import usual_port  # noqa: PLC0415
     from highwater.demo.engine import EngineOptions  # noqa: PLC0415
     from highwater.demo.environment import ensure_environment  # noqa: PLC0415
     from highwater.demo.errors import DemoError  # noqa: PLC0415
@@ -41,7 +45,7 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
             "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
             "minute)"
         )
-        with story.stage(environment, options, port) as (engine, sidecar):
+        with story.stage(environment, options, port or usual_port()) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
                 _stay(sidecar.url, sidecar.port, engine.url)
@@ -50,16 +54,13 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
 
 
 def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
+    from highwater.demo.commands import commands_to_try, own_command  # noqa: PLC0415
+
+    lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
     click.echo(
-        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try:\n"
-        f"  highwater top --url {sidecar_url}\n"
-        f"  curl '{sidecar_url}/memory?format=text'\n"
-        f"  curl {sidecar_url}/memory/encoder-cache?limit=3\n"
-        f"  curl {sidecar_url}/metrics\n"
-        f"  highwater reclaim --url {sidecar_url}\n"
-        f'  curl -X POST -H "Authorization: Bearer $(highwater token --port {port})" {sidecar_url}/memory/reclaim\n'
-        f"  curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events\n"
-        f"The engine itself is at {engine_url}"
+        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
+        + "".join(f"  {line}\n" for line in lines)
+        + f"The engine itself is at {engine_url}"
     )
     with suppress(KeyboardInterrupt):
         signal.pause()

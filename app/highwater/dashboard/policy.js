@@ -77,7 +77,7 @@ export class PolicyPanel {
   }
 
   #sentence({ level, summary, mode, actions_last_hour: done }) {
-    const acts = mode === "observe" ? "It only observes." : "It acts.";
+    const acts = mode === "observe" ? "Mode observe: it only watches." : "Mode act: it may act by itself.";
     const source = this.source
       ? ` From ${words(this.source.source)}${this.source.kept_in ? `, kept in ${this.source.kept_in}` : ""}.`
       : "";

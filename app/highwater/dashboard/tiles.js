@@ -121,8 +121,8 @@ export class Tiles {
 
   #last(event) {
     if (!event) {
-      this.last.show({ number: UNKNOWN, sub: "no reset yet" });
-      setText(this.last.unit, "nothing");
+      this.last.show({ number: UNKNOWN, sub: "nothing yet" });
+      setText(this.last.unit, "");
       return;
     }
     const { result } = event;
@@ -217,7 +217,7 @@ export class Tiles {
         ? ranks.length > 1
           ? `most: ${rankName(holder, ranks)} · all: ${gib(total(values))}`
           : "kept by PyTorch's allocator and not in use"
-        : "PyTorch tells nothing here",
+        : "PyTorch reports no figures on this device",
       extra: joined(
         " · ",
         known(releasable) && `release can give back ${gib(releasable)}`,
@@ -240,7 +240,7 @@ export class Tiles {
           ? `node ${gib(node.node_available_bytes)} available of ${gib(node.node_total_bytes)}`
           : "";
     this.host.showBytes(rss, {
-      sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, the worker",
+      sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, one worker",
       extra: where,
     });
   }

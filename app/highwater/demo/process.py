@@ -139,9 +139,13 @@ class KeptServer(ABC):
         self.stop()
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def free_port(wanted: int = 0) -> int:
+    """Return a port of 127.0.0.1 on which nothing listens now: the one that is wanted, or any (0).
+
+    Raises:
+        OSError: Something listens on the one that is wanted.
+    """
+    with socket.create_server(("127.0.0.1", wanted)) as server:
         port: int = server.getsockname()[1]
         return port
 
