@@ -112,5 +112,5 @@ def _copies(engine: EngineMemorySettings | None, limit: int | None) -> tuple[Cac
         return "processor_only", (held("api_server", servers),), why
     if engine.mm_processor_cache_type == "shm":
         return "shm", (held("shm"),), "one ring in /dev/shm has the data, for the API server and all workers"
-    why = "EngineCore has the data; the API server has its keys alone"
+    why = "EngineCore holds the data; the API server holds only its keys"
     return "lru", (held("engine_core"), held("api_server", holds="keys")), why

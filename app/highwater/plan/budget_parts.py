@@ -26,7 +26,7 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     "weights": (
         "weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use",
     ),
-    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not say it itself"),
+    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not report it"),
     "process": (
         "rest of the process", "exact", "requested_cpu_memory - rss",
         "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process",
@@ -58,7 +58,7 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
     "null_block": (
         "null block", "exact", "BlockPool.null_block",
-        "one block stands for the missing and is never given to a request",
+        "one block is a placeholder and is never given to a request",
     ),
     "rounding": (
         "rounding to blocks", "exact", "available - blocks",
