@@ -214,7 +214,8 @@ async def test_a_sidecar_killed_in_any_state_of_any_remedy_holds_nobody(remedy, 
         if state == "closing":  # one that had passed before the gate closed may take its step only now
             assert set(done) == {"step"}
         else:
-            assert done in ([f"{script[-1]} ended", "step"], ["step"])
+            # The broken request ends in the engine before or after that, as the cores allow.
+            assert sorted(done) in (sorted([f"{script[-1]} ended", "step"]), ["step"])
         assert await reset is None
         assert await asyncio.gather(*waiting) == [None] * len(waiting), "those it held are told at once"
         engine.let_go.set()
