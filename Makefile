@@ -39,7 +39,7 @@ test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, a
 
 # Compiled tests are kept from run to run: to rewrite the asserts of all in each process takes longer than many tests.
 # One process more than cores: tests of servers wait for much of their time.
-test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores: two minutes on two; it says what it leaves out
+test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, some 230 CPU-seconds; it says what it leaves out
 	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.frozen -p tests.fast \
 	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
 
