@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -240,14 +240,19 @@ def _error_of(body: object) -> tuple[str, str] | None:
     if isinstance(error, dict) and "The sidecar's own:" in str(error.get("message")):
         return "not_found", f"{error['message']}; is that a sidecar of this version?"
     if isinstance(body.get("results"), list):
-        remedies: dict[str, list[str]] = {}  # a reason that several have is shown once
-        for result in body["results"]:
-            if isinstance(result, dict):
-                remedies.setdefault(str(result.get("reason")), []).append(str(result.get("remedy")))
-        return "refused", "; ".join(f"{', '.join(names)}: {reason}" for reason, names in remedies.items())
+        results = [result for result in body["results"] if isinstance(result, dict)]
+        return "refused", "; ".join(reasons_of((str(one.get("remedy")), str(one.get("reason"))) for one in results))
     if "reason" in body or "remedy" in body:
         return "", str(body.get("reason"))
     return None
+
+
+def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
+    """Return each reason once, behind the remedies that have it, from pairs of remedy and reason."""
+    remedies: dict[str, list[str]] = {}
+    for remedy, reason in results:
+        remedies.setdefault(reason, []).append(remedy)
+    return [f"{', '.join(names)}: {reason}" for reason, names in remedies.items()]
 
 
 def _unreachable(text: str) -> SidecarUnreachable:

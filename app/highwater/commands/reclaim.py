@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from highwater.accounting.attribution import COMPONENT_NAMES, compare, rank_key
 from highwater.client.answers import ranks_of, remedy_of, understood
+from highwater.client.sidecar import reasons_of
 from highwater.policy import ALL_REMEDIES
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
@@ -69,11 +70,7 @@ def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
     headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
     headers += [] if dry_run else ["freed", "seconds", "held"]
     parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
-    reasons: dict[str, list[str]] = {}
-    for result, *_ in results:
-        if result.reason:
-            reasons.setdefault(result.reason, []).append(result.remedy)
-    parts += [f"{', '.join(remedies)}: {reason}" for reason, remedies in reasons.items()]
+    parts += reasons_of((result.remedy, result.reason) for result, *_ in results if result.reason)
     if any(each.result.outcome == "done" for each in results):
         parts.append(_by_rank(results[0].before, results[-1].after))
     return "\n".join(part for part in parts if part)
