@@ -2,7 +2,7 @@
 
 Functions without a device index are never used: they make a context on device 0. Only `synchronize` waits for the
 device, for an operation that moves what its streams may still read. Only `snapshot` and `segments` walk every block:
-the first on request, the second once in a worker's life.
+the first on request, the second once, or seldom (`memory.allocator`).
 """
 
 from __future__ import annotations

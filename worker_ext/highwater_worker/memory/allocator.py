@@ -3,9 +3,10 @@
 The whole reserve, reserved less allocated, is more. Of a segment that still holds a tensor nothing can go: its free
 pieces are what torch counts as `inactive_split_bytes`. And of free memory that it does not count there, `empty_cache`
 keeps some all the same: whole free segments in the private pools of captured graphs, and the ends of free ranges in
-expandable segments, which are given back by the page. That part is *kept*; it hardly changes once the graphs are
-captured, and is learned in two ways: by one look at the allocator's segments, and from what is left after each
-`empty_cache` by this package.
+expandable segments, which are given back by the page. That part is *kept*. It is learned in two ways: by a look at the
+allocator's segments, and from what is left after each `empty_cache` by this package. Graphs' pools hardly change once
+the graphs are captured, so one look is enough; the ends of free ranges change with every allocation, so where segments
+are expandable the look is repeated. On an H200 they grew from nothing to 1.3 of 4.5 GiB of reserve within a second.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from highwater_worker.wrapping import unwrap_method, wrap_method
 
 MAX_BLOCKS = 10_000
 """Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
+LOOK_AGAIN_SECONDS = 10.0
+LOOK_SHARE = 1000
+"""A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""
 _NO_POOL = (0, 0)
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Bytes of a page in an expandable segment (torch 2.13.0 include/c10/core/AllocatorConfig.h:17 `kSmallBuffer`, and
@@ -39,7 +43,11 @@ class AllocatorReserve:
     kept_bytes: int | None = None
     """Free bytes that `empty_cache` would keep and that torch does not count as `inactive_split_bytes`."""
     unknown_because: str | None = None
-    """The reason why the segments could not be read; None before that was tried."""
+    """The reason why the segments could not be read; None before that was tried, and where they could."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, for the pause between two looks."""
+    _look_from: float = float("-inf")
+    _is_expandable: bool = False
 
     def releasable_bytes(self, figures: AllocatorFigures) -> int | None:
         """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown."""
@@ -52,20 +60,24 @@ class AllocatorReserve:
         if unused is not None:
             self.kept_bytes = max(0, unused)
 
-    def look_once(self, device: Device | None) -> None:
-        """Learn from the allocator's segments, unless something is known already.
+    def look(self, device: Device | None) -> None:
+        """Learn from the allocator's segments: once, and where they are expandable again after a while.
 
-        It walks all of them, while the engine waits: once in a worker's life, on the main thread alone, and only where
-        they are few.
+        It walks all of them, while the engine waits: on the main thread alone, and only where they are few.
         """
         if device is None or device.type == "cpu" or not on_main_thread():
             return
-        if self.kept_bytes is not None or self.unknown_because is not None:
+        began = self.clock()
+        if began < self._look_from:
             return
         try:
-            self.kept_bytes = _look(device)
+            segments = _segments(device)
+            self.kept_bytes, self.unknown_because = kept_bytes(segments, device.index), None
+            self._is_expandable = any(segment.get("is_expandable") for segment in _of(segments, device.index))
         except Exception as error:  # noqa: BLE001 - one figure stays unknown until the first release; `memory` says why
             self.unknown_because = describe(error)
+        pause = max(LOOK_AGAIN_SECONDS, LOOK_SHARE * (self.clock() - began))
+        self._look_from = began + pause if self._is_expandable else float("inf")
 
 
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:
@@ -74,12 +86,12 @@ def _unsplit_bytes(figures: AllocatorFigures) -> int | None:
     return figures.reserved_bytes - figures.allocated_bytes - (figures.inactive_split_bytes or 0)
 
 
-def _look(device: Device) -> int:
+def _segments(device: Device) -> list[Mapping[str, Any]]:
     blocks = device.family.block_count(device.index)
     if blocks is None or blocks > MAX_BLOCKS:
         count = "an unknown number of" if blocks is None else blocks
         raise UnreadableError(f"the allocator has {count} blocks, too many to walk; the first release will show it")
-    return kept_bytes(device.family.segments(device.index), device.index)
+    return device.family.segments(device.index)
 
 
 def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
@@ -90,7 +102,11 @@ def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     Raises:
         UnreadableError: The segments do not name their pool.
     """
-    return sum(_kept_of(segment) for segment in segments if segment.get("device", index) == index)
+    return sum(map(_kept_of, _of(segments, index)))
+
+
+def _of(segments: Iterable[Mapping[str, Any]], index: int | None) -> list[Mapping[str, Any]]:
+    return [segment for segment in segments if segment.get("device", index) == index]
 
 
 def _kept_of(segment: Mapping[str, Any]) -> int:

@@ -71,10 +71,10 @@ def refuse_suspended(worker: object) -> None:
         raise RefusedError(SUSPENDED.format(suspended_by))
 
 
-def look_at_segments_once(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
-    """Learn from the allocator's segments what it keeps, at the first call that finds a device that may be read."""
+def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
+    """Learn from the allocator's segments what it keeps, if a look is due and the device may be read."""
     if suspending_backend(worker) is None:
-        reserve.look_once(device)
+        reserve.look(device)
 
 
 def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:

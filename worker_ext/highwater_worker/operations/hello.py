@@ -12,7 +12,7 @@ from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_kind, n
 from highwater_worker.errors import Notes
 from highwater_worker.identity import EXTENSION_VERSION
 from highwater_worker.memory.engine_budget import read_engine_budget
-from highwater_worker.memory.memory_parts import look_at_segments_once
+from highwater_worker.memory.memory_parts import look_at_segments
 from highwater_worker.state import state_of
 
 # Modules that a runner's class, or one that it inherits from, is defined in.
@@ -28,8 +28,8 @@ def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # no
     """Return the worker's identity, without the list of operations."""
     notes = Notes()
     device, entry = describe_device(worker, notes)
-    # The sidecar says hello once an engine is ready: the best time for the one look at the allocator's segments.
-    look_at_segments_once(worker, device, state_of(worker).allocator_reserve)
+    # The sidecar says hello once an engine is ready: the best time for the first look at the allocator's segments.
+    look_at_segments(worker, device, state_of(worker).allocator_reserve)
     runner = look_up(worker, "model_runner")
     return {
         "extension_version": EXTENSION_VERSION,

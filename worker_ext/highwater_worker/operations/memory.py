@@ -18,7 +18,7 @@ from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.memory_parts import (
     NO_DEVICE,
-    look_at_segments_once,
+    look_at_segments,
     pinned_bytes,
     read_allocator,
     read_budget,
@@ -37,7 +37,7 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     device, entry = describe_device(worker, notes)
     host = read_host(notes)
     space = read_space(worker, device, host, notes)
-    look_at_segments_once(worker, device, state.allocator_reserve)
+    look_at_segments(worker, device, state.allocator_reserve)
     torch = read_allocator(device, notes)
     if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
         notes.add("releasable_bytes", state.allocator_reserve.unknown_because)

@@ -17,7 +17,7 @@ from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import Notes
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.memory_parts import (
-    look_at_segments_once,
+    look_at_segments,
     pinned_bytes,
     read_allocator,
     read_kv_cache,
@@ -64,7 +64,7 @@ class Sampler:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state.weights))
             # Not before the graphs are captured: their pools are what the look is for.
             if state.start is None or state.start.is_over:
-                notes.attempt("releasable_bytes", lambda: look_at_segments_once(worker, device, reserve))
+                notes.attempt("releasable_bytes", lambda: look_at_segments(worker, device, reserve))
         if whole or now >= self._seldom_due:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from highwater_worker.devices import FAMILIES, Device
 from highwater_worker.devices.accelerator import AllocatorFigures
 from highwater_worker.errors import Notes
-from highwater_worker.memory.allocator import MAX_BLOCKS, AllocatorReserve
+from highwater_worker.memory.allocator import LOOK_AGAIN_SECONDS, LOOK_SHARE, MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
 from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker
 
@@ -112,7 +112,7 @@ def test_a_look_foretells_every_release(layout):
     """Whatever is allocated, split, captured, or mapped by the page: to the byte."""
     allocator = FakeAllocator([made(*one) for one in layout])
     reserve = AllocatorReserve()
-    reserve.look_once(device(allocator))
+    reserve.look(device(allocator))
     told = reserve.releasable_bytes(figures(allocator))
     assert told == allocator.empty_cache()
     assert allocator.empty_cache() == 0, "the model itself gives everything at once"
@@ -151,8 +151,8 @@ def test_a_release_corrects_what_a_look_told(monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["hello", "memory"])
-def test_the_segments_are_walked_once_in_a_workers_life(op, torch_device):
-    """The engine stands still meanwhile."""
+def test_segments_that_cannot_expand_are_walked_once(op, torch_device):
+    """The engine stands still meanwhile, and what is kept hardly changes."""
     module, worker = torch_device("npu"), fake_worker()
     for _ in range(3):
         ask(worker, op)
@@ -160,6 +160,56 @@ def test_the_segments_are_walked_once_in_a_workers_life(op, torch_device):
     ask(worker, "memory")
     ask(worker, "release")
     assert module.looks == 1
+
+
+@given(before=st.lists(segments, max_size=8), after=st.lists(segments, max_size=8))
+def test_expandable_segments_are_looked_at_again(before, after):
+    """The ends of free ranges change with every allocation: what an earlier look, or a release, told is not true."""
+    now = [0.0]
+    reserve = AllocatorReserve(clock=lambda: now[0])
+    mapped = Segment([used(PAGE // MIB)], is_expandable=True)
+    reserve.look(device(FakeAllocator([mapped, *(made(*one) for one in before)])))
+    allocator = FakeAllocator([mapped, *(made(*one) for one in after)])
+    now[0] = LOOK_AGAIN_SECONDS
+    reserve.look(device(allocator))
+    assert reserve.releasable_bytes(figures(allocator)) == allocator.empty_cache()
+
+
+@pytest.mark.parametrize(("look_seconds", "pause"), [(0.001, LOOK_AGAIN_SECONDS), (0.05, 0.05 * LOOK_SHARE)])
+def test_a_look_costs_at_most_a_thousandth_of_the_engines_time(look_seconds, pause):
+    """However long it takes there."""
+    now, looks = [0.0], []
+    allocator = FakeAllocator([Segment([used(20)], is_expandable=True)])
+    walk = allocator.memory_snapshot
+
+    def slow(pool=None, include_traces=True):
+        looks.append(now[0])
+        now[0] += look_seconds
+        return walk(pool, include_traces)
+
+    allocator.memory_snapshot = slow
+    reserve = AllocatorReserve(clock=lambda: now[0])
+    for at in (0.0, 1.0, pause - 0.001, pause + 0.001):
+        now[0] = at
+        reserve.look(device(allocator))
+    assert looks == [0.0, pause + 0.001]
+
+
+def test_a_look_that_fails_leaves_what_is_known():
+    """Of an allocator with too many blocks the last figure is better than none."""
+    now = [0.0]
+    allocator = FakeAllocator([Segment([used(7), free(33)], is_expandable=True)])
+    reserve = AllocatorReserve(clock=lambda: now[0])
+    reserve.look(device(allocator))
+    known = reserve.kept_bytes
+    allocator.segments += [Segment([used(20)] * MAX_BLOCKS, is_expandable=True)]
+    now[0] = LOOK_AGAIN_SECONDS
+    reserve.look(device(allocator))
+    assert (reserve.kept_bytes, "too many" in reserve.unknown_because) == (known, True)
+    allocator.segments.pop()
+    now[0] = 2 * LOOK_AGAIN_SECONDS
+    reserve.look(device(allocator))
+    assert (reserve.kept_bytes, reserve.unknown_because) == (known, None)
 
 
 def noted(worker):
