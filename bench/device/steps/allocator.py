@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from bench.device.child import run_child
 from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, Tensor, TorchDevice
 from bench.device.worker import KitWorker
-from highwater_worker.state import ATTRIBUTE
+from highwater_worker.devices import Device, device_of
+from highwater_worker.memory.allocator import AllocatorReserve
+from highwater_worker.state import ATTRIBUTE, state_of
 
 SAYS = "the allocator's reserve: the bytes that `release` can give back, foretold and given"
 SETTINGS = {
@@ -33,6 +36,7 @@ SHARE = 0.01
 PAGE_BYTES = 2 * MIB
 ROUNDS = 2
 GRAPHS = 4
+DAY_SECONDS = 86400.0
 
 
 def run(on: TorchDevice, found: Findings) -> None:
@@ -65,6 +69,8 @@ def _judge(variant: str, measured: dict[str, Any], found: Findings) -> None:
         found.holds("driver_gets_it", driver, f"{variant}: {one['driver_bytes']} of {gave}")
         for figure in ("reserve_bytes", "gave_bytes", "floor_bytes"):
             found.figure(f"{variant}_round_{number + 1}_{figure}", one[figure], "bytes")
+        found.figure(f"{variant}_round_{number + 1}_look", one["look_ms"], "ms")
+        found.figure(f"{variant}_round_{number + 1}_blocks", one["blocks"], "blocks")
     found.equals("release_answers", measured["mechanism"], "empty_cache")
     found.holds("tensors_stay", measured["tensors_stay"], f"{variant}: a tensor changed")
     if measured["graphs"]:
@@ -88,10 +94,12 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
     # As a worker that has just captured its graphs: nothing is known of its allocator yet.
     delattr(worker, ATTRIBUTE)
     worker.call("hello")
+    reserve, device = state_of(worker).allocator_reserve, device_of(worker)
     rounds, mechanism, stay = [], "", True
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         kept = _fragmented(on)
         prints = [float(tensor.float().sum()) for tensor in kept]
+        look_ms = _look_after_a_pause(reserve, device, number + 1)
         foretold = worker.call("memory")
         released = worker.call("release")
         mechanism = released["mechanism"]
@@ -99,6 +107,8 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
         was, left = released["before"], released["after"]
         rounds.append(
             {
+                "look_ms": look_ms,
+                "blocks": device.family.block_count(device.index),
                 "releasable_bytes": foretold["releasable_bytes"],
                 "reserve_bytes": was["reserved_bytes"] - was["allocated_bytes"],
                 "gave_bytes": was["reserved_bytes"] - left["reserved_bytes"],
@@ -117,6 +127,17 @@ def measure(on: TorchDevice, graphs: int) -> dict[str, Any]:
         # Of what the graphs took, the outputs are in use; the rest is what a release must leave alone.
         "pool_bytes": max(0, pool - sum(output.nbytes for output in outputs)) if graphs else 0,
     }
+
+
+def _look_after_a_pause(reserve: AllocatorReserve, device: Device, day: int) -> float:
+    """Look at the allocator's segments as if the pause since the last time were over; return the milliseconds."""
+    later = time.monotonic() + day * DAY_SECONDS
+    reserve.clock = lambda: later
+    began = time.perf_counter()
+    reserve.look(device)
+    took = (time.perf_counter() - began) * 1000
+    reserve.clock = lambda: 0.0
+    return took
 
 
 def _intermediates(worker: KitWorker) -> Tensor:

@@ -16,6 +16,7 @@ from bench.device.results import Findings
 from bench.device.torch_device import MIB, NO_DEVICE, TorchDevice, tool
 from bench.device.worker import KitWorker, weights_bytes
 from highwater_worker.devices import device_of
+from highwater_worker.devices.host import HostMemory, rss_bytes
 from highwater_worker.errors import Notes
 from highwater_worker.recorder.sampler import Sampler
 
@@ -186,6 +187,7 @@ def _samples(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
     found.at_most("sample_cost", statistics.median(idle), MAX_SAMPLE_MS, "ms")
     _figures("sample_beside_a_python_thread", _beside_a_thread(lambda: _times(sampler, worker, SAMPLES // 3)), found)
     _figures("reading_on_a_thread", _on_a_thread(worker), found)
+    _parts_beside_a_thread(on, worker, found)
     if on.is_cpu:
         found.skip(NO_DEVICE, "sample_does_not_wait")
         return
@@ -201,12 +203,10 @@ def _samples(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
 
 
 def _times(sampler: Sampler, worker: KitWorker, count: int) -> list[float]:
-    times = []
-    for number in range(count):
-        began = time.perf_counter()
-        sampler.memory(worker, time.monotonic(), number, whole=False)
-        times.append((time.perf_counter() - began) * 1000)
-    return times
+    return [
+        _milliseconds(lambda number=number: sampler.memory(worker, time.monotonic(), number, whole=False))
+        for number in range(count)
+    ]
 
 
 def _beside_a_thread(measure: Callable[[], list[float]]) -> list[float]:
@@ -226,15 +226,34 @@ def _beside_a_thread(measure: Callable[[], list[float]]) -> list[float]:
         thread.join()
 
 
+def _parts_beside_a_thread(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
+    """Measure each call of a sample that may let go of Python's lock, and so wait until another thread gives it back."""
+    device = device_of(worker)
+    host, family, index = HostMemory(), device.family, on.index
+    parts: dict[str, Callable[[], object]] = {
+        "space": lambda: family.space(index, host),
+        "allocator": lambda: family.allocator(index, Notes()),
+        "pinned": family.pinned_bytes,
+        "rss": rss_bytes,
+    }
+    for name, read in parts.items():
+        times = _beside_a_thread(lambda read=read: [_milliseconds(read) for _ in range(SAMPLES // 10)])
+        found.figure(f"{name}_beside_a_python_thread_median", statistics.median(times), "ms")
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1000
+
+
 def _on_a_thread(worker: KitWorker) -> list[float]:
     """Measure what the same figures cost on a thread of their own, as the recorder does not read them."""
     times: list[float] = []
 
     def read() -> None:
-        for _ in range(SAMPLES // 3):
-            began = time.perf_counter()
-            device_of(worker).family.allocator(worker.device.index, Notes())
-            times.append((time.perf_counter() - began) * 1000)
+        device = device_of(worker)
+        times.extend(_milliseconds(lambda: device.family.allocator(device.index, Notes())) for _ in range(SAMPLES // 3))
 
     thread = threading.Thread(target=read)
     thread.start()

@@ -58,7 +58,7 @@ class Sampler:
         """
         notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
         device = self._device_of(worker, notes)
-        host = self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
+        host = self._host_memory(device, notes, whole=whole)
         weights, reserve = None, state.allocator_reserve
         if device is not None:
             weights = notes.attempt("weights_bytes", lambda: weights_bytes(worker, device.type, state.weights))
@@ -89,6 +89,16 @@ class Sampler:
             self._device = notes.attempt("device", lambda: device_of(worker))
             self.index = None if self._device is None else EncoderIndex(self._device)
         return self._device
+
+    def _host_memory(self, device: Device | None, notes: Notes, *, whole: bool) -> HostMemory:
+        """Return the other thread's reading; of a CPU, or where nothing waits, with the resident size of now.
+
+        To read it takes three system calls, and each lets go of Python's lock: where another thread computes, that can
+        cost the engine 5 ms each, until the interpreter gives the lock back.
+        """
+        if whole or device is None or device.type == "cpu":
+            return self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
+        return self.host
 
     def _kv_cache(
         self, worker: object, device: Device | None, residency: Residency, now: float, notes: Notes
