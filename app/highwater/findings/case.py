@@ -47,12 +47,15 @@ class RankCase:
         first: The first reading of this process that counts: once the engine was ready, or before the load.
         peak: The highest reading; ``now`` where that is not known apart.
         entries: The largest known entries of its encoder cache.
+        failed_allocation_bytes: The piece for which its allocator found no place, where the engine's log says so;
+            ``now`` is then as it stood at that moment.
     """
 
     now: RankReading
     first: RankReading | None = None
     peak: RankReading
     entries: tuple[EncoderEntry, ...] = ()
+    failed_allocation_bytes: int | None = None
 
     @property
     def name(self) -> str:

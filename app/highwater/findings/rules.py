@@ -84,9 +84,11 @@ def unused_reserve(case: Case) -> Finding | None:
     releasable = rank.now.releasable_bytes
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
+    is_reason = is_full and would_help and case.kind not in {"hung", "load"}
+    tried = rank.failed_allocation_bytes
     return finding(
         "unused_reserve",
-        weight="likely" if is_full and would_help and case.kind not in {"hung", "load"} else "clue",
+        weight="likely" if is_reason or (tried is not None and tried <= unused) else "clue",
         advice=(
             *(("release",) if would_help else ()),
             *against_fragmentation(rank.device_type),
@@ -94,6 +96,7 @@ def unused_reserve(case: Case) -> Finding | None:
         ),
         rank=rank,
         unused=unused,
+        tried=tried,
         is_full=is_full,
         is_load=case.is_load,
         meaning=COMPONENT_MEANING["torch_cached_bytes"],

@@ -1,7 +1,8 @@
 """An incident's diagnosis: its evidence as a case for the rules, their findings, and the summary. Pure.
 
 In the case each rank's reading and series become one reading: the series may reach further than the last full reading
-(a recorder writes more often than the poller reads), and the reading has figures that a series does not keep.
+(a recorder writes more often than the poller reads), and the reading has figures that a series does not keep. Where
+PyTorch could not allocate, the figures of its message come last.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.case import RankCase, change
 from highwater.findings.finding import Finding, possible, weightiest_first
 from highwater.findings.rules import RULES
+from highwater.incidents.failed_allocation import failed_allocations
 from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, LogMessage, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
@@ -44,7 +46,7 @@ def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[F
 
     The known messages of the engine's log may show a shortage that no number shows.
     """
-    case = case_of(evidence)
+    case = case_of(evidence, messages)
     found = [one for rule in (*INCIDENT_RULES, *RULES) if (one := rule(case)) is not None]
     if _memory_was_enough(evidence, found, messages):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
@@ -78,13 +80,9 @@ def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages
 # --- the evidence ---
 
 
-def case_of(evidence: Evidence) -> IncidentCase:
+def case_of(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> IncidentCase:
     """Return the last reading of every rank, with the growth until then."""
-    ranks = tuple(
-        RankCase(now=now, first=_baseline_of(evidence, rank), peak=now, entries=rank.entries)
-        for rank in evidence.ranks
-        for now in (latest(rank),)
-    )
+    ranks = tuple(_rank_case(evidence, rank, messages) for rank in evidence.ranks)
     since_ready = any(rank.first is not None for rank in ranks)
     grown = _growth(evidence, ranks, since_ready=since_ready)
     growth, whole = evidence.growth, evidence.growth.since_ready_bytes
@@ -102,6 +100,17 @@ def case_of(evidence: Evidence) -> IncidentCase:
         seconds_to_full=growth.seconds_to_full,
         series=growth.series,
     )
+
+
+def _rank_case(evidence: Evidence, rank: RankEvidence, messages: Sequence[LogMessage]) -> RankCase:
+    now, tried = latest(rank), None
+    if evidence.kind != "hung":
+        is_only = len(evidence.ranks) == 1
+        failed = next((each for each in failed_allocations(messages) if each.is_of(rank, is_only=is_only)), None)
+        if failed is not None:
+            now, tried = failed.reading(now, evidence.at), failed.tried_bytes
+    first = _baseline_of(evidence, rank)
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=tried)
 
 
 def latest(evidence: RankEvidence) -> RankReading:

@@ -100,6 +100,8 @@ def device_had_room(case: IncidentCase) -> Finding | None:
 
 def _has_room(rank: RankCase) -> bool:
     """Return whether a tenth of the device was free, or as much as the policy is satisfied with there."""
+    if rank.failed_allocation_bytes is not None:
+        return False
     if rank.free_ratio is None or rank.free_ratio >= ROOM_RATIO:
         return rank.free_ratio is not None
     slack = slack_bytes(rank.now, rank.first) if rank.device_type != "cpu" else None

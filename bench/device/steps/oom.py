@@ -80,7 +80,8 @@ def _judge_message(on: TorchDevice, engine: EngineProcess, way: str, found: Find
     is_known = any("out_of_memory" in name or name in _CANN for name in names)
     why = f"{way}: {names or engine.log_end()[-300:]}"
     found.holds("recognised", is_known, why)
-    found.holds(way, is_known, why, value=", ".join(names))
+    lines = [line for message in messages for line in message.lines[:1]]
+    found.holds(way, is_known, why, value=", ".join([*names, *lines]))
 
 
 _CANN = {"memory_allocation_failure_el0004", "runtime_result_207001", "pta_memory_error"}
@@ -111,4 +112,4 @@ def _judge_incident(on: TorchDevice, way: str, incident: dict[str, Any], found: 
     found.holds("verdict", is_right, f"{way}: {kind}: {summary}", value=summary)
     names = {finding["name"] for finding in incident["findings"]}
     if way == "fragment":
-        found.holds("fragment", bool(names & _UNUSED), f"findings: {', '.join(sorted(names))}")
+        found.holds("fragment", bool(names & _UNUSED), f"findings: {', '.join(sorted(names))}", value=summary)

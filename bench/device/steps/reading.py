@@ -227,7 +227,7 @@ def _beside_a_thread(measure: Callable[[], list[float]]) -> list[float]:
 
 
 def _parts_beside_a_thread(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
-    """Measure each call of a sample that may let go of Python's lock, and so wait until another thread gives it back."""
+    """Measure each call of a sample that may let go of Python's lock, and then wait for the other thread."""
     device = device_of(worker)
     host, family, index = HostMemory(), device.family, on.index
     parts: dict[str, Callable[[], object]] = {

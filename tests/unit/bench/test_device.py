@@ -243,7 +243,7 @@ def test_a_figure_of_releasable_bytes_may_be_off_by_a_hundredth(gave: int, expec
     """Of what the release gave."""
     mib = 2**20
     one = {"releasable_bytes": 1000 * mib, "gave_bytes": gave * mib, "driver_bytes": gave * mib}
-    one |= {"reserve_bytes": 2000 * mib, "floor_bytes": 900 * mib}
+    one |= {"reserve_bytes": 2000 * mib, "floor_bytes": 900 * mib, "walk_ms": 1.0, "blocks": 300}
     measured = {"rounds": [one, one], "mechanism": "empty_cache", "tensors_stay": True, "graphs": 4}
     found = Findings(allocator.CHECKS)
     allocator._judge("default", {**measured, "graphs_replay": True, "pool_bytes": 800 * mib}, found)
@@ -252,8 +252,9 @@ def test_a_figure_of_releasable_bytes_may_be_off_by_a_hundredth(gave: int, expec
 
 
 def test_an_unknown_figure_of_releasable_bytes_fails():
-    """The worker was asked after its one look at the allocator."""
+    """The worker was asked after its look at the allocator."""
     one = {"releasable_bytes": None, "gave_bytes": 0, "driver_bytes": 0, "reserve_bytes": 0, "floor_bytes": 0}
+    one |= {"walk_ms": 0.0, "blocks": 0}
     found = Findings(allocator.CHECKS)
     measured = {"rounds": [one], "mechanism": "empty_cache", "tensors_stay": True, "graphs": 0}
     allocator._judge("default", measured, found)
