@@ -18,7 +18,7 @@ from highwater.units import GIB, KIB, MIB
 
 _MESSAGES: Final = ("npu_out_of_memory", "cuda_out_of_memory")
 _UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_SIZE: Final = r"(\d+(?:\.\d+)?) (bytes|[KMG]iB)"
+_SIZE: Final = r"(?<![\d.])(\d{1,7}(?:\.\d{1,2})?) (bytes|[KMG]iB)"
 # torch 2.11 c10/cuda/CUDACachingAllocator.cpp. torch_npu 2.7 to 2.10, csrc/core/npu/NPUCachingAllocator.cpp,
 # writes what PyTorch wrote before 2.1.
 _TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}")

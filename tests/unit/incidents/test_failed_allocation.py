@@ -49,8 +49,10 @@ def test_the_figures_of_either_message():
     [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         CUDA.partition(", and 2.25 GiB")[0],
+        CUDA.replace("Tried to allocate 1.74", f"Tried to allocate {'1' * 40}"),
         CUDA.replace("20.21 GiB is allocated", "a lot is allocated"),
         NPU.replace("10.65 GiB reserved", "9.65 GiB reserved"),
+        NPU.replace("10.65 GiB reserved", f"{'9' * 400} GiB reserved"),
         "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 0; 60.96 GiB",
     ],
 )
