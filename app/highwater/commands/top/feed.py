@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
 from highwater.accounting.points import ROW, MemoryPoint
 from highwater.client.answers import event_of, events_of, report_of, understood
+from highwater.client.following import follow
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError
 from highwater.readings.event import Event
@@ -21,7 +22,6 @@ from highwater.readings.report import Report
 MAX_POINTS = 2000
 MAX_EVENTS = 100
 HISTORY_SECONDS = 900.0
-FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 2.0
 # One reading of so many seconds is fetched: a line has no more cells.
 STEP_SECONDS = 3.0
@@ -99,28 +99,11 @@ def past_of(readings: object) -> Past:
 # --- following ---
 
 
-def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
-    """Yield ``history``, ``report`` and ``event`` as the sidecar sends them, ``lost`` with a reason; without an end.
-
-    Args:
-        connect: Makes a client.
-        pause: Waits so many seconds before the next attempt; true ends it.
-    """
-    seconds = FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            with connect() as sidecar:
-                yield "history", history_of(sidecar)
-                for name, data in sidecar.events():
-                    seconds = FIRST_PAUSE_SECONDS
-                    yield name, data
-            problem = "the sidecar has ended the stream"
-        except SidecarError as exc:
-            problem = str(exc)
-        yield "lost", problem
-        if pause(seconds):
-            return
-        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
+def follow_memory(
+    connect: Callable[[], SidecarClient], pause: Callable[[float], bool | None]
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``past``, ``report`` and ``event`` as the sidecar sends them, and ``lost`` with why (see `follow`)."""
+    return follow(connect, history_of, pause, max_pause_seconds=MAX_PAUSE_SECONDS)
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
@@ -160,7 +143,7 @@ class Feed(threading.Thread):
 
     def run(self) -> None:
         """Follow the sidecar until ``stop`` is called."""
-        for name, data in follow(self._connect, self._ended.wait):
+        for name, data in follow_memory(self._connect, self._ended.wait):
             if self._ended.is_set():
                 return
             self.view = updated(self.view, name, data, time.monotonic())
@@ -170,7 +153,7 @@ def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN4
     """Return the view after one more message from the sidecar."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
-    if name == "history":
+    if name == "past":
         return view.with_history(past_of(data.get("readings")), events_of(data.get("events")))
     if name == "report":
         try:

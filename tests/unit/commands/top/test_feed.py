@@ -81,7 +81,7 @@ def test_what_is_told_finds_its_place(view):
     """Reports, events, history, and that the sidecar has gone."""
     view = updated(view, "report", as_json(report(taken_at=NOW + 1)), 101.0)
     view = updated(view, "event", as_json(event("reset")), 101.0)
-    view = updated(view, "history", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
+    view = updated(view, "past", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
     assert (len(view.past[KEY]), [e.summary for e in view.events]) == (1, ["reset", "old"])
     assert updated(view, "lost", "refused", 102.0).problem == "refused"
 
