@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
@@ -25,6 +27,8 @@ HISTORY_SECONDS = 900.0
 MAX_PAUSE_SECONDS = 2.0
 # One reading of so many seconds is fetched: a line has no more cells.
 STEP_SECONDS = 3.0
+
+_TIME = attrgetter("at")
 
 Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
 
@@ -58,12 +62,7 @@ class View:
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
         """Add the sidecar's history; what it has lost by a restart stays."""
-        # What is known of a time already stays.
-        points = {
-            key: {point.at: point for point in (*past.get(key, ()), *self.past.get(key, ()))}
-            for key in {**self.past, **past}
-        }
-        merged = {key: tuple(known[at] for at in sorted(known)[-MAX_POINTS:]) for key, known in points.items()}
+        merged = {**self.past, **{key: _joined(self.past.get(key, ()), points) for key, points in past.items()}}
         # A sidecar that was restarted numbers its events from 1 again.
         numbered = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(numbered.values(), key=lambda event: (event.at, event.id), reverse=True)
@@ -82,6 +81,16 @@ class View:
         """Return the past of one field of a rank, oldest first."""
         known = self.past.get(rank_key(rank), ())
         return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
+
+
+def _joined(known: Sequence[MemoryPoint], more: Iterable[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+    """Return the newest points of both, oldest first, as ``known`` is. What is known of a time already stays."""
+    points = list(known)
+    for point in more:
+        place = bisect_left(points, point.at, key=_TIME)
+        if place == len(points) or points[place].at != point.at:
+            points.insert(place, point)
+    return tuple(points[-MAX_POINTS:])
 
 
 def past_of(readings: object) -> Past:
