@@ -32,12 +32,14 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
         clock=clocks.wall,
         monotonic=clocks.monotonic,
     )
-    return HostWatch(
+    watch = HostWatch(
         reader,
         counts=lambda: _cache_counts(poller),
         monotonic=clocks.monotonic,
         internal_error=internal_errors.counter("host"),
     )
+    poller.engine_process = watch.engine_process
+    return watch
 
 
 def _cache_counts(poller: Poller) -> CacheCounts:
