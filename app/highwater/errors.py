@@ -23,8 +23,14 @@ Foreign exceptions (httpx, json, pydantic) are mapped to these once, where they 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 _SHOWN_LENGTH = 120
 
@@ -185,16 +191,40 @@ def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def without_credentials(url: object) -> object:
-    """Return a URL with what stands before its last ``@`` masked: it may hold a password."""
-    return f"***@{url.rpartition('@')[2]}" if isinstance(url, str) and "@" in url else url
+    """Return what may be shown of a URL, with ``***`` for what may hold a password: user, query and fragment.
+
+    Nothing is shown of what is no text, nor of a URL in which a query and a password cannot be told apart.
+    """
+    if not isinstance(url, str):
+        return "***"
+    # A URL that was encoded as a whole writes an @ as %40.
+    *before, rest = re.split("@|%40", url)
+    if any(mark in part for part in before for mark in "?#"):
+        return "***"
+    masked = re.sub("([?#]).*", r"\1***", rest, flags=re.DOTALL)
+    return f"***@{masked}" if before else masked
+
+
+@dataclass(frozen=True, slots=True)
+class MayHoldSecret:
+    """Marks the type of a field whose value may hold a secret: ``Annotated[str, MayHoldSecret(...)]``.
+
+    ``shown`` returns what of an invalid value an error may show; without it nothing is shown.
+    """
+
+    shown: Callable[[object], object] | None = None
 
 
 def sentences(
-    errors: Iterable[Mapping[str, Any]], nearest: Callable[[str], str | None] = lambda _: None
+    errors: Iterable[Mapping[str, Any]],
+    nearest: Callable[[str], str | None] = lambda _: None,
+    *,
+    fields: Mapping[str, FieldInfo] = MappingProxyType({}),
 ) -> Iterator[str]:
-    """Return a pydantic error list as one sentence a problem: key, value, and what would be right. Never shows a token.
+    """Return a pydantic error list as one sentence a problem: key, value, and what would be right. Shows no secret.
 
-    ``nearest`` returns the known key that is most like an unknown one.
+    ``nearest`` returns the known key that is most like an unknown one. ``fields`` are those of the model by dotted key:
+    what is `MayHoldSecret` among them is shown as that says.
     """
     for error in errors:
         key = ".".join(str(part) for part in error["loc"])
@@ -202,11 +232,15 @@ def sentences(
             near = nearest(key)
             yield f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
             continue
-        # A file that holds the token may be named; the token itself never is.
-        is_secret = "token" in key and key != "admin_token_file"
-        given = without_credentials(error["input"]) if key == "engine_url" else error["input"]
-        shown = "" if is_secret or error["type"] == "missing" or not key else f"{given!r} "
+        shown = "" if error["type"] == "missing" or not key else _shown(error["input"], fields.get(key))
         message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-        if error["type"] == "tuple_type" and not is_secret and str(error["input"]).startswith("/"):
+        if error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")
+
+
+def _shown(given: object, field: FieldInfo | None) -> str:
+    for mark in () if field is None else field.metadata:
+        if isinstance(mark, MayHoldSecret):
+            return "" if mark.shown is None else f"{mark.shown(given)!r} "
+    return f"{given!r} "

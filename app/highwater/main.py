@@ -85,7 +85,14 @@ class _Parts:
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
         self.growth = wire_growth(settings, core, self.host, clocks, errors)
-        self.incidents, self.watcher = wire_incidents(settings, core, clocks, errors, self.growth.verdicts)
+        self.incidents, self.watcher = wire_incidents(
+            settings,
+            core,
+            clocks,
+            errors,
+            verdicts=self.growth.verdicts,
+            stopped_processes=self.host.stopped_processes,
+        )
         watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
         if core.shared.has_witness:
             watches.append(core.shared.run)

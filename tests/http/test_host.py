@@ -15,6 +15,7 @@ from highwater.cli import main
 from highwater.host.reading import HostReading
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
+from tests.patience import until
 from tests.unit.host.recorded import record, write
 
 HERE = Path("/proc/sys/kernel/random/boot_id")
@@ -44,6 +45,23 @@ async def test_processes_and_parts_are_served_without_a_token_and_without_a_call
     parts = answer["parts"]
     total = sum(row["bytes"] for row in parts["rows"]) + parts["not_attributed_bytes"] - parts["counted_twice_bytes"]
     assert total == parts["used_bytes"] == answer["reading"]["container"]["used_bytes"]
+
+
+async def test_an_engine_that_does_not_answer_yet_and_whose_process_runs_seems_to_be_loading(ring):
+    """In the hint of the report, so that nobody looks for a wrong URL while the model loads."""
+    fake = FakeEngine()
+    fake.down = True
+    async with sidecar_before(fake, recorder_dir=ring, poll_seconds=0.1) as running:
+
+        async def hint() -> str:
+            return (await running.client.get("/memory")).json()["engine"]["hint"] or ""
+
+        async def is_loading() -> bool:
+            return "seems to be loading" in await hint()
+
+        await until(is_loading, pause_seconds=0.02)
+        told = await hint()
+    assert told.startswith("the engine seems to be loading (API server, pid 10, runs); nothing answers yet at ")
 
 
 async def test_as_text_and_at_the_command_line(ring):

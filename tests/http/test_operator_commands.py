@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
-from highwater.commands.events import follow
+from highwater.commands.events import follow_events
 from highwater.policy.settings import PolicySettings
 from tests.fakes.engine import NO_SNAPSHOT
 from tests.http.test_control_plane import both_on_ports
@@ -309,6 +309,6 @@ def test_events_go_on_with_a_sidecar_that_came_back():
     first, second, third = ({"id": number, "at": float(number)} for number in (1, 2, 3))
     lives = iter([OneLife([first], [second]), OneLife([third, second, first], [third])])
     lost: list[str] = []
-    following = follow(lambda: next(lives), lambda _: None, 0, lost.append)
+    following = follow_events(lambda: next(lives), lambda _: None, 0, lost.append)
     assert [next(following), next(following)] == [second, third]
     assert lost == ["the sidecar has ended the stream"]

@@ -268,8 +268,8 @@ async def test_a_head_after_a_long_silence_has_its_whole_time(front):
 
 @pytest.mark.parametrize("framing", [b"content-length: 1000", b"transfer-encoding: chunked"])
 async def test_a_body_that_drips_is_not_waited_for(front, upstream, framing):
-    """A byte now and then renews nothing: 408 for the client, and a body that breaks off for the engine."""
-    front.proxy.limits = replace(front.proxy.limits, slow_body_seconds=3.0)
+    """A byte now and then renews nothing: the client gets a 408 that names the limit."""
+    front.proxy.limits = replace(front.proxy.limits, slow_body_seconds=3.0, body_bytes_per_second=700)
     broken = asyncio.Event()
 
     @upstream.on("/v1/x")
@@ -291,7 +291,7 @@ async def test_a_body_that_drips_is_not_waited_for(front, upstream, framing):
         answer = await wire.answer()
         await broken.wait()
     assert answer.status == 408
-    assert b"too slowly" in answer.body
+    assert b"too slowly (under 700 bytes/s)" in answer.body
 
 
 async def test_a_slow_body_that_moves_is_waited_for(front, upstream):

@@ -29,7 +29,7 @@ from click.testing import CliRunner, Result
 
 from highwater.cli import main
 from highwater.client.sidecar import SidecarClient
-from highwater.commands.top.feed import follow
+from highwater.commands.top.feed import follow_memory
 from highwater.demo.sidecar import DemoSidecar
 from highwater.policy.settings import PolicySettings
 from tests.fakes.engine import IMAGE_BYTES, FakeEngine
@@ -536,12 +536,12 @@ def test_bash_completes_commands_and_remedies():
 @shares
 async def test_who_follows_is_told_of_what_was_and_what_comes(sidecar, url):
     """History first, then the report as it stands."""
-    followed = follow(lambda: SidecarClient(url), lambda _: True)
+    followed = follow_memory(lambda: SidecarClient(url), lambda _: True)
 
     def first(count: int) -> list[str]:
         return [next(followed)[0] for _ in range(count)]
 
-    assert await asyncio.to_thread(first, 2) == ["history", "report"]
+    assert await asyncio.to_thread(first, 2) == ["past", "report"]
     await asyncio.to_thread(followed.close)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Annotated
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from highwater.errors import SettingsError
+from highwater.errors import MayHoldSecret, SettingsError, sentences
 from highwater.policy.rules import Rule
 from highwater.policy.settings import PolicyChange
 from highwater.process import descriptors
@@ -195,6 +196,45 @@ def test_a_password_in_a_url_is_never_shown(url):
     assert problem.startswith("engine_url: '***@")
     assert "pa55w" not in problem
     assert "ann" not in problem
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://engine:8000?password=pa55w", "'http://engine:8000?***'"),
+        ("http://engine:8000/#pa55w", "'http://engine:8000/#***'"),
+        ("http://ann:x@engine:8000?password=pa55w", "'***@engine:8000?***'"),
+        ("http://engine:8000/?next=http://ann:pa55w@other", "'***'"),
+        ("http://engine:8000/?password=p@pa55w", "'***'"),
+        ("http://ann:pa55w?word@engine:8000", "'***'"),
+        ("http%3A%2F%2Fann%3Apa55w%40engine", "'***@engine'"),
+    ],
+)
+def test_what_may_be_a_password_elsewhere_in_a_url_is_not_shown(url, shown):
+    """In its query or fragment, or where a query and a password with a question mark cannot be told apart."""
+    (problem,) = problems({"engine_url": url})
+    assert problem.startswith(f"engine_url: {shown} must ")
+
+
+@pytest.mark.parametrize("value", ["[http://ann:pa55w@engine]", "{url: http://ann:pa55w@engine}"])
+def test_a_password_in_a_url_of_another_type_is_not_shown(write, value):
+    """A list, or a section."""
+    (problem,) = problems(config=write("a.yaml", f"engine_url: {value}\n"))
+    assert problem.startswith("engine_url: '***' ")
+
+
+def test_a_field_says_itself_that_its_value_may_hold_a_secret():
+    """Whatever its key; of the others the value is shown, also where their key looks like a token's."""
+
+    class Model(BaseModel):
+        door: Annotated[int, MayHoldSecret()]
+        max_tokens: int
+
+    with pytest.raises(ValidationError) as caught:
+        Model(door="pa55w", max_tokens="many")  # type: ignore[arg-type]
+    hidden, shown = sentences(caught.value.errors(), fields=Model.model_fields)
+    assert hidden.startswith("door: Input should be")
+    assert shown.startswith("max_tokens: 'many' Input should be")
 
 
 @pytest.mark.parametrize(

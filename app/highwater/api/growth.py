@@ -12,11 +12,10 @@ from pydantic import Field, TypeAdapter
 
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
-from highwater.errors import UnknownName
 from highwater.growth.floors import Floor
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.schema import SCHEMA
-from highwater.text.growth import growth_table, series_title
+from highwater.text.growth import growth_table
 
 
 class GrowthQuery(FormatQuery):
@@ -68,12 +67,8 @@ def growth_router(services: Services) -> APIRouter:
         verdicts = services.growth.verdicts()
         floors: tuple[GrowthFloor, ...] = ()
         if query.series is not None:
-            names = [one.series for one in verdicts]
-            # By the name that programs use, or the title that people see.
-            verdicts = tuple(one for one in verdicts if query.series in (one.series, series_title(one)))
-            if not verdicts:
-                raise UnknownName("series", query.series, [repr(name) for name in names])
-            floors = tuple(map(_floor, services.growth.data(verdicts[0].series)))
+            found = services.growth.find(query.series)
+            verdicts, floors = (found,), tuple(map(_floor, services.growth.data(found.series)))
         if wants_text(request, query.format):
             return PlainTextResponse(growth_table(verdicts))
         answer = GrowthAnswer(series=verdicts, floors=floors)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import httpx_sse
 
-from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.errors import SidecarRefused, SidecarUnreachable, without_credentials
 from highwater.text.printable import plain
 from highwater.units import MIB
 
@@ -217,7 +217,9 @@ def _base(url: str) -> str:
     except ValueError:
         usable = False
     if not usable:
-        raise _unreachable(f"{url!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001")
+        raise _unreachable(
+            f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
+        )
     if parts.username is not None:
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")

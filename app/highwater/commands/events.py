@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from highwater.client.following import follow
 from highwater.client.options import ASK_SECONDS, INTERRUPTED, ending_well, examples, sidecar_at, url_option
-from highwater.errors import SidecarError
 from highwater.text.printable import plain
 
 if TYPE_CHECKING:
     from highwater.client.sidecar import SidecarClient
     from highwater.readings.event import Event
 
-FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 5.0
 # The most that the sidecar keeps and returns at once.
 MAX_EVENTS: Final = 1000
@@ -51,7 +50,7 @@ def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JS
     return [event for event in events[:last] if isinstance(event, dict)][::-1]
 
 
-def follow(
+def follow_events(
     connect: Callable[[], SidecarClient], pause: Callable[[float], None], last: int, lost: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield the newest ``last`` events, and then each as it happens, without end.
@@ -68,33 +67,22 @@ def follow(
         SidecarError: No sidecar responds the first time.
     """
     seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
-    seconds, is_first = FIRST_PAUSE_SECONDS, True
-    while True:
-        try:
-            with connect() as sidecar:
-                for events in _from_now_on(sidecar):
-                    new = [event for event in events if (event.get("at"), event.get("id")) not in seen]
-                    seen.extend((event.get("at"), event.get("id")) for event in new)
-                    yield from new[len(new) - min(last, len(new)) :] if is_first else new
-                    is_first, seconds = False, FIRST_PAUSE_SECONDS
-            lost("the sidecar has ended the stream")
-        except SidecarError as exc:
+    is_first = True
+    for name, data in follow(connect, _kept_events, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
+        if name == "lost":
             if is_first:
-                raise
-            lost(str(exc))
-        pause(seconds)
-        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
+                raise data
+            lost(str(data))
+        elif name in ("past", "event"):
+            events = data if name == "past" else [data] if isinstance(data, dict) else []
+            new = [event for event in events if (event.get("at"), event.get("id")) not in seen]
+            seen.extend((event.get("at"), event.get("id")) for event in new)
+            yield from new[len(new) - min(last, len(new)) :] if is_first else new
+            is_first = False
 
 
-def _from_now_on(sidecar: SidecarClient) -> Iterator[list[dict[str, Any]]]:
-    """Yield the past events, once the stream is open so that none is missed, and then each new event."""
-    is_open = False
-    for name, data in sidecar.events():
-        if not is_open:  # the first message is the report
-            is_open = True
-            yield listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
-        if name == "event" and isinstance(data, dict):
-            yield [data]
+def _kept_events(sidecar: SidecarClient) -> list[dict[str, Any]]:
+    return listed(sidecar.get("/memory/events", {"limit": str(MAX_EVENTS)}), MAX_EVENTS)
 
 
 @click.command(
@@ -132,7 +120,9 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
 
     try:
         with ending_well():
-            _show(follow(lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS), time.sleep, last, lost), as_json)
+            _show(
+                follow_events(lambda: SidecarClient(url, timeout_seconds=ASK_SECONDS), time.sleep, last, lost), as_json
+            )
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import click
 
 from highwater.client.options import examples, own_url, url_option_of
+from highwater.errors import without_credentials
 from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
@@ -59,8 +60,8 @@ def ask(base: str, path: str, seconds: float) -> str | None:
         finally:
             connection.close()
     except (OSError, HTTPException, ValueError) as exc:
-        return f"no sidecar answers at {base}: {exc or type(exc).__name__}"
-    return None if answer.status == _OK else f"{base}{path} answered {answer.status}: {text}"
+        return f"no sidecar answers at {without_credentials(base)}: {exc or type(exc).__name__}"
+    return None if answer.status == _OK else f"{without_credentials(base)}{path} answered {answer.status}: {text}"
 
 
 def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTTPConnection:

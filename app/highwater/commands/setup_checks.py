@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from highwater.engine.capabilities import EXTENSION, parse_version
+from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.files.admin_token import is_loopback
 from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
@@ -26,7 +26,7 @@ ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token
 
 # The range tested (docs/engine.md).
 OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
-RESETS_ENCODER_CACHE = parse_version("0.16")
+RESETS_ENCODER_CACHE = parse_version(RESETS_SINCE["reset_encoder_cache"])
 _TO_WATCH = (
     "run `highwater extension --copy-to DIR` and start vLLM with PYTHONPATH=DIR and HIGHWATER_RECORDER_DIR, the "
     "sidecar's own recorder_dir; where VLLM_PLUGINS is set, it must contain highwater"
@@ -159,7 +159,8 @@ def _version(facts: SetupFacts) -> _Judged:
         return "warn", text, "try every remedy with --dry-run first"
     if release < RESETS_ENCODER_CACHE:
         text = f"{reported} has no /reset_encoder_cache; trim_encoder_cache is there instead"
-        return "warn", text, "use vLLM 0.16 or newer, best 0.28, where every remedy is safe"
+        change = f"use vLLM {RESETS_ENCODER_CACHE} or newer, best {EVERY_RESET_SAFE_SINCE}, where every remedy is safe"
+        return "warn", text, change
     return "ok", f"{reported} {facts.report.engine.model or ''}".rstrip()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
@@ -22,7 +23,13 @@ EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 _Value = TypeVar("_Value")
 _STATE_PATHS = ("/is_sleeping", "/is_paused")
-PROBED_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
+# vLLM's own resets, and the oldest version that has the route of each.
+RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
+    {"reset_prefix_cache": "0.11", "reset_mm_cache": "0.11.2", "reset_encoder_cache": "0.16"}
+)
+# Before, a request that does not pass the sidecar fails where it meets `reset_mm_cache`; every other remedy is safe.
+EVERY_RESET_SAFE_SINCE: Final = "0.28"
+PROBED_PATHS = ("/collective_rpc", *(f"/{name}" for name in RESETS_SINCE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

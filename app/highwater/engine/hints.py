@@ -24,6 +24,14 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
 
+def starting_text(process: str, failure: EngineError, url: str) -> str:
+    """Return the same of an engine without a response yet, of which a process runs: its name and pid."""
+    return (
+        f"the engine seems to be loading ({process}, runs); nothing answers yet at {url} ({failure}); if that lasts, "
+        "is engine_url right?"
+    )
+
+
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:
     """Return how far a start is whose slowest rank has completed these phases."""
     done = f"phases done: {', '.join(phase.name for phase in phases)}" if phases else "no phase is done yet"

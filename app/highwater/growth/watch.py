@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook
 from highwater.growth.floors import (
     DEVICE_IDLE_SECONDS,
@@ -30,6 +31,7 @@ from highwater.memory.history import History
 from highwater.readings.growth import GrowthKind, SeriesGrowth
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
+from highwater.text.growth import series_title
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
@@ -144,7 +146,7 @@ class GrowthWatch:
         self._log_problem()
 
     def _judge(self, name: str, happenings: Sequence[Happening]) -> None:
-        book, key = self._find(name)
+        book, key = self._book_of(name)
         life, before = self._judged.get(name, (key.life, None))
         before = before if life == key.life else None
         measured = self._last.get(name)
@@ -168,7 +170,7 @@ class GrowthWatch:
         for name in names:
             if name not in self._judged:
                 continue
-            _, key = self._find(name)
+            _, key = self._book_of(name)
             present = self._present[key.place]
             self._reported[name] = series_growth(
                 key,
@@ -180,7 +182,7 @@ class GrowthWatch:
         rows = self._reported.values()
         self._shown = tuple(sorted(rows, key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
 
-    def _find(self, name: str) -> tuple[FloorBook, SeriesKey]:
+    def _book_of(self, name: str) -> tuple[FloorBook, SeriesKey]:
         return next((book, key) for book in self._books.values() if (key := book.key(name)) is not None)
 
     def _happenings(self) -> list[Happening]:
@@ -205,6 +207,17 @@ class GrowthWatch:
     def verdicts(self) -> tuple[SeriesGrowth, ...]:
         """Return the verdict on every series, the leaks first."""
         return self._shown
+
+    def find(self, name: str) -> SeriesGrowth:
+        """Return one verdict, by its series' name, which programs use, or by its title, which people see.
+
+        Raises:
+            UnknownName: No such series has a verdict yet; the message lists the names of those that have.
+        """
+        for one in self._shown:
+            if name in (one.series, series_title(one)):
+                return one
+        raise UnknownName("series", name, [repr(one.series) for one in self._shown])
 
     def data(self, name: str) -> list[Floor]:
         """Return the floors behind a verdict, oldest first."""

@@ -28,7 +28,7 @@ from highwater.host.reading import (
     ShmMemory,
 )
 from highwater.host.shared_memory import SHM, read_shm, shm_of
-from highwater.process.machine import Machine
+from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
 
 _NO_FOLDER = (
@@ -107,6 +107,10 @@ class HostReader:
             engine=_settings(records),
             problems=problems if records or self._found else (*problems, _NO_FILES if self._has_folder else _NO_FOLDER),
         )
+
+    def is_stopped(self, process: ProcessMemory) -> bool:
+        """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""
+        return self._machine.process_state(process.pid, process.started) in STOPPED_STATES
 
     # --- processes ---
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,26 +103,30 @@ def find_process(folder: Path, wanted: str) -> tuple[ProcessRecord, str]:
     Raises:
         CannotTrace: No process matches, or several do; the text lists them.
     """
-    files = ProcessFiles(folder)
-    named = {record.pid: (record, record.name) for record in files.read()}
+    named = [(record, record.name) for record in ProcessFiles(folder).read()]
     identifier = _plain(wanted)
-    matching = [one for pid, one in named.items() if identifier in (str(pid), *_identifiers(*one))]
+    matching = [one for one in named if identifier in _identifiers(*one)]
     if len(matching) == 1:
         return matching[0]
-    there = ", ".join(f"{name} ({pid})" for pid, (_, name) in sorted(named.items())) or "none"
-    if not matching:
-        hint = "" if named else "; vLLM writes process files where HIGHWATER_RECORDER_DIR names this folder"
-        raise CannotTrace(f"{wanted!r} is no process of {folder}: there are {there}{hint}")
-    several = ", ".join(str(record.pid) for record, _ in matching)
-    raise CannotTrace(f"{wanted!r} means several processes; name one by its pid: {several}")
+    if not named:
+        hint = "vLLM writes process files where HIGHWATER_RECORDER_DIR names this folder"
+        raise CannotTrace(f"{wanted!r} is no process of {folder}: there are none; {hint}")
+    owners = Counter(word for one in named for word in _identifiers(*one))
+    there = ", ".join(
+        f"{next(word for word in _identifiers(record, name) if owners[word] == 1)} ({name}, pid {record.pid})"
+        for record, name in matching or named
+    )
+    if matching:
+        raise CannotTrace(f"{wanted!r} means several processes; name one: {there}")
+    raise CannotTrace(f"{wanted!r} is no process of {folder}; name one: {there}")
 
 
-def _identifiers(record: ProcessRecord, name: str) -> Iterator[str]:
-    yield _plain(name)
-    yield _plain(record.role)
-    number = record.rank if record.role == "worker" and record.rank is not None else record.index
-    if number is not None:
-        yield f"{_plain(record.role)}-{number}"
+def _identifiers(record: ProcessRecord, name: str) -> tuple[str, ...]:
+    """Return the words that mean a process, the easiest first; the last, its pid, means no other."""
+    role, number = _plain(record.role), record.rank if record.role == "worker" else None
+    number = record.index if number is None else number
+    numbered = () if number is None else (f"{role}-{number}",)
+    return tuple(dict.fromkeys((role, *numbered, _plain(name), str(record.pid))))
 
 
 def _plain(name: str) -> str:

@@ -7,17 +7,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from highwater.host.outlook import Outlook, OutlookWindow
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts
 from highwater.host.reader import HostReader
-from highwater.host.reading import HostReading
+from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
 from highwater.readings.report import HostSummary
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
 """A reading that is younger is reused."""
+_SERVING_ROLES: Final[frozenset[Role]] = frozenset({"api_server", "engine_core"})
+_ENGINE_ROLES: Final[frozenset[Role]] = _SERVING_ROLES | {"launcher", "worker"}
 
 log = logging.getLogger("highwater")
 
@@ -81,6 +84,16 @@ class HostWatch:
         return await asyncio.to_thread(
             report_of, now.reading, outlook=now.outlook, counts=self._counts(), age_seconds=age
         )
+
+    def engine_process(self) -> str | None:
+        """Return name and pid of a process of the engine that ran at the last reading; ``None`` if none was seen."""
+        processes = () if self.now is None else self.now.reading.processes
+        return next((f"{one.name}, pid {one.pid}" for one in processes if one.role in _ENGINE_ROLES), None)
+
+    def stopped_processes(self) -> tuple[ProcessMemory, ...]:
+        """Return the processes of the last reading that are stopped now and every request needs, workers aside."""
+        processes = () if self.now is None else self.now.reading.processes
+        return tuple(one for one in processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
 
     def _read_now(self, read_at: float) -> HostNow:
         reading = self._reader.read()

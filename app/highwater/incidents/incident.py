@@ -54,6 +54,14 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedProcess:
+    """A process of the engine, no rank's, that a signal or a debugger has stopped: its name and pid."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomKills:
     """Processes that the kernel killed for memory, by a control group's own counter.
 
@@ -95,6 +103,7 @@ class Evidence:
         baseline: The first readings after this engine became ready.
         policy_before: The policy's last status while the engine's memory was known.
         reason: What was seen, in a few words: ``connection refused``.
+        stopped: Processes of the engine beside its workers that were stopped then, of those that this machine shows.
         oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
         ended_by_signal: The signal that ended a process of the engine, where the log says so.
     """
@@ -110,6 +119,7 @@ class Evidence:
     events: tuple[Event, ...] = ()
     reason: str = ""
     start: FailedStart | None = None
+    stopped: tuple[StoppedProcess, ...] = ()
     oom_kills: OomKills | None = None
     ended_by_signal: int | None = None
 

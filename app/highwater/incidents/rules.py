@@ -121,17 +121,20 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 
 
 def stopped_ranks(case: IncidentCase) -> Finding | None:
-    """Report that processes of ranks were stopped, and can go on."""
-    stopped = [rank for rank in case.evidence.ranks if rank.status == "stopped"]
+    """Report that processes of ranks, EngineCore or an API server were stopped, and can go on."""
+    ranks = [(rank.name, rank.pid) for rank in case.evidence.ranks if rank.status == "stopped"]
+    # A single worker may live in EngineCore's process.
+    others = [(one.name, one.pid) for one in case.evidence.stopped if one.pid not in {pid for _, pid in ranks}]
+    stopped = [*ranks, *others]
     if not stopped:
         return None
-    names = ", ".join(rank.name for rank in stopped)
+    names = ", ".join(name for name, _ in stopped)
     return finding(
         "stopped_ranks",
-        {f"{rank.name} pid": rank.pid for rank in stopped},
+        {f"{name} pid": pid for name, pid in stopped},
         weight="likely" if case.kind == "hung" else "clue",
         stopped=f"{names} {'was' if len(stopped) == 1 else 'were'}",
-        pids=", ".join("not known" if rank.pid is None else str(rank.pid) for rank in stopped),
+        pids=", ".join("not known" if pid is None else str(pid) for _, pid in stopped),
     )
 
 

@@ -18,7 +18,8 @@ from highwater.accounting.attribution import account, rank_key
 from highwater.accounting.points import MemoryPoint
 from highwater.engine.life import EngineLife
 from highwater.findings.case import EncoderEntry
-from highwater.incidents.incident import Evidence, FailedStart, IncidentKind, RankEvidence
+from highwater.host.reading import ProcessMemory
+from highwater.incidents.incident import Evidence, FailedStart, IncidentKind, RankEvidence, StoppedProcess
 from highwater.incidents.incidents import Incidents
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.rules import NOTHING_KNOWN
@@ -72,6 +73,7 @@ class IncidentWatcher:
         life: Callable[[], EngineLife],
         policy: Callable[[], PolicyStatus],
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
+        stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,6 +83,7 @@ class IncidentWatcher:
         self._engine_life = life
         self._policy = policy
         self._verdicts = verdicts
+        self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
         self._internal_error = internal_error
         self._last: Report | None = None
@@ -232,6 +235,7 @@ class IncidentWatcher:
             policy_before=life.policy,
             events=events,
             reason=reason,
+            stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
             oom_kills=self._oom_kills.recent(),
         )
 

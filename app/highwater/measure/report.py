@@ -45,7 +45,12 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
         "peak under load",
         "Each rank at its highest reading from the load's start to the reading after it, and what that was made of.",
     ),
-    ("freed", "In use before the remedy less after it; negative where traffic took more meanwhile."),
+    (
+        "freed",
+        "In use before the remedy less after it, traffic's part included: negative where traffic took more meanwhile. "
+        "MiB changed counts from the moment before, so with what moved between two remedies. An event names first what "
+        "the remedy itself freed (credited_bytes), then how use changed beside it.",
+    ),
     ("torch reserved", "What PyTorch's allocator holds of the device: allocated, and the allocator reserve."),
     ("torch peak allocated", "PyTorch's own record since the engine started; it also knows what no reading saw."),
     ("host rss", "The worker's resident set on the host."),

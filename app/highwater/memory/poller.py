@@ -16,10 +16,10 @@ from functools import partial
 
 from highwater.accounting.attribution import account, encoder_totals, growth, without_forecast
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint
+from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint, starting_text
 from highwater.engine.life import EngineLife, Lives
 from highwater.engine.verdict import EngineVerdict, Seen, decide
-from highwater.errors import EngineError, EngineUnreachable
+from highwater.errors import EngineError, EngineNotListening, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
@@ -45,6 +45,7 @@ class Poller:
         listeners: Called with each report.
         pace: Called after each poll; returns after how many seconds the memory is read again, if sooner than at the
             next poll: from the recorders' files alone, or, without recorders, by a poll.
+        engine_process: Returns name and pid of a process of the engine that runs, as far as one is seen.
         last_load: The engine's last known load.
     """
 
@@ -53,6 +54,7 @@ class Poller:
     ) -> None:
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
+        self.engine_process: Callable[[], str | None] = lambda: None
         self.last_load = EngineLoad()
         self._rounds = rounds
         self._times = rounds.times
@@ -319,6 +321,10 @@ class Poller:
         if outcome.is_loading:
             starts = [record.table.start for record in outcome.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), self._rounds.url)
+        is_starting = self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
+        process = self.engine_process() if is_starting else None
+        if process is not None:
+            return starting_text(process, failure, self._rounds.url)
         known = self._verdict.has_answered or bool(self.life.processes)
         return failure_text(failure, self._rounds.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
 

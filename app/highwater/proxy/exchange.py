@@ -12,13 +12,13 @@ from highwater.proxy.endings import ending_before_response, ending_within_respon
 from highwater.proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
-    CLIENT_SLOW,
     CLIENT_STALLED,
     DISCONNECTED,
     NO_RESPONSE,
     RESPONSE_STALLED,
     UPLOAD_STALLED,
     Failure,
+    body_too_slow,
     error_response,
 )
 from highwater.proxy.gate import Admission, Shed
@@ -451,7 +451,7 @@ class EngineExchange(Exchange, Requester):
         limits = self._proxy.limits
         allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
         if self._body_ticks * limits.tick_seconds > allowed:
-            self.fail(CLIENT_SLOW)
+            self.fail(body_too_slow(limits.body_bytes_per_second))
 
     def _end_idle_tunnel(self) -> None:
         engine, self._engine = self._engine, None

@@ -82,7 +82,6 @@ UPLOAD_STALLED = Failure(
 )
 RESPONSE_STALLED = Failure(504, "idle_timeout", "the engine's response stopped coming (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stopped coming (proxy.idle_seconds)")
-CLIENT_SLOW = Failure(408, "client_stalled", "the request body came too slowly (under 512 bytes/s)")
 BODY_LATE = Failure(408, "client_stalled", "the request body took too long")
 CLIENT_NOT_READING = Failure(499, "client_left", "the client stopped reading its response (proxy.idle_seconds)")
 STOPPING = Failure(503, "shutting_down", "the sidecar is stopping", retry_after=1)
@@ -102,6 +101,11 @@ def too_many_connections(limit: int, where: str) -> Failure:
 def bad_request(message: str) -> Failure:
     """Return the failure of a request that may not be passed on as the client sent it."""
     return Failure(400, "bad_request", message)
+
+
+def body_too_slow(bytes_per_second: int) -> Failure:
+    """Return the failure of a request body that was waited for too long, at less than this rate."""
+    return Failure(408, "client_stalled", f"the request body came too slowly (under {bytes_per_second} bytes/s)")
 
 
 def body_too_large(limit: int) -> Failure:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.errors import flaw
-from highwater.process.machine import Machine
+from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
@@ -207,7 +207,7 @@ class RankFile:
             return "dead"
         if not is_late:
             return "alive"
-        return "stopped" if state in "Tt" else "silent"
+        return "stopped" if state in STOPPED_STATES else "silent"
 
     def _process_state(self) -> str | None:
         identity = self.ring.identity

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
 
+from highwater.errors import MayHoldSecret, without_credentials
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.policy.rules import FROZEN, Finite
 from highwater.policy.settings import PolicySettings
@@ -48,7 +49,9 @@ class Settings(BaseModel):
 
     model_config = FROZEN
 
-    engine_url: str = Field("http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path")
+    engine_url: Annotated[str, MayHoldSecret(without_credentials)] = Field(
+        "http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path"
+    )
     engine_root_path: str | None = Field(
         None,
         description="the root path that vLLM was started with: below it the same paths are proxied as without it",
@@ -62,7 +65,7 @@ class Settings(BaseModel):
         description="port for the control plane, metrics and probes alone; port then serves what the engine serves and "
         "nothing else; unset: port serves both",
     )
-    admin_token: SecretStr | None = Field(
+    admin_token: Annotated[SecretStr | None, MayHoldSecret()] = Field(
         None, description="control calls must carry it; unset: the token in admin_token_file"
     )
     admin_token_file: File | None = Field(

@@ -58,7 +58,7 @@ def load(
     try:
         settings = Settings(**merged)
     except ValidationError as exc:
-        problems += sentences(exc.errors(include_url=False), _nearest_key)
+        problems += sentences(exc.errors(include_url=False), _nearest_key, fields=_FIELDS)
     else:
         if not problems:
             return settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
@@ -11,6 +11,7 @@ from highwater.growth.store import FloorFile
 from highwater.growth.watch import GrowthWatch
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
+from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostWatch
 from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.oom_kills import OomKillWatch
@@ -32,12 +33,14 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
         clock=clocks.wall,
         monotonic=clocks.monotonic,
     )
-    return HostWatch(
+    watch = HostWatch(
         reader,
         counts=lambda: _cache_counts(poller),
         monotonic=clocks.monotonic,
         internal_error=internal_errors.counter("host"),
     )
+    poller.engine_process = watch.engine_process
+    return watch
 
 
 def _cache_counts(poller: Poller) -> CacheCounts:
@@ -80,7 +83,9 @@ def wire_incidents(
     core: Core,
     clocks: Clocks,
     internal_errors: InternalErrors,
+    *,
     verdicts: Callable[[], tuple[SeriesGrowth, ...]],
+    stopped_processes: Callable[[], Sequence[ProcessMemory]],
 ) -> tuple[Incidents, IncidentWatcher]:
     """Return the incidents, and the watcher that opens them."""
     store = settings.incidents
@@ -100,6 +105,7 @@ def wire_incidents(
         life=lambda: core.poller.life,
         policy=core.governor.status,
         verdicts=verdicts,
+        stopped_processes=stopped_processes,
         oom_kills=OomKillWatch(clock=clocks.monotonic),
         internal_error=internal_errors.counter("incidents"),
     )

@@ -93,6 +93,14 @@ def test_a_url_with_a_secret_in_it_is_refused_and_not_shown():
     assert TOKEN not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", [f"http://me:{TOKEN}@h:99999", f"ftp://me:{TOKEN}@h", f"http://h:0/?token={TOKEN}"])
+def test_a_secret_in_a_url_that_is_none_is_not_shown(url):
+    """The rest of the URL is."""
+    with pytest.raises(SidecarUnreachable, match="is not the URL of a sidecar") as caught:
+        SidecarClient(url)
+    assert TOKEN not in str(caught.value)
+
+
 def test_a_token_that_no_header_can_carry_is_not_shown():
     """The library's own complaint would show it."""
     with pytest.raises(SidecarUnreachable, match="line break") as caught:

@@ -56,6 +56,15 @@ def test_one_that_is_not_is_1_and_a_line(url):
     assert "\x1b" not in told.output
 
 
+@pytest.mark.parametrize("template", ["http://ann:pa55w@{}", "http://ann:pa55w@{}:99999", "{}/?password=pa55w"])
+def test_a_password_in_the_url_is_not_shown(url, template):
+    """Whether something answers there or not: Docker keeps the line."""
+    told = check("ready", "--url", template.format(url.removeprefix("http://")))
+    assert told.exit_code == 1
+    assert "pa55w" not in told.output
+    assert "***" in told.output
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1", "ftp://x", "nonsense", "http://[::1"])
 def test_nobody_there_is_1_too(url):
     """Docker knows no other status."""

@@ -11,9 +11,11 @@ import pytest
 from highwater.commands import setup_checks as checks
 from highwater.commands.check import check_json, check_text
 from highwater.commands.setup_checks import SETUP_CHECKS, SetupCheck, SetupFacts, checked, exit_code
-from highwater.readings.engine import MissingRank, Progress
+from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
+from highwater.readings.engine import EngineStatus, MissingRank, Progress
 from highwater.readings.policy import RemedyState
 from highwater.readings.rank import Note
+from highwater.relief.remedies import REMEDIES
 from highwater.settings.keys import keys, variable
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
@@ -191,6 +193,19 @@ def test_without_an_engine_one_thing_is_wrong():
     assert [finding.name for finding in findings if finding.level == "fail"] == ["engine"]
     assert {"dev mode", "extension", "ranks", "vLLM"} <= {f.name for f in findings if f.level == "skip"}
     assert exit_code(findings) == 2
+
+
+def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
+    """A user who follows the check's advice finds the remedy there."""
+    since, safe_since = RESETS_SINCE["reset_encoder_cache"], EVERY_RESET_SAFE_SINCE
+    change = result("vLLM", facts(version="0.12.0")).change
+    assert change == f"use vLLM {since} or newer, best {safe_since}, where every remedy is safe"
+    old = Capabilities(version="0.12.0")
+    status = EngineStatus(url="http://engine", state="ready", version="0.12.0")
+    refusals = {remedy.name: remedy.refusal(old, status, "safe") or "" for remedy in REMEDIES}
+    for name, version in RESETS_SINCE.items():
+        assert f"vLLM {version} and newer" in refusals[name]
+    assert {remedy.automatic_since for remedy in REMEDIES} == {None, safe_since}
 
 
 def test_every_rule_is_asked_once():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from highwater.accounting.attribution import account
+from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook
 from highwater.growth.floors import MAX_FLOORS, Bound, IdlePeriod, follow, is_due, superfluous
 from highwater.growth.series import Measured, SeriesKey, device_series
@@ -103,6 +104,19 @@ async def test_a_leak_is_found_named_and_recorded():
     assert found.limit_by == "the memory of its device"
     assert watched.verdict("weights_bytes") == watched.verdict("torch_cached_bytes") == "flat"
     assert [event.summary for event in watched.history.events()] == ["rank 0 other_tensors_bytes leaks"]
+
+
+async def test_a_series_is_found_by_its_name_and_by_its_title():
+    """The name is for programs, the title for people; of any other the error lists the names."""
+    watched = Watched()
+    with pytest.raises(UnknownName, match=r"series: 'nothing' is not known; allowed: none yet"):
+        watched.watch.find("nothing")
+    await leaking(watched)
+    found = watched.watch.find("rank 0 other_tensors_bytes")
+    assert found in watched.watch.verdicts()
+    assert watched.watch.find("rank 0: other tensors") == found
+    with pytest.raises(UnknownName, match=r"'nothing' is not known; allowed: 'rank 0 other_tensors_bytes', 'rank 0 "):
+        watched.watch.find("nothing")
 
 
 async def test_nothing_is_measured_under_load():

@@ -6,6 +6,7 @@ import pytest
 
 from highwater.accounting.attribution import account
 from highwater.host.reader import HostReader
+from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
 from tests.unit.host.recorded import BOOT, group, machine, record, write
@@ -23,12 +24,15 @@ def host(tmp_path):
     root, folder = machine(tmp_path / "root"), tmp_path / "ring"
     (tmp_path / "shm").mkdir()
 
-    def read(**options):
-        reader = HostReader(
+    def made(**options):
+        return HostReader(
             folder, clock=lambda: 1000.0, monotonic=lambda: 501.0, root=root, shm=tmp_path / "shm", **options
         )
-        return reader.read()
 
+    def read(**options):
+        return made(**options).read()
+
+    read.reader = made
     read.folder, read.root, read.shm = folder, root, tmp_path / "shm"
     return read
 
@@ -108,10 +112,10 @@ def test_shared_memory_is_what_the_engine_sees(host):
     assert (shm.sees, [one.owner for one in shm.owners]) == ("sidecar", ["rpc_rings"])
 
 
-def process(root, pid, parent, title, anonymous, *, started=7, limit="1024"):
+def process(root, pid, parent, title, anonymous, *, started=7, limit="1024", state="S"):
     folder = root / f"proc/{pid}"
     folder.mkdir(parents=True)
-    (folder / "stat").write_text(f"{pid} (x) S {parent}{' 0' * 17} {started} 0\n")
+    (folder / "stat").write_text(f"{pid} (x) {state} {parent}{' 0' * 17} {started} 0\n")
     (folder / "status").write_text(
         f"Name:\tx\nVmHWM:\t{anonymous + 1} kB\nRssAnon:\t{anonymous} kB\nRssFile:\t1 kB\n"
         "RssShmem:\t0 kB\nThreads:\t3\n"
@@ -145,6 +149,21 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
     assert [(one.descriptors, one.descriptors_limit) for one in reading.processes[:2]] == [(0, 1024), (0, None)]
     assert (reading.container.limit_bytes, reading.container.sees) == (8000 * MIB, "sidecar")
     assert reading.problems == ()
+
+
+async def test_a_stopped_engine_core_is_found_though_it_writes_no_file_any_more(host):
+    """With its pid, by the kernel's state of now; not a worker, which its recorder shows, nor what no request needs."""
+    process(host.root, 10, 1, "python vllm serve model", 700)
+    process(host.root, 11, 10, "VLLM::EngineCore", 500, state="T")
+    process(host.root, 12, 11, "VLLM::Worker_TP0", 900, state="T")
+    process(host.root, 13, 10, "python -c from multiprocessing.resource_tracker import main", 9, state="T")
+    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]))
+    assert watch.stopped_processes() == ()
+    await watch.read()
+    assert [(one.name, one.pid) for one in watch.stopped_processes()] == [("EngineCore", 11)]
+    stat = host.root / "proc/11/stat"
+    stat.write_text(stat.read_text().replace(") T ", ") S "))
+    assert watch.stopped_processes() == ()
 
 
 def test_a_worker_of_another_start_is_not_looked_for(host):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import threading
@@ -66,15 +67,31 @@ def test_a_process_is_found_by_its_names(folder, word, pid):
     assert find_process(folder, word)[0].pid == (pid or os.getpid())
 
 
-def test_what_means_none_or_several_says_which_there_are(folder, tmp_path):
-    """With their numbers."""
-    with pytest.raises(CannotTrace, match=r"'worker' means several processes; name one by its pid: 50, 51"):
+def test_what_means_none_or_several_says_which_words_mean_one(folder, tmp_path):
+    """As they are typed, beside the name that `highwater host` shows."""
+    both = r"worker-0 \(worker rank 0, pid 50\), worker-1 \(worker rank 1, pid 51\)"
+    with pytest.raises(CannotTrace, match=rf"'worker' means several processes; name one: {both}$"):
         find_process(folder, "worker")
-    with pytest.raises(CannotTrace, match=r"there are .*EngineCore 0 \(42\).*worker rank 1 \(51\)"):
-        find_process(folder, "router")
+    with pytest.raises(
+        CannotTrace, match=rf"'worker-7' is no .*; name one: .*engine-core \(EngineCore 0, pid 42\), {both}"
+    ):
+        find_process(folder, "worker-7")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CannotTrace, match="there are none; vLLM writes process files where HIGHWATER_RECORDER_DIR"):
         find_process(tmp_path / "empty", "api-server")
+
+
+def test_every_word_that_is_offered_means_its_process(folder):
+    """Also where ranks of several data-parallel engines have one number, and where a process has no other word."""
+    for dp_rank, pid in enumerate((60, 61), start=1):
+        record_of(folder, pid, 7, "worker", rank=0, dp_rank=dp_rank)
+        record_of(folder, pid + 10, 7, "other", command="python3")
+    with pytest.raises(CannotTrace) as caught:
+        find_process(folder, "router")
+    offered = re.findall(r"([\w.-]+) \([^()]*, pid (\d+)\)", str(caught.value))
+    assert {pid: find_process(folder, word)[0].pid for word, pid in offered} == {pid: int(pid) for _, pid in offered}
+    words = {int(pid): word for word, pid in offered}
+    assert (words[50], words[60], words[61], words[70]) == ("worker-rank-0", "worker-rank-1.0", "worker-rank-2.0", "70")
 
 
 def test_the_worker_package_accepts_the_request(folder):

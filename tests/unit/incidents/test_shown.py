@@ -16,7 +16,7 @@ from highwater.findings.markdown import CONTENT_SECURITY_POLICY, duration, figur
 from highwater.incidents import Incident, RankEvidence
 from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import match
-from highwater.incidents.incident import Headline
+from highwater.incidents.incident import Headline, StoppedProcess
 from highwater.incidents.text import headlines_text, incident_markdown, state
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
@@ -335,3 +335,16 @@ def test_a_stopped_rank_is_told_how_to_go_on():
     found = {one.name: one for one in diagnose(evidence("hung", rank(reading(0), status="stopped", pid=4242)))}
     assert "Process: 4242." in found["stopped_ranks"].text
     assert found["stopped_ranks"].advice == (ADVICE["continue_process"], ADVICE["restart"])
+
+
+def test_a_stopped_engine_core_is_told_how_to_go_on():
+    """Its workers wait for it, and are all alive. In one process with its only worker it is named once."""
+    core = StoppedProcess(name="EngineCore", pid=4242)
+    waits = replace(evidence("hung", rank(reading(0), status="alive", pid=50)), stopped=(core,))
+    found = {one.name: one for one in diagnose(waits)}["stopped_ranks"]
+    assert (found.title, found.weight) == ("EngineCore was stopped by a signal or a debugger", "likely")
+    assert "Process: 4242." in found.text
+    assert found.figures == {"EngineCore pid": 4242}
+    assert found.advice == (ADVICE["continue_process"], ADVICE["restart"])
+    both = replace(evidence("hung", rank(reading(0), status="stopped", pid=4242)), stopped=(core,))
+    assert {one.name: one for one in diagnose(both)}["stopped_ranks"].figures == {"rank 0 pid": 4242}

@@ -11,6 +11,7 @@ import pytest
 
 from highwater.engine.client import Engine
 from highwater.errors import EngineUnresponsive
+from highwater.host.reading import ProcessMemory
 from highwater.incidents import Incident, Incidents, IncidentStore
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.watcher import BACKLOG, IncidentWatcher
@@ -30,6 +31,7 @@ class Boxed:
         self.core, self.fake, self.clock = core, core.fake, core.clock
         self.kills: int | None = 0
         self.errors = 0
+        self.stopped: tuple[ProcessMemory, ...] = ()
         self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
         self.box = IncidentWatcher(
             self.incidents,
@@ -37,6 +39,7 @@ class Boxed:
             recorders=core.recorders,
             life=lambda: core.poller.life,
             policy=lambda: POLICY,
+            stopped_processes=lambda: self.stopped,
             oom_kills=OomKillWatch(lambda: self.kills, core.clock),
             internal_error=self._count,
         )
@@ -191,6 +194,19 @@ async def test_a_hanging_engine_is_one_incident(either):
     await either.tick()
     await either.tick()
     assert (await either.only()).ended_at is not None
+
+
+async def test_a_hang_knows_the_stopped_processes_beside_the_workers(one):
+    """EngineCore has no recorder where its workers are processes of their own."""
+    await one.come_up()
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    one.stopped = (ProcessMemory(role="engine_core", name="EngineCore", pid=4242),)
+    one.fake.begin_step()
+    for _ in range(3):
+        await one.tick(70.0)
+    (found,) = (found for found in (await one.only()).findings if found.name == "stopped_ranks")
+    assert found.figures == {"EngineCore pid": 4242}
+    one.fake.hang.set()
 
 
 async def test_without_recorders_a_step_may_be_long(boxed):

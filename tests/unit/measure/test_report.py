@@ -70,6 +70,13 @@ def test_what_each_remedy_freed():
     )
 
 
+def test_the_figures_of_what_one_remedy_freed_are_explained_in_one_place():
+    """A table, another and an event have one each, and they may differ."""
+    _, text = both(story())
+    (line,) = (line for line in text.splitlines() if line.startswith("- freed: "))
+    assert all(word in line for word in ("traffic's part included", "MiB changed", "An event", "credited"))
+
+
 def test_unknown_is_a_dash_and_never_nothing():
     """As on CPU, where PyTorch keeps no statistics."""
     e = story()

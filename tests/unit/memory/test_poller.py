@@ -75,6 +75,22 @@ async def test_a_late_engine_is_starting_not_down(core):
     assert (await core.tick()).engine.state == "ready"
 
 
+async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
+    """Who waits for a model of 100 GB need not doubt the URL first. Of a process that ran before nothing is said."""
+    core.fake.down = True
+    core.poller.engine_process = lambda: "EngineCore, pid 4711"
+    report = await core.tick()
+    assert report.engine.state == "starting"
+    assert report.engine.hint == (
+        "the engine seems to be loading (EngineCore, pid 4711, runs); nothing answers yet at http://engine:8000 "
+        "(GET /version: All connection attempts failed); if that lasts, is engine_url right?"
+    )
+    core.fake.down = False
+    await core.tick()
+    core.fake.down = True
+    assert "nothing answers any more" in ((await core.tick(0.0)).engine.hint or "")
+
+
 async def test_an_engine_that_goes_is_gone_and_asked_anew_when_it_is_back(core):
     """Another version with other options may stand there then."""
     await core.tick()

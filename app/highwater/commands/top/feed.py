@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
 from highwater.accounting.points import ROW, MemoryPoint
 from highwater.client.answers import event_of, events_of, report_of, understood
+from highwater.client.following import follow
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError
 from highwater.readings.event import Event
@@ -21,10 +24,11 @@ from highwater.readings.report import Report
 MAX_POINTS = 2000
 MAX_EVENTS = 100
 HISTORY_SECONDS = 900.0
-FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 2.0
 # One reading of so many seconds is fetched: a line has no more cells.
 STEP_SECONDS = 3.0
+
+_TIME = attrgetter("at")
 
 Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
 
@@ -58,12 +62,7 @@ class View:
 
     def with_history(self, past: Past, events: Iterable[Event]) -> View:
         """Add the sidecar's history; what it has lost by a restart stays."""
-        # What is known of a time already stays.
-        points = {
-            key: {point.at: point for point in (*past.get(key, ()), *self.past.get(key, ()))}
-            for key in {**self.past, **past}
-        }
-        merged = {key: tuple(known[at] for at in sorted(known)[-MAX_POINTS:]) for key, known in points.items()}
+        merged = {**self.past, **{key: _joined(self.past.get(key, ()), points) for key, points in past.items()}}
         # A sidecar that was restarted numbers its events from 1 again.
         numbered = {(event.id, event.at): event for event in (*events, *self.events)}
         newest = sorted(numbered.values(), key=lambda event: (event.at, event.id), reverse=True)
@@ -84,6 +83,16 @@ class View:
         return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
 
 
+def _joined(known: Sequence[MemoryPoint], more: Iterable[MemoryPoint]) -> tuple[MemoryPoint, ...]:
+    """Return the newest points of both, oldest first, as ``known`` is. What is known of a time already stays."""
+    points = list(known)
+    for point in more:
+        place = bisect_left(points, point.at, key=_TIME)
+        if place == len(points) or points[place].at != point.at:
+            points.insert(place, point)
+    return tuple(points[-MAX_POINTS:])
+
+
 def past_of(readings: object) -> Past:
     """Return the readings of ``GET /memory/history`` by rank; what is not in shape is left out."""
     past: dict[RankKey, list[MemoryPoint]] = {}
@@ -99,28 +108,11 @@ def past_of(readings: object) -> Past:
 # --- following ---
 
 
-def follow(connect: Callable[[], SidecarClient], pause: Callable[[float], bool]) -> Iterator[tuple[str, Any]]:
-    """Yield ``history``, ``report`` and ``event`` as the sidecar sends them, ``lost`` with a reason; without an end.
-
-    Args:
-        connect: Makes a client.
-        pause: Waits so many seconds before the next attempt; true ends it.
-    """
-    seconds = FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            with connect() as sidecar:
-                yield "history", history_of(sidecar)
-                for name, data in sidecar.events():
-                    seconds = FIRST_PAUSE_SECONDS
-                    yield name, data
-            problem = "the sidecar has ended the stream"
-        except SidecarError as exc:
-            problem = str(exc)
-        yield "lost", problem
-        if pause(seconds):
-            return
-        seconds = min(seconds * 2, MAX_PAUSE_SECONDS)
+def follow_memory(
+    connect: Callable[[], SidecarClient], pause: Callable[[float], bool | None]
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``past``, ``report`` and ``event`` as the sidecar sends them, and ``lost`` with why (see `follow`)."""
+    return follow(connect, history_of, pause, max_pause_seconds=MAX_PAUSE_SECONDS)
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
@@ -160,7 +152,7 @@ class Feed(threading.Thread):
 
     def run(self) -> None:
         """Follow the sidecar until ``stop`` is called."""
-        for name, data in follow(self._connect, self._ended.wait):
+        for name, data in follow_memory(self._connect, self._ended.wait):
             if self._ended.is_set():
                 return
             self.view = updated(self.view, name, data, time.monotonic())
@@ -170,7 +162,7 @@ def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN4
     """Return the view after one more message from the sidecar."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
-    if name == "history":
+    if name == "past":
         return view.with_history(past_of(data.get("readings")), events_of(data.get("events")))
     if name == "report":
         try:

@@ -17,7 +17,7 @@ from highwater.client.answers import report_of
 from highwater.client.options import ASK_SECONDS, sidecar_at
 from highwater.client.sidecar import SidecarClient
 from highwater.commands.top.drawing import Drawing
-from highwater.commands.top.feed import Feed, View, first_view, follow
+from highwater.commands.top.feed import Feed, View, first_view, follow_memory
 from highwater.commands.top.screen import Screen
 
 LOOK_SECONDS = 0.2
@@ -51,7 +51,7 @@ def _print_json(url: str, *, once: bool) -> None:
     if once:
         click.echo(json.dumps(report))
         return
-    for name, data in follow(_connecting(url), threading.Event().wait):
+    for name, data in follow_memory(_connecting(url), threading.Event().wait):
         if name == "report":
             click.echo(json.dumps(data))
             sys.stdout.flush()

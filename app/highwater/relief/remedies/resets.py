@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
-from highwater.engine.capabilities import Capabilities
+from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import parse_load
 from highwater.readings.engine import EngineLoad, EngineStatus
@@ -16,13 +16,7 @@ _IN_USE = "not done by the engine: KV blocks are in use"
 
 
 class _Reset(Remedy):
-    """One of vLLM's resets, which in safe mode waits for running requests unless a subclass knows better.
-
-    Attributes:
-        since: The oldest vLLM that has the route.
-    """
-
-    since: str
+    """One of vLLM's resets, which in safe mode waits for running requests unless a subclass knows better."""
 
     @property
     def path(self) -> str:
@@ -34,7 +28,8 @@ class _Reset(Remedy):
         del status, mode
         if getattr(capabilities, self.name):
             return None
-        return f"this engine has no {self.path}; vLLM {self.since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
+        since = RESETS_SINCE[self.name]
+        return f"this engine has no {self.path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
         """Hold requests in safe mode."""
@@ -57,7 +52,6 @@ class ResetEncoderCache(_Reset):
     """
 
     name = "reset_encoder_cache"
-    since = "0.16"
     frees = "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device"
     does_not_free = "weights, KV pool, processor caches on the host"
     needs_release = True
@@ -86,11 +80,10 @@ class ResetMmCache(_Reset):
     """
 
     name = "reset_mm_cache"
-    since = "0.11.2"
     frees = "processed images in the API server's and EngineCore's host memory"
     does_not_free = "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve"
     # Before, a request that did not pass the gate would fail with 500 as long as one side knows its image.
-    automatic_since = "0.28"
+    automatic_since = EVERY_RESET_SAFE_SINCE
     paces_after = True
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
@@ -123,7 +116,6 @@ class ResetPrefixCache(_Reset):
     """
 
     name = "reset_prefix_cache"
-    since = "0.11"
     frees = "KV blocks that hold cached prefixes, for new requests"
     does_not_free = "device memory: the KV pool is preallocated and keeps its size"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import lists, sampled_from
 
+from highwater.accounting.points import MemoryPoint
 from highwater.commands.top.feed import MAX_EVENTS, MAX_POINTS, View, past_of, updated
 from tests.unit.commands.reports import NOW, as_json, event, ranks, report
 
@@ -62,6 +65,40 @@ def test_what_is_kept_is_bounded(view):
     assert view.events[0].id == MAX_EVENTS + 4
 
 
+class CountedPoint:
+    """A point that counts how often its time is read, over all of them."""
+
+    reads = 0
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    @property
+    def at(self) -> float:
+        CountedPoint.reads += 1
+        return self._at
+
+
+def test_a_report_costs_no_look_at_every_point_of_the_past(view):
+    """A screen of many ranks is drawn every second, for hours."""
+    full = replace(view, past={KEY: tuple(CountedPoint(NOW - 9000 + second) for second in range(MAX_POINTS))})
+    CountedPoint.reads = 0
+    later = full.with_report(report(), 101.0)
+    assert CountedPoint.reads < 2 * MAX_POINTS.bit_length()
+    assert (len(later.past[KEY]), later.past[KEY][-1].at) == (MAX_POINTS, NOW)
+    assert full.with_history({}, [event()]).past[KEY] is full.past[KEY]
+
+
+@given(known=lists(sampled_from(range(30)), unique=True), more=lists(sampled_from(range(30)), unique=True))
+def test_the_past_of_two_sources_is_in_order_and_without_repetition(known, more):
+    """The history after a reconnect has the readings of the time between, and those that are known; they stay."""
+    before = View("http://x", report(), 0.0).with_history({KEY: tuple(MemoryPoint(at=at) for at in known)}, ())
+    kept = {point.at: point for point in before.past[KEY]}
+    after = before.with_history({KEY: tuple(MemoryPoint(at=at, used_bytes=1) for at in more)}, ()).past[KEY]
+    assert [point.at for point in after] == sorted({*known, *more})
+    assert all(point is kept[point.at] for point in after if point.at in kept)
+
+
 @pytest.mark.parametrize(
     "readings", [None, {}, [None], [{"at": "x", "ranks": [{}]}], [{"at": 1, "ranks": [{"rank": 0}]}]]
 )
@@ -81,7 +118,7 @@ def test_what_is_told_finds_its_place(view):
     """Reports, events, history, and that the sidecar has gone."""
     view = updated(view, "report", as_json(report(taken_at=NOW + 1)), 101.0)
     view = updated(view, "event", as_json(event("reset")), 101.0)
-    view = updated(view, "history", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
+    view = updated(view, "past", {"readings": [], "events": [as_json(event("old", id_=0, at=NOW - 9))]}, 101.0)
     assert (len(view.past[KEY]), [e.summary for e in view.events]) == (1, ["reset", "old"])
     assert updated(view, "lost", "refused", 102.0).problem == "refused"
 

@@ -1,0 +1,52 @@
+"""A sidecar's stream of events followed without end: also across its restarts, with growing pauses between attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from highwater.errors import SidecarError, SidecarUnreachable
+
+if TYPE_CHECKING:
+    from highwater.client.sidecar import SidecarClient
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+
+
+def follow(
+    connect: Callable[[], SidecarClient],
+    past: Callable[[SidecarClient], Any],
+    pause: Callable[[float], bool | None],
+    *,
+    max_pause_seconds: float,
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``past`` with what came before, then each message of the stream, as `SidecarClient.events` does.
+
+    Where the stream ends, or cannot be opened, it yields ``lost`` with the ``SidecarError``, and tries again: after
+    half a second, and after twice as long each time until a stream opens. (tenacity's attempts end with a success, and
+    a stream that opened can still end.)
+
+    Args:
+        connect: Creates a client.
+        past: Fetches what came before; called once the stream is open, so that nothing is missed between.
+        pause: Waits so many seconds before the next attempt; true ends it.
+        max_pause_seconds: The longest pause.
+    """
+    seconds = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            with connect() as sidecar:
+                is_open = False
+                for name, data in sidecar.events():
+                    if not is_open:
+                        is_open = True
+                        yield "past", past(sidecar)
+                    seconds = FIRST_PAUSE_SECONDS
+                    yield name, data
+            problem: SidecarError = SidecarUnreachable("the sidecar has ended the stream")
+        except SidecarError as exc:
+            problem = exc
+        yield "lost", problem
+        if pause(seconds):
+            return
+        seconds = min(seconds * 2, max_pause_seconds)
