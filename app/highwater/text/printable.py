@@ -37,7 +37,7 @@ def cleaned(value: _Value, depth: int = MAX_DEPTH, *, most: int = MAX_LENGTH) ->
     result: Any = value
     if isinstance(value, str):
         result = plain(value, most)
-    elif depth == 0:
+    elif depth == 0 or value is None or isinstance(value, int | float):
         return value
     elif is_dataclass(value) and not isinstance(value, type):
         result = replace(
