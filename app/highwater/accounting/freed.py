@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENT_NAMES, difference, rank_key, sum_known
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.known_sizes import difference, sum_known
+from highwater.accounting.rank_key import rank_key
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import Components, RankReading
 

@@ -17,8 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from highwater.accounting.attribution import device_total, host_ratio, host_share, rank_key, used_total
 from highwater.accounting.components import COMPONENTS
+from highwater.accounting.devices import device_total, used_total
+from highwater.accounting.host_share import host_ratio, host_share
+from highwater.accounting.rank_key import rank_key
 from highwater.api.counters import Counters
 from highwater.api.families import Form, Row, counted, counter, gauge, known, one_of
 from highwater.api.growth_metrics import growth_families

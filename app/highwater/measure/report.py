@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
 from highwater.findings.finding import Finding, all_advice

@@ -22,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from highwater.accounting.attribution import RankKey, card, rank_key
+from highwater.accounting.devices import card
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.policy.gains import is_integrated, possible_gain
 from highwater.policy.memory import MAX_RELAPSES, LastReading, LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable

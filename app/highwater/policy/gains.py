@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from highwater.accounting.attribution import host_share, host_used, rank_key
 from highwater.accounting.freed import credit
+from highwater.accounting.host_share import host_share, host_used
+from highwater.accounting.rank_key import rank_key
 from highwater.policy.rules import HOST_SIGNALS
 from highwater.policy.waters import reserve_bytes
 from highwater.readings.policy import RankFreed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.policy.core import Action
 from highwater.policy.gains import freed, possible_gain
 from highwater.policy.memory import LastRun, LifeMemory, RuleMemory, Wait

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from highwater.accounting.attribution import freed, total
+from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine, EngineResponse
