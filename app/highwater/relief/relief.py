@@ -273,7 +273,7 @@ class Relief:
         self, run: _RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
     ) -> RemedyOutcome:
         is_released = run.release_after and self._engine.rpc_allowed
-        if done.ok and run.remedy.needs_release and is_released:
+        if done.ok and run.remedy.traits.needs_release and is_released:
             done = await self._release_after(done)
         readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
         if not done.ok:
@@ -403,5 +403,9 @@ def _refusal(run: _RemedyRun, capabilities: Capabilities, before: Report) -> str
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
     return RemedyResult(
-        remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, does_not_free=remedy.does_not_free
+        remedy=remedy.name,
+        outcome=outcome,
+        reason=reason,
+        frees=remedy.traits.frees,
+        does_not_free=remedy.traits.does_not_free,
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.accounting.remedies import TRAITS
 from highwater.errors import NotAvailable, Refused, UnknownName
 from highwater.policy import SIGNAL_REMEDIES
 from highwater.readings.remedy import Target
@@ -161,9 +162,9 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
-    """Rules are validated against the table; the governor knows all of it."""
-    names = {remedy.name for remedy in REMEDIES}
-    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= names
+    """Rules are validated against the rows; each row has the class that runs it, in the same order."""
+    assert [remedy.name for remedy in REMEDIES] == list(TRAITS)
+    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= set(TRAITS)
 
 
 class Stand(Release):

@@ -1,4 +1,7 @@
-"""The remedies, which give memory back. A new remedy is a class in one file here and one line in ``all_remedies``."""
+"""The remedies, which give memory back: how each is run.
+
+A new remedy is a row in ``accounting/remedies.py``, a class in one file here, and one line in ``all_remedies``.
+"""
 
 from __future__ import annotations
 

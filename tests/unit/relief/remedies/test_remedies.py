@@ -32,8 +32,8 @@ def refusal(name, mode="safe", *, version="0.32.0", state="ready", running=0, wa
 @pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
 def test_a_remedy_says_what_it_frees_and_what_it_spares(remedy):
     """In words, for events and answers; a name once; a drop-in path that is its name."""
-    assert remedy.frees
-    assert remedy.does_not_free
+    assert remedy.traits.frees
+    assert remedy.traits.does_not_free
     assert remedy.path in {None, f"/{remedy.name}"}
     assert len(BY_NAME) == len(REMEDIES)
 
