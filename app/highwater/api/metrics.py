@@ -28,7 +28,7 @@ from highwater.api.host_metrics import host_families
 from highwater.api.proxy_metrics import connection_families, traffic_families
 from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
-from highwater.incidents import IncidentKind
+from highwater.incidents.incident import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
 from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState

@@ -10,7 +10,7 @@ from highwater.accounting.deltas import compare
 from highwater.accounting.rank_key import rank_key
 from highwater.client.answers import ranks_of, remedy_of, understood
 from highwater.client.sidecar import reasons_of
-from highwater.policy import ALL_REMEDIES
+from highwater.policy.rules import ALL_REMEDIES
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, rank_title, table

@@ -16,7 +16,7 @@ from highwater.findings.rules import highest
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.measure.rules import findings
-from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
+from highwater.policy.rules import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult

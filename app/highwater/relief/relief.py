@@ -27,8 +27,7 @@ from highwater.readings.rank import RankReading
 from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
 from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies import NO_OPTIONS, Remedy, RunOptions, RunResult
-from highwater.relief.remedies.remedy import operators_only
+from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
 from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
 from highwater.relief.states import State, States
 from highwater.units import MIB, mib

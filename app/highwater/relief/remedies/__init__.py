@@ -5,11 +5,9 @@ A new remedy is a row in ``accounting/remedies.py``, a class in one file here, a
 
 from __future__ import annotations
 
-from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult
+from highwater.relief.remedies.remedy import Remedy
 from highwater.relief.remedies.resets import ResetEncoderCache, ResetMmCache, ResetPrefixCache
 from highwater.relief.remedies.workers import Release, TrimEncoderCache
-
-__all__ = ["NO_OPTIONS", "REMEDIES", "Remedy", "RunOptions", "RunResult", "all_remedies"]
 
 
 def all_remedies(*, host_budget_bytes: int | None = None) -> tuple[Remedy, ...]:

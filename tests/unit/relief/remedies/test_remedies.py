@@ -10,7 +10,8 @@ from highwater.engine.capabilities import Capabilities
 from highwater.errors import EngineRefused
 from highwater.readings.engine import EngineStatus
 from highwater.readings.remedy import Target
-from highwater.relief.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult
+from highwater.relief.remedies import REMEDIES
+from highwater.relief.remedies.remedy import NO_OPTIONS, RunOptions, RunResult
 from highwater.relief.remedies.workers import TrimEncoderCache
 
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
