@@ -1,4 +1,4 @@
-"""Accounting of a worker's memory: exclusive components that sum to the used bytes. Pure; no I/O, no clock.
+"""Accounting of a worker's memory: exclusive components that sum to the used bytes.
 
 The parts are placed one after another into ``used_bytes`` and never overfill it: a part that does not fit
 (PyTorch's statistics and the driver's are not read at the same instant; a sleeping engine has unmapped pools that

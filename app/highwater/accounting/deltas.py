@@ -1,4 +1,4 @@
-"""The difference between two readings of the same ranks, by rank and in all. Pure; no I/O, no clock."""
+"""The difference between two readings of the same ranks, by rank and in all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices that ranks are on, and their memory, each device counted once. Pure; no I/O, no clock."""
+"""The devices that ranks are on, and their memory, each device counted once."""
 
 from __future__ import annotations
 

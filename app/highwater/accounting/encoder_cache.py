@@ -1,4 +1,4 @@
-"""The encoder cache over all ranks. Pure; no I/O, no clock."""
+"""The encoder cache over all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that a remedy freed, of its own component, on each rank; never negative. Pure; no I/O, no clock.
+"""Bytes that a remedy freed, of its own component, on each rank; never negative.
 
 The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
 components alone: a trim without a result gets no credit for the release after it. The event, ``/policy`` and the metric

@@ -1,4 +1,4 @@
-"""The growth of a server's memory since it became ready, and its pace of the last minute. Pure; no I/O, no clock."""
+"""The growth of a server's memory since it became ready, and its pace of the last minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host memory of a worker: used and total, of its control group or else of the node. Pure; no I/O, no clock."""
+"""The host memory of a worker: used and total, of its control group or else of the node."""
 
 from __future__ import annotations
 

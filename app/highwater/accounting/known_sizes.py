@@ -1,4 +1,4 @@
-"""Sums and differences of sizes, of which any may be unknown. Pure; no I/O, no clock."""
+"""Sums and differences of sizes, of which any may be unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds in a report the rank that is worst off, and where high water stands. Pure."""
+"""Finds in a report the rank that is worst off, and where high water stands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of a worker across readings. Pure; no I/O, no clock."""
+"""The key of a worker across readings."""
 
 from __future__ import annotations
 

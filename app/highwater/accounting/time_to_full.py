@@ -1,4 +1,4 @@
-"""The forecast: the time until memory is full, at the pace of the last minute. Pure; no I/O, no clock.
+"""The forecast: the time until memory is full, at the pace of the last minute.
 
 A pace is the least-squares slope of used bytes over time; the forecast is what is free over that pace. What is slower
 than ``SLOWEST_BYTES_PER_SECOND``, seen for less than ``MIN_PACE_SECONDS`` or further away than ``HORIZON_SECONDS``

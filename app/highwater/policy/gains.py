@@ -1,4 +1,4 @@
-"""The bytes that a remedy can give, by the workers' own figures, and those that it gave."""
+"""The bytes that a remedy can give, by the workers' own figures, and those that it gave. Pure."""
 
 from __future__ import annotations
 

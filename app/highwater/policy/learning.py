@@ -1,4 +1,4 @@
-"""Writes into the policy's memory that an action was begun, and how it went."""
+"""Writes into the policy's memory that an action was begun, and how it went. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy's memory of one engine life. Times are the caller's seconds."""
+"""The policy's memory of one engine life. Times are the caller's seconds. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rate at which each rank's device fills, by the last two readings that are far enough apart."""
+"""The rate at which each rank's device fills, by the last two readings that are far enough apart. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out."""
+"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A rule of the policy: what it watches, where it acts, and which remedies it may use; validated, with defaults."""
+"""A rule of the policy: what it watches, where it acts, and which remedies it may use; validated, with defaults.
+
+Pure; no I/O, no clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision as the report and ``GET /policy`` show it."""
+"""The decision as the report and ``GET /policy`` show it. Pure."""
 
 from __future__ import annotations
 

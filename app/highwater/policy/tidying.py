@@ -1,4 +1,4 @@
-"""Decides on one release in each idle period, if it gives back much, such as what a benchmark left behind."""
+"""Decides on one release in each idle period, if it gives back much, such as what a benchmark left behind. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waters of the default rule: free bytes on each rank, derived from the engine's own plan.
+"""The waters of the default rule: free bytes on each rank, derived from the engine's own plan. Pure.
 
 A server dies of one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
 allocator keeps blocks that nobody uses. What vLLM holds by design is a share of any size. So the waters are measured in

@@ -1,4 +1,4 @@
-"""The policy's reasons in words."""
+"""The policy's reasons in words. Pure."""
 
 from __future__ import annotations
 
