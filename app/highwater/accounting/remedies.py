@@ -1,7 +1,7 @@
 """The remedies, a row each: what one frees, how much it can give, and what it is credited with.
 
 A new remedy is a row here and its class in ``relief/remedies/``, which says how it is run. The policy asks these rows.
-By name it knows ``release`` alone, which it also runs for an engine that is idle.
+By name its decisions know ``release`` alone, which they also choose for an engine that is idle.
 """
 
 from __future__ import annotations
