@@ -20,10 +20,9 @@ from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
-from highwater.policy import FALLING_SIGNALS, SIGNAL_REMEDIES
 from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
-from highwater.policy.rules import MIN_GAIN_BYTES
+from highwater.policy.rules import FALLING_SIGNALS, MIN_GAIN_BYTES, SIGNAL_REMEDIES
 from highwater.policy.rules import Rule as PolicyRule
 from highwater.policy.tidying import IDLE_SECONDS, MIN_TIDY_BYTES, TIDY_SHARE
 from highwater.policy.waters import MAX_HIGH_BYTES, MIN_HIGH_BYTES, MIN_SLACK_BYTES, derive, slack_bytes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from highwater.accounting.attribution import freed, total
+from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.policy.rules import Rule

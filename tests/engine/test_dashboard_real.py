@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
 

@@ -21,7 +21,7 @@ import openai
 import psutil
 import pytest
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar

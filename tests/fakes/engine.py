@@ -28,9 +28,10 @@ from highwater.accounting.attribution import account
 from highwater.engine.client import Engine
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.memory.sources import Source, all_sources
-from highwater.policy import Rule
+from highwater.memory.sources import all_sources
+from highwater.memory.sources.source import Source
 from highwater.policy.governor import Governor
+from highwater.policy.rules import Rule
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
 from highwater.readings.event import Trigger
@@ -38,7 +39,8 @@ from highwater.readings.rank import RankReading, WorkerMemory
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from highwater.recorder.recorders import Recorders
-from highwater.relief import Quiescer, Relief
+from highwater.relief.quiescer import Quiescer
+from highwater.relief.relief import Relief
 from highwater.settings.sections import GateSettings
 from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, wire_engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from highwater.accounting.attribution import account, encoder_totals
+from highwater.accounting.attribution import account
+from highwater.accounting.encoder_cache import encoder_totals
 from highwater.api.counters import Counters
 from highwater.api.metrics import Exporter
 from highwater.readings.engine import EngineStatus

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from helm.source.metrics import OWN, names_in
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.engine import EngineState
 from highwater.readings.event import Trigger
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RulePhase

@@ -13,7 +13,7 @@ import pytest
 from highwater.client.answers import report_of
 from highwater.errors import EngineGarbled, SidecarUnreachable
 from highwater.files.state_file import StateFile
-from highwater.incidents import IncidentStore
+from highwater.incidents.store import IncidentStore
 from highwater.memory.sources.workers import Workers
 from highwater.recorder.folder import RecorderFolder
 from highwater_worker import MemoryExtension

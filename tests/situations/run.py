@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from highwater.main import Sidecar, create_app
+from highwater.main import create_app
 from highwater.settings.settings import Settings
+from highwater.wiring.sidecar import Sidecar
 from tests.situations.clock import VirtualLoop, run_virtually
 from tests.situations.device import Card
 from tests.situations.engine import EngineModel

@@ -1,6 +1,6 @@
 """The components of device memory, a row each: what every table, chart, page and document shows of them.
 
-A new one needs a field in ``readings.Components``, its place in ``attribution`` and a row here. Generated from these
+A new one needs a field in ``readings.Components``, its place in ``attribution.py`` and a row here. Generated from these
 rows (``make docs``): the dashboard's ``facts.js`` and ``components.css``, and the table in docs/http.md.
 """
 
@@ -137,3 +137,4 @@ COMPONENTS: tuple[Component, ...] = (
 )
 BY_NAME: Mapping[str, Component] = MappingProxyType({component.name: component for component in COMPONENTS})
 STACKED: tuple[Component, ...] = tuple(sorted(COMPONENTS, key=lambda component: component.layer))
+COMPONENT_NAMES: tuple[str, ...] = tuple(BY_NAME)

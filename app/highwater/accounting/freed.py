@@ -1,4 +1,4 @@
-"""Bytes that a remedy freed, of its own component, on each rank; never negative. Pure; no I/O, no clock.
+"""Bytes that a remedy freed, of its own component, on each rank; never negative.
 
 The difference between two readings is traffic's as much as the remedy's. So a remedy is credited with its own
 components alone: a trim without a result gets no credit for the release after it. The event, ``/policy`` and the metric
@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENT_NAMES, difference, rank_key, sum_known
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.known_sizes import difference, sum_known
+from highwater.accounting.rank_key import rank_key
+from highwater.accounting.remedies import TRAITS, RemedyTraits
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import Components, RankReading
 
@@ -37,12 +40,13 @@ def credit(
     *,
     is_released: bool = True,
 ) -> Credit:
-    """Credit a remedy with what it freed.
+    """Credit a remedy, given by its name, with what it freed.
 
     Of the workers' responses (``detail``) the figure of a release counts: it measures in the call, before the engine
     goes on. Without ``is_released`` what left the encoder cache is the allocator's now, and the device has gained
     nothing.
     """
+    traits = TRAITS[remedy]
     earlier = {rank_key(reading): reading for reading in before}
     reported = {
         (response.get("dp_rank") or 0, response.get("rank") or 0): max(size, 0)
@@ -50,7 +54,7 @@ def credit(
         if isinstance(size := response.get("freed_bytes"), int)
     }
     parts = {
-        rank_key(now): _parts(remedy, earlier[rank_key(now)], now, reported.get(rank_key(now)), is_released=is_released)
+        rank_key(now): _parts(traits, earlier[rank_key(now)], now, reported.get(rank_key(now)), is_released=is_released)
         for now in after
         if rank_key(now) in earlier
     }
@@ -65,23 +69,19 @@ def credit(
 
 
 def _parts(
-    remedy: str, was: RankReading, now: RankReading, reported: int | None, *, is_released: bool
+    remedy: RemedyTraits, was: RankReading, now: RankReading, reported: int | None, *, is_released: bool
 ) -> dict[str, int | None]:
     """Return the freed bytes of the components that the remedy can free; ``None`` where unknown at either end."""
-    cached = difference(was.components.torch_cached_bytes, now.components.torch_cached_bytes)
-    if remedy == "release":
-        # On NPU empty_cache drops the operators' workspaces too, on CPU the heap's free pages: both are non_torch.
-        other = difference(was.components.non_torch_bytes, now.components.non_torch_bytes)
-        names = {"cpu": ("non_torch_bytes",), "npu": ("torch_cached_bytes", "non_torch_bytes")}
-        own = names.get(was.device.type or "", ("torch_cached_bytes",))
-        sizes = {"torch_cached_bytes": _gain(cached), "non_torch_bytes": _gain(other)}
-        return _as_reported({name: sizes[name] for name in own}, reported)
-    if remedy in {"trim_encoder_cache", "reset_encoder_cache"}:
-        left = difference(was.components.encoder_cache_bytes, now.components.encoder_cache_bytes)
-        if left is not None and not is_released:
-            left += min(cached or 0, 0)
-        return {"encoder_cache_bytes": _gain(left)}
-    return {}
+
+    def left(component: str) -> int | None:
+        return difference(getattr(was.components, component), getattr(now.components, component))
+
+    sizes = {component: left(component) for component in remedy.credited_components(was.device.type)}
+    if remedy.needs_release and not is_released:
+        kept = max(-(left("torch_cached_bytes") or 0), 0)
+        sizes = {component: difference(size, kept) for component, size in sizes.items()}
+    gains = {component: None if size is None else max(size, 0) for component, size in sizes.items()}
+    return _as_reported(gains, reported) if remedy.has_own_figure else gains
 
 
 def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str, int | None]:
@@ -94,7 +94,3 @@ def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str
         credited[name] = min(sizes[name] or 0, reported)
         reported -= credited[name] or 0
     return {**credited, last: reported}
-
-
-def _gain(change: int | None) -> int | None:
-    return None if change is None else max(change, 0)

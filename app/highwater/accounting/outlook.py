@@ -1,10 +1,10 @@
-"""Finds in a report the rank that is worst off, and where high water stands. Pure."""
+"""Finds in a report the rank that is worst off, and where high water stands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.readings.policy import RankPressure, RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report

@@ -17,7 +17,7 @@ from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.readings.event import Caller
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import Mode, RemedyResult, Target
-from highwater.relief import RemedyOutcome, RemedyRequest
+from highwater.relief.relief import RemedyOutcome, RemedyRequest
 
 _RANKS = TypeAdapter(tuple[RankReading, ...])
 _RESULT = TypeAdapter(RemedyResult)

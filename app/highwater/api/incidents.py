@@ -10,8 +10,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, wants_text
 from highwater.findings import markdown
-from highwater.incidents import Incident, Incidents, UnreadableIncident
-from highwater.incidents.store import listing, to_bytes
+from highwater.incidents.incident import Incident
+from highwater.incidents.incidents import Incidents
+from highwater.incidents.store import UnreadableIncident, listing, to_bytes
 from highwater.incidents.text import headlines_text, incident_markdown
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.

@@ -17,8 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from highwater.accounting.attribution import device_total, host_ratio, host_share, rank_key, used_total
 from highwater.accounting.components import COMPONENTS
+from highwater.accounting.devices import device_total, used_total
+from highwater.accounting.host_share import host_ratio, host_share
+from highwater.accounting.rank_key import rank_key
 from highwater.api.counters import Counters
 from highwater.api.families import Form, Row, counted, counter, gauge, known, one_of
 from highwater.api.growth_metrics import growth_families
@@ -26,7 +28,7 @@ from highwater.api.host_metrics import host_families
 from highwater.api.proxy_metrics import connection_families, traffic_families
 from highwater.host.cgroup import memory_limit
 from highwater.host.watch import HostNow
-from highwater.incidents import IncidentKind
+from highwater.incidents.incident import IncidentKind
 from highwater.policy.rules import RATIO_SIGNALS
 from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState

@@ -11,7 +11,7 @@ from highwater.api.metrics import Exporter
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
-from highwater.incidents import Incidents
+from highwater.incidents.incidents import Incidents
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History
@@ -21,7 +21,7 @@ from highwater.policy.governor import Governor
 from highwater.policy.store import PolicyStore
 from highwater.readings.report import Report
 from highwater.recorder.recorders import Recorders
-from highwater.relief import Relief
+from highwater.relief.relief import Relief
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from highwater.accounting.attribution import COMPONENT_NAMES, compare, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.deltas import compare
+from highwater.accounting.rank_key import rank_key
 from highwater.client.answers import ranks_of, remedy_of, understood
 from highwater.client.sidecar import reasons_of
-from highwater.policy import ALL_REMEDIES
+from highwater.policy.rules import ALL_REMEDIES
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, rank_title, table

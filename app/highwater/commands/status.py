@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError

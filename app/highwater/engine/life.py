@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotKept, flaw
 from highwater.files.state_file import StateFile
 from highwater.readings.rank import RankReading

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading

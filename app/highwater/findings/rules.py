@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
-from highwater.accounting.attribution import COMPONENT_NAMES, host_ratio, host_share
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.host_share import host_ratio, host_share
 from highwater.findings.advice import COMPONENT_MEANING, against_fragmentation, for_component
 from highwater.findings.case import NOTABLE_BYTES, Case, RankCase, part_of
 from highwater.findings.finding import Finding, finding, times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import linear_regression
 from typing import Final
 
-from highwater.accounting.attribution import seconds_until
+from highwater.accounting.time_to_full import seconds_until
 from highwater.host.reading import ContainerMemory
 from highwater.units import MIB
 

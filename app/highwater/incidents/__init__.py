@@ -9,20 +9,3 @@
     rules       rules beside the rule book          store       files, or memory
     text        an incident as Markdown
 """
-
-from __future__ import annotations
-
-from highwater.incidents.incident import Evidence, Incident, IncidentKind, OomKills, RankEvidence
-from highwater.incidents.incidents import Incidents
-from highwater.incidents.store import IncidentStore, UnreadableIncident
-
-__all__ = [
-    "Evidence",
-    "Incident",
-    "IncidentKind",
-    "IncidentStore",
-    "Incidents",
-    "OomKills",
-    "RankEvidence",
-    "UnreadableIncident",
-]

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final, TypeVar
 
-from highwater.accounting.attribution import COMPONENT_NAMES, account, rank_key
+from highwater.accounting.attribution import account
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import rank_key
 from highwater.findings.case import RankCase, change
 from highwater.findings.finding import Finding, possible, weightiest_first
 from highwater.findings.rules import RULES

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.host.cgroup import oom_kill_count
 from highwater.incidents.incident import OomKills
 from highwater.readings.rank import RankReading

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from highwater.accounting.attribution import account, rank_key
+from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import rank_key
 from highwater.engine.life import EngineLife
 from highwater.findings.case import EncoderEntry
 from highwater.host.reading import ProcessMemory

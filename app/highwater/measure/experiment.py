@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, host_share, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.host_share import host_share
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.findings.case import Case, EncoderEntry, RankCase, change, total
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event

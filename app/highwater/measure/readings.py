@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from highwater.accounting.attribution import RankKey
 from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import RankKey
 from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment

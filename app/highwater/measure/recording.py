@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from highwater import __version__
-from highwater.accounting.attribution import RankKey, rank_key
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError, SidecarRefused

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.findings.advice import COMPONENT_MEANING, Advice
 from highwater.findings.case import name_of, part_of, total
 from highwater.findings.finding import Finding, all_advice
@@ -15,7 +16,7 @@ from highwater.findings.rules import highest
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.measure.rules import findings
-from highwater.policy import FALLING_SIGNALS, RATIO_SIGNALS
+from highwater.policy.rules import FALLING_SIGNALS, RATIO_SIGNALS
 from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from highwater.accounting.attribution import COMPONENT_NAMES, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import rank_key
 from highwater.findings.advice import COMPONENT_MEANING, for_component
 from highwater.findings.case import name_of, risen, total
 from highwater.findings.finding import Finding, Weight, finding, possible, weightiest_first

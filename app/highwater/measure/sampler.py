@@ -13,7 +13,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from highwater.accounting.attribution import RankKey, rank_key
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import events_of
 from highwater.client.sidecar import SidecarClient
 from highwater.errors import SidecarError, SidecarRefused

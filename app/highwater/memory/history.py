@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
-from highwater.accounting.attribution import RankKey, first_of_each_card, used_total
+from highwater.accounting.devices import first_of_each_card, used_total
 from highwater.accounting.points import ROW, MemoryPoint
+from highwater.accounting.rank_key import RankKey
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.event import Caller, Event, EventKind, Trigger
 from highwater.readings.rank import RankReading

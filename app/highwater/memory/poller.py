@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from highwater.accounting.attribution import account, encoder_totals, growth, without_forecast
+from highwater.accounting.attribution import account
+from highwater.accounting.encoder_cache import encoder_totals
+from highwater.accounting.growth import growth, without_forecast
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint, starting_text
 from highwater.engine.life import EngineLife, Lives

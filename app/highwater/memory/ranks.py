@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import Literal, NamedTuple, TypeAlias
 
-from highwater.accounting.attribution import account, rank_key
+from highwater.accounting.attribution import account
+from highwater.accounting.rank_key import rank_key
 from highwater.engine.capabilities import Capabilities
 from highwater.readings.engine import MissingRank
 from highwater.readings.rank import RankReading

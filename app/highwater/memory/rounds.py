@@ -18,8 +18,8 @@ from highwater.engine.verdict import Contact
 from highwater.errors import EngineError, EngineNotListening, EngineRefused, EngineUnreachable, EngineUnresponsive
 from highwater.memory.due import Situation, is_due
 from highwater.memory.ranks import workers_left
-from highwater.memory.sources import Observation, Reach, Source
 from highwater.memory.sources.health import Health
+from highwater.memory.sources.source import Observation, Reach, Source
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
 from highwater.readings.engine import EngineLoad, Progress, StartFailure
 from highwater.readings.report import Report

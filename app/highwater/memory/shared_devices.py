@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Final
 
-from highwater.accounting.attribution import device_id
+from highwater.accounting.devices import device_id
 from highwater.memory.history import History
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
@@ -43,7 +43,7 @@ class SharedDevices:
     """Reads both sources from time to time, off the event loop; the history gets an event for each shared device.
 
     Attributes:
-        cards: The shared devices (``attribution.card``).
+        cards: The shared devices (``accounting.devices.card``).
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.errors import Refused
 from highwater.files.regular import first_names, open_regular, status_of
 

@@ -1,4 +1,4 @@
-"""One rank's memory budget as a pure value: the parts that the start counted, and what it counted nowhere.
+"""One rank's memory budget as a value: the parts that the start counted, and what it counted nowhere. Pure.
 
 The parts sum to the requested bytes exactly: what no figure of the engine explains is a part of its own. The parts
 depend on how the version of vLLM counts, which the attributes of its workers show:

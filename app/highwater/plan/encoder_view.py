@@ -1,4 +1,4 @@
-"""The encoder's side of the budget: its limits of computing and caching, in embeddings and bytes."""
+"""The encoder's side of the budget: its limits of computing and caching, in embeddings and bytes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The explanation of an engine's memory: each rank's budget, each engine's KV pool, the encoder, and a paragraph."""
+"""The explanation of an engine's memory: each rank's budget, each engine's KV pool, the encoder, and a paragraph.
+
+Pure; no I/O, no clock.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Layers are taken field by field from vLLM's own descriptions. A kind of layer that is not known, or whose size is not
 what its fields come to, is refused by name: a plan is never a guess.
+
+Pure; no I/O, no clock.
 """
 
 from __future__ import annotations

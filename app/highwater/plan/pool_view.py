@@ -1,4 +1,4 @@
-"""One engine's KV pool explained: its parts, the requests that it holds, and the meaning of its headline number.
+"""One engine's KV pool explained: its parts, the requests that it holds, and the meaning of its headline number. Pure.
 
 The pool's own arithmetic is planned again from the running engine's layers and stands beside the engine's figures: a
 difference is shown, never hidden.

@@ -22,7 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from highwater.accounting.attribution import RankKey, card, rank_key
+from highwater.accounting.devices import card
+from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.remedies import TRAITS
 from highwater.policy.gains import is_integrated, possible_gain
 from highwater.policy.memory import MAX_RELAPSES, LastReading, LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure, is_reached, is_relieved, pressures, unreachable
@@ -282,13 +284,14 @@ def _next_action(
 
 def _is_wise(rule: Rule, remedy: str, pressure: Pressure, facts: Facts, *, urgent: bool) -> bool:
     """Return whether the remedy is wise on this rank; what an operator's own rule names is run where it can give."""
-    if remedy == "trim_encoder_cache" and is_integrated(pressure.reading):
+    traits = TRAITS[remedy]
+    if traits.moves_to_host and is_integrated(pressure.reading):
         return False  # it would move the bytes within the same memory
-    if not rule.is_derived or remedy not in {"trim_encoder_cache", "reset_encoder_cache"}:
+    if not rule.is_derived or traits.default_use == "always":
         return True
     if card(pressure.reading) in facts.shared_cards:
         return False  # the bytes would go to whoever else uses the device
-    if remedy == "reset_encoder_cache":
+    if traits.default_use == "last_resort":
         return urgent and is_reached(rule, pressure)
     # Where the KV pool was sized with the encoder's budget in mind, vLLM will want these bytes back.
     return urgent or not facts.encoder_is_profiled
@@ -315,7 +318,7 @@ def _required_gain(pressure: Pressure) -> int:
 
 
 def _target(rule: Rule, remedy: str, need: int) -> Target:
-    if remedy != "trim_encoder_cache":
+    if not TRAITS[remedy].takes_target:
         return UNNEEDED
     if rule.signal == "encoder_cache_bytes":
         return Target(keep_bytes=max(math.floor(rule.low_water or 0.0), 0))

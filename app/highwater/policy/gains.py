@@ -1,14 +1,14 @@
-"""The bytes that a remedy can give, by the workers' own figures, and those that it gave."""
+"""The bytes that a remedy can give, by the workers' own figures, and those that it gave. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from highwater.accounting.attribution import host_share, host_used, rank_key
 from highwater.accounting.freed import credit
+from highwater.accounting.host_share import host_share, host_used
+from highwater.accounting.rank_key import rank_key
+from highwater.accounting.remedies import TRAITS, PossibleGain
 from highwater.policy.rules import HOST_SIGNALS
-from highwater.policy.waters import reserve_bytes
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
@@ -17,25 +17,10 @@ from highwater.readings.remedy import RemedyResult
 _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 
-class PossibleGain(NamedTuple):
-    """The bytes that a remedy can give on one rank; ``None`` without any figure, a bound where it is not certain."""
-
-    size: int | None
-    is_certain: bool = True
-
-
 def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
     """Return what the remedy can give on this rank of what the signal counts."""
-    encoder = reading.components.encoder_cache_bytes
-    if signal in HOST_SIGNALS:
-        return PossibleGain(None)
-    # On CPU a release gives free heap, of which the size is unknown.
-    if remedy == "release" and signal != "encoder_cache_bytes" and reading.device.type != "cpu":
-        return PossibleGain(reserve_bytes(reading) or 0, reading.releasable_bytes is not None)
-    if remedy == "trim_encoder_cache":
-        known = reading.trimmable_bytes
-        return PossibleGain(known if known is not None else encoder or 0, known is not None)
-    return PossibleGain(encoder or 0 if remedy == "reset_encoder_cache" else None)
+    traits = TRAITS[remedy]
+    return traits.can_give(reading) if signal in traits.lowers else PossibleGain(None)
 
 
 def freed(

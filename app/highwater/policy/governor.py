@@ -14,21 +14,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from highwater.accounting.attribution import RankKey
+from highwater.accounting.rank_key import RankKey
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.plan.ascend import skips_encoder
-from highwater.policy import Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
+from highwater.policy.core import Action, Decision, decide
+from highwater.policy.learning import begin, learn
+from highwater.policy.memory import LifeMemory
 from highwater.policy.pace import Pace, follow
-from highwater.policy.pressure import unreachable
-from highwater.policy.rules import FILL_SIGNALS
+from highwater.policy.pressure import Facts, unreachable
+from highwater.policy.rules import FILL_SIGNALS, Rule
 from highwater.policy.status import rule_status, summary
 from highwater.readings.event import Caller
 from highwater.readings.policy import PolicyLevel, PolicyMode, PolicyStatus
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
-from highwater.relief import Relief, RemedyOutcome
+from highwater.relief.relief import Relief, RemedyOutcome
 from highwater.units import HOUR_SECONDS
 
 QUICK_SECONDS: Final = 0.2

@@ -1,4 +1,4 @@
-"""Writes into the policy's memory that an action was begun, and how it went."""
+"""Writes into the policy's memory that an action was begun, and how it went. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.attribution import rank_key
+from highwater.accounting.rank_key import rank_key
 from highwater.policy.core import Action
 from highwater.policy.gains import freed, possible_gain
 from highwater.policy.memory import LastRun, LifeMemory, RuleMemory, Wait

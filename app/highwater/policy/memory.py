@@ -1,4 +1,4 @@
-"""The policy's memory of one engine life. Times are the caller's seconds."""
+"""The policy's memory of one engine life. Times are the caller's seconds. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from highwater.accounting.attribution import RankKey
+from highwater.accounting.rank_key import RankKey
 from highwater.policy.pressure import Pressure, is_relieved
 from highwater.policy.rules import Rule
 from highwater.readings.policy import ActionOutcome, PolicyLevel, RankFreed, RulePhase

@@ -1,4 +1,4 @@
-"""The rate at which each rank's device fills, by the last two readings that are far enough apart."""
+"""The rate at which each rank's device fills, by the last two readings that are far enough apart. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from highwater.accounting.attribution import RankKey, rank_key
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.readings.report import Report
 
 MIN_APART_SECONDS = 0.5

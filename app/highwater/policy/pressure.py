@@ -1,4 +1,4 @@
-"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out."""
+"""Compares each rank with a rule: a reading and a rule in, waters and missing bytes out. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from highwater.accounting.attribution import RankKey, host_ratio, host_share, rank_key
+from highwater.accounting.host_share import host_ratio, host_share
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, Rule
 from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
 from highwater.readings.rank import RankReading
@@ -23,7 +24,7 @@ class Facts:
         baseline: The first readings of that life; empty where unknown.
         unavailable: Remedies that would be refused now, and why.
         encoder_is_profiled: True if the KV pool was sized with the encoder cache's own share in mind.
-        shared_cards: Devices (``attribution.card``) that another engine is known to use as well.
+        shared_cards: Devices (``accounting.devices.card``) that another engine is known to use as well.
     """
 
     life: str = ""

@@ -1,4 +1,7 @@
-"""A rule of the policy: what it watches, where it acts, and which remedies it may use; validated, with defaults."""
+"""A rule of the policy: what it watches, where it acts, and which remedies it may use; validated, with defaults.
+
+Pure; no I/O, no clock.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,25 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from highwater.accounting.remedies import TRAITS
 from highwater.units import MIB
 
 MIN_GAIN_BYTES = 256 * MIB
 
+_SIGNALS = (
+    "device_free_bytes",
+    "device_used_ratio",
+    "device_growth_bytes",
+    "encoder_cache_bytes",
+    "host_used_ratio",
+    "host_growth_bytes",
+)
 # The signals, and the remedies of a rule that names none. Host memory has none: what frees it costs cache hits, so an
 # operator must name it.
-_DEVICE = ("release", "trim_encoder_cache", "reset_encoder_cache")
 SIGNAL_REMEDIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "device_free_bytes": _DEVICE,
-        "device_used_ratio": _DEVICE,
-        "device_growth_bytes": _DEVICE,
-        "encoder_cache_bytes": ("trim_encoder_cache", "reset_encoder_cache"),
-        "host_used_ratio": (),
-        "host_growth_bytes": (),
-    }
+    {signal: tuple(name for name, remedy in TRAITS.items() if signal in remedy.lowers) for signal in _SIGNALS}
 )
-ALL_REMEDIES = (*_DEVICE, "reset_mm_cache", "reset_prefix_cache")
+ALL_REMEDIES = tuple(TRAITS)
 # Less is worse: high water is reached from above, and low water lies over it.
 FALLING_SIGNALS = frozenset({"device_free_bytes"})
 RATIO_SIGNALS = frozenset({"device_used_ratio", "host_used_ratio"})

@@ -1,4 +1,4 @@
-"""The policy as operators write it, in a file, a variable or a ``PUT /policy``."""
+"""The policy as operators write it, in a file, a variable or a ``PUT /policy``. Pure."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""The decision as the report and ``GET /policy`` show it."""
+"""The decision as the report and ``GET /policy`` show it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from highwater.accounting.attribution import rank_key, seconds_until
+from highwater.accounting.rank_key import rank_key
+from highwater.accounting.time_to_full import seconds_until
 from highwater.policy.core import RuleView
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LastRun, RuleMemory

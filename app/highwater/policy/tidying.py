@@ -1,4 +1,4 @@
-"""Decides on one release in each idle period, if it gives back much, such as what a benchmark left behind."""
+"""Decides on one release in each idle period, if it gives back much, such as what a benchmark left behind. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from highwater.accounting.attribution import RankKey
+from highwater.accounting.rank_key import RankKey
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, Pressure

@@ -1,4 +1,4 @@
-"""The waters of the default rule: free bytes on each rank, derived from the engine's own plan.
+"""The waters of the default rule: free bytes on each rank, derived from the engine's own plan. Pure.
 
 A server dies of one absolute demand (an image's activations, a workspace) that meets too few free bytes while the
 allocator keeps blocks that nobody uses. What vLLM holds by design is a share of any size. So the waters are measured in
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from highwater.accounting.remedies import reserve_bytes
 from highwater.readings.rank import RankReading
 from highwater.units import GIB, MIB
 
@@ -48,14 +49,6 @@ def at_rest_bytes(reading: RankReading) -> int | None:
     parts = reading.components
     passing = (parts.encoder_cache_bytes or 0) + (parts.other_tensors_bytes or 0) + (reserve_bytes(reading) or 0)
     return max(reading.used_bytes - passing, 0)
-
-
-def reserve_bytes(reading: RankReading) -> int | None:
-    """Return what ``release`` can give back at most: the worker's figure, else the allocator's unused blocks."""
-    if reading.releasable_bytes is not None:
-        return reading.releasable_bytes
-    cached = reading.components.torch_cached_bytes
-    return max(cached - (reading.torch.inactive_split_bytes or 0), 0) if cached is not None else None
 
 
 def requested_bytes(reading: RankReading) -> int | None:

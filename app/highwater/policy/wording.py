@@ -1,11 +1,12 @@
-"""The policy's reasons in words."""
+"""The policy's reasons in words. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from highwater.accounting.attribution import RankKey, card, rank_key
+from highwater.accounting.devices import card
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule

@@ -20,7 +20,7 @@ class RankGrowth:
     dp_rank: int | None
     # The slope of its used bytes over the last minute; `None` where that is too short to know.
     bytes_per_second: float | None = None
-    # When its device is full at that rate; `None` where that is noise, or not within a day.
+    # When its device is full at that rate (accounting/time_to_full.py); `None`: that is noise, or not within a day.
     seconds_to_full: float | None = None
 
 

@@ -15,8 +15,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.accounting.attribution import rank_key
 from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import rank_key
 from highwater.errors import os_reason
 from highwater.files.regular import first_names, stamp_of, status_of
 from highwater.process.machine import Machine

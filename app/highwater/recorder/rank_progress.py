@@ -1,4 +1,4 @@
-"""One worker's steps and calls, by its last sample or heartbeat."""
+"""One worker's steps and calls, by its last sample or heartbeat. Pure."""
 
 from __future__ import annotations
 

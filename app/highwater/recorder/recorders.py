@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from highwater.accounting.attribution import rank_key
 from highwater.accounting.points import MemoryPoint, thin
+from highwater.accounting.rank_key import rank_key
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.readings.engine import EngineLoad, Progress

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from highwater.accounting.attribution import freed, total
+from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine, EngineResponse
@@ -27,8 +27,7 @@ from highwater.readings.rank import RankReading
 from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
 from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies import NO_OPTIONS, Remedy, RunOptions, RunResult
-from highwater.relief.remedies.remedy import operators_only
+from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
 from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
 from highwater.relief.states import State, States
 from highwater.units import MIB, mib
@@ -273,7 +272,7 @@ class Relief:
         self, run: _RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
     ) -> RemedyOutcome:
         is_released = run.release_after and self._engine.rpc_allowed
-        if done.ok and run.remedy.needs_release and is_released:
+        if done.ok and run.remedy.traits.needs_release and is_released:
             done = await self._release_after(done)
         readings, unmeasured = await self._after(before) if quiesced is not None else ((), None)
         if not done.ok:
@@ -403,5 +402,9 @@ def _refusal(run: _RemedyRun, capabilities: Capabilities, before: Report) -> str
 
 def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
     return RemedyResult(
-        remedy=remedy.name, outcome=outcome, reason=reason, frees=remedy.frees, does_not_free=remedy.does_not_free
+        remedy=remedy.name,
+        outcome=outcome,
+        reason=reason,
+        frees=remedy.traits.frees,
+        does_not_free=remedy.traits.does_not_free,
     )

@@ -20,14 +20,16 @@ from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
-from highwater.memory.sources import Source, all_sources
+from highwater.memory.sources import all_sources
+from highwater.memory.sources.source import Source
 from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
 from highwater.readings.event import EventKind
 from highwater.recorder.recorders import Recorders
-from highwater.relief import Quiescer, Relief, RemedyObserver
+from highwater.relief.quiescer import Quiescer
+from highwater.relief.relief import Relief, RemedyObserver
 from highwater.relief.remedies import all_remedies
 from highwater.settings.settings import Settings
 

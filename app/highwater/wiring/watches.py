@@ -13,8 +13,9 @@ from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostWatch
-from highwater.incidents import Incidents, IncidentStore
+from highwater.incidents.incidents import Incidents
 from highwater.incidents.oom_kills import OomKillWatch
+from highwater.incidents.store import IncidentStore
 from highwater.incidents.watcher import IncidentWatcher
 from highwater.memory.poller import Poller
 from highwater.process.internal_errors import InternalErrors

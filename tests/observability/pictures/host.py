@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.accounting.components import COMPONENTS
-from highwater.api.host_metrics import HostNow
 from highwater.host.outlook import Outlook
 from highwater.host.reading import ContainerMemory, HostReading, PressureStall, ProcessMemory, Role, ShmMemory, ShmOwner
+from highwater.host.watch import HostNow
 from highwater.readings.growth import GrowthKind, GrowthRate, SeriesGrowth
 from highwater.units import GIB, MIB
 

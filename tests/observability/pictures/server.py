@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from highwater.accounting.attribution import account, encoder_totals
+from highwater.accounting.attribution import account
+from highwater.accounting.encoder_cache import encoder_totals
 from highwater.api.counters import Counters
-from highwater.api.host_metrics import HostNow
 from highwater.api.metrics import Exporter
+from highwater.host.watch import HostNow
 from highwater.proxy.traffic import Connections
 from highwater.readings.engine import EngineState, EngineStatus
 from highwater.readings.growth import Growth, RankGrowth

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from helm.source.panels import COMPONENT_COLORS
 from highwater.accounting import components
-from highwater.accounting.attribution import COMPONENT_NAMES
-from highwater.accounting.components import BY_NAME, STACKED
+from highwater.accounting.components import BY_NAME, COMPONENT_NAMES, STACKED
 from highwater.accounting.points import ROW
 from highwater.readings.rank import Components
 

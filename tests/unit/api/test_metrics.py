@@ -17,8 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from highwater import __version__
-from highwater.accounting.attribution import encoder_totals, freed, growth, total
+from highwater.accounting.deltas import freed, total
+from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.freed import credit
+from highwater.accounting.growth import growth
 from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.commands.sizes import size_given, vllm_size
-from highwater.policy import RATIO_SIGNALS, SIGNAL_REMEDIES
+from highwater.policy.rules import RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.readings.policy import RuleStatus
 from highwater.text.table import signal_text, waters_text
 from highwater.units import share_text, size_text, span_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from highwater.accounting.attribution import COMPONENT_NAMES
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.story import growth_table, start_table
 from highwater.units import MIB
 

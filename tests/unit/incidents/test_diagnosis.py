@@ -12,9 +12,9 @@ from highwater.accounting.points import MemoryPoint
 from highwater.findings.advice import ADVICE, COMPONENT_MEANING, Advice
 from highwater.findings.finding import Finding
 from highwater.findings.rules import RULES
-from highwater.incidents import Evidence, OomKills, RankEvidence
 from highwater.incidents.diagnosis import case_of, diagnose, latest, summarize
 from highwater.incidents.enginelog import ended_by_signal, match
+from highwater.incidents.incident import Evidence, OomKills, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
 from highwater.readings.engine import EngineLoad, EngineStatus

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.incidents import Incidents, IncidentStore, RankEvidence, incidents
+from highwater.incidents import incidents
+from highwater.incidents.incident import RankEvidence
+from highwater.incidents.incidents import Incidents
+from highwater.incidents.store import IncidentStore
 from highwater.incidents.watcher import from_history
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus

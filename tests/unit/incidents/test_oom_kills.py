@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.incidents import OomKills
+from highwater.incidents.incident import OomKills
 from highwater.incidents.oom_kills import OomKillWatch
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import reading

@@ -13,10 +13,9 @@ import pytest
 from highwater.findings.advice import ADVICE
 from highwater.findings.finding import Finding
 from highwater.findings.markdown import CONTENT_SECURITY_POLICY, duration, figure, moment, page
-from highwater.incidents import Incident, RankEvidence
 from highwater.incidents.diagnosis import diagnose, summarize
 from highwater.incidents.enginelog import match
-from highwater.incidents.incident import Headline, StoppedProcess
+from highwater.incidents.incident import Headline, Incident, RankEvidence, StoppedProcess
 from highwater.incidents.text import headlines_text, incident_markdown, state
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event

@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from highwater.incidents import Incidents, IncidentStore
 from highwater.incidents.enginelog import parse, read_tail
+from highwater.incidents.incidents import Incidents
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
+from highwater.incidents.store import IncidentStore
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank

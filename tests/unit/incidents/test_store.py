@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from highwater.incidents import IncidentStore, UnreadableIncident, store
-from highwater.incidents.store import MAX_IN_MEMORY, MAX_POINTS, fitted, is_incident_id, to_bytes
+from highwater.incidents import store
+from highwater.incidents.store import (
+    MAX_IN_MEMORY,
+    MAX_POINTS,
+    IncidentStore,
+    UnreadableIncident,
+    fitted,
+    is_incident_id,
+    to_bytes,
+)
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
 from tests.fakes.incident import AT, ID, MIB, entry, incident, numbered, rank, reading, series

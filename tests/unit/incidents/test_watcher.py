@@ -12,8 +12,10 @@ import pytest
 from highwater.engine.client import Engine
 from highwater.errors import EngineUnresponsive
 from highwater.host.reading import ProcessMemory
-from highwater.incidents import Incident, Incidents, IncidentStore
+from highwater.incidents.incident import Incident
+from highwater.incidents.incidents import Incidents
 from highwater.incidents.oom_kills import OomKillWatch
+from highwater.incidents.store import IncidentStore
 from highwater.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus

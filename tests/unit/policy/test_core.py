@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from highwater.policy import ALL_REMEDIES, Action, Decision, Facts, LifeMemory, Rule, begin, decide, learn
-from highwater.policy.core import URGENT_COOLDOWN_SECONDS, RuleView
+from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
+from highwater.policy.learning import begin, learn
+from highwater.policy.memory import LifeMemory
+from highwater.policy.pressure import Facts
+from highwater.policy.rules import ALL_REMEDIES, Rule
 from highwater.readings.engine import MissingRank
 from highwater.readings.growth import Growth
 from highwater.readings.rank import HostMemory, RankReading

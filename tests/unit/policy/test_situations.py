@@ -11,7 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from highwater.policy import Action, Facts, LifeMemory, Rule, begin, decide, learn
+from highwater.policy.core import Action, decide
+from highwater.policy.learning import begin, learn
+from highwater.policy.memory import LifeMemory
+from highwater.policy.pressure import Facts
+from highwater.policy.rules import Rule
 from highwater.policy.settings import DEFAULT_RULES
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.accounting.remedies import TRAITS
 from highwater.errors import NotAvailable, Refused, UnknownName
-from highwater.policy import SIGNAL_REMEDIES
+from highwater.policy.rules import SIGNAL_REMEDIES
 from highwater.readings.remedy import Target
-from highwater.relief import RemedyRequest, States
-from highwater.relief.remedies import REMEDIES, RunResult
+from highwater.relief.relief import RemedyRequest
+from highwater.relief.remedies import REMEDIES
+from highwater.relief.remedies.remedy import RunResult
 from highwater.relief.remedies.workers import Release
+from highwater.relief.states import States
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -161,9 +164,9 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():
-    """Rules are validated against the table; the governor knows all of it."""
-    names = {remedy.name for remedy in REMEDIES}
-    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= names
+    """Rules are validated against the rows; each row has the class that runs it, in the same order."""
+    assert [remedy.name for remedy in REMEDIES] == list(TRAITS)
+    assert {name for allowed in SIGNAL_REMEDIES.values() for name in allowed} <= set(TRAITS)
 
 
 class Stand(Release):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.attribution import encoder_totals
+from highwater.accounting.encoder_cache import encoder_totals
 from highwater.readings.engine import EngineStatus, MissingRank, Progress, StartedRank, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from highwater.accounting.attribution import COMPONENT_NAMES, RankKey, rank_key
+from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import ROW, MemoryPoint
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.following import follow
 from highwater.client.sidecar import SidecarClient

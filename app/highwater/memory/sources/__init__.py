@@ -6,10 +6,8 @@ from highwater.engine.client import Engine
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.sources.engine_metrics import EngineMetrics
 from highwater.memory.sources.pause_state import PauseState
-from highwater.memory.sources.source import Observation, Reach, Source
+from highwater.memory.sources.source import Source
 from highwater.memory.sources.workers import Workers
-
-__all__ = ["Observation", "Reach", "Source", "all_sources"]
 
 
 def all_sources(engine: Engine, budgets: EngineBudgets | None = None) -> tuple[Source, ...]:

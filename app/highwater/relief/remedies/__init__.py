@@ -1,12 +1,13 @@
-"""The remedies, which give memory back. A new remedy is a class in one file here and one line in ``all_remedies``."""
+"""The remedies, which give memory back: how each is run.
+
+A new remedy is a row in ``accounting/remedies.py``, a class in one file here, and one line in ``all_remedies``.
+"""
 
 from __future__ import annotations
 
-from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult
+from highwater.relief.remedies.remedy import Remedy
 from highwater.relief.remedies.resets import ResetEncoderCache, ResetMmCache, ResetPrefixCache
 from highwater.relief.remedies.workers import Release, TrimEncoderCache
-
-__all__ = ["NO_OPTIONS", "REMEDIES", "Remedy", "RunOptions", "RunResult", "all_remedies"]
 
 
 def all_remedies(*, host_budget_bytes: int | None = None) -> tuple[Remedy, ...]:

@@ -1,4 +1,4 @@
-"""The base of every remedy: when it is refused, what it sends to the engine, what it can and cannot free."""
+"""The base of every remedy: when it is refused, and what it sends to the engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from highwater.accounting.remedies import RemedyTraits
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine, EngineResponse
 from highwater.readings.engine import EngineStatus
@@ -53,20 +54,19 @@ class Remedy:
     """One way of giving memory back.
 
     Attributes:
-        name: As in rules, requests, events and metrics.
-        frees: The memory that it can free, in words.
-        does_not_free: The memory that it cannot free, in words.
-        needs_release: True if the device sees the bytes only after the allocator's cached blocks were released.
+        traits: What it frees, and what it is credited with.
         automatic_since: The vLLM version from which on the policy may run it; ``None``: every version.
         paces_after: True if requests are let through one by one for a while after they were held for it.
     """
 
-    name: str
-    frees: str
-    does_not_free: str
-    needs_release: bool = False
+    traits: RemedyTraits
     automatic_since: str | None = None
     paces_after: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, as in rules, requests, events and metrics."""
+        return self.traits.name
 
     @property
     def path(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
+from highwater.accounting.remedies import TRAITS
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.engine.client import Engine
 from highwater.memory.sources.engine_metrics import parse_load
@@ -51,10 +52,7 @@ class ResetEncoderCache(_Reset):
     (vllm/v1/core/encoder_cache_manager.py ``reset``). Clearing the workers' side alone would kill the engine.
     """
 
-    name = "reset_encoder_cache"
-    frees = "encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device"
-    does_not_free = "weights, KV pool, processor caches on the host"
-    needs_release = True
+    traits = TRAITS["reset_encoder_cache"]
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Refuse an engine that is asleep, and in safe mode one with a connector."""
@@ -79,9 +77,7 @@ class ResetMmCache(_Reset):
     vLLM: the sides differ again, though the slower request heals that. So requests are paced.
     """
 
-    name = "reset_mm_cache"
-    frees = "processed images in the API server's and EngineCore's host memory"
-    does_not_free = "device memory: encoder outputs, weights and KV pool stay, and so does the allocator's reserve"
+    traits = TRAITS["reset_mm_cache"]
     # Before, a request that did not pass the gate would fail with 500 as long as one side knows its image.
     automatic_since = EVERY_RESET_SAFE_SINCE
     paces_after = True
@@ -115,9 +111,7 @@ class ResetPrefixCache(_Reset):
     Running requests use blocks, so they are waited for in safe mode.
     """
 
-    name = "reset_prefix_cache"
-    frees = "KV blocks that hold cached prefixes, for new requests"
-    does_not_free = "device memory: the KV pool is preallocated and keeps its size"
+    traits = TRAITS["reset_prefix_cache"]
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
         """POST it, again while blocks are in use and patience lasts, and return whether it worked."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from highwater.accounting.remedies import TRAITS
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
@@ -35,9 +36,7 @@ _ASLEEP = "the engine is asleep: its pools are unmapped"
 class Release(Remedy):
     """Garbage collection, then ``empty_cache`` on every worker (on CPU: free heap back to the system)."""
 
-    name = "release"
-    frees = "blocks that PyTorch's allocator keeps and nobody uses (on CPU: free heap)"
-    does_not_free = "anything still referenced: weights, KV pool, encoder cache entries"
+    traits = TRAITS["release"]
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Refuse without the worker extension, and while the pools are unmapped."""
@@ -59,15 +58,7 @@ class TrimEncoderCache(Remedy):
         host_budget_bytes: Host memory that moved outputs may take, per rank; ``None``: half of what the host has free.
     """
 
-    name = "trim_encoder_cache"
-    frees = (
-        "encoder outputs on the device, moved to host memory; they go back to PyTorch's allocator, and with release to "
-        "the device"
-    )
-    does_not_free = (
-        "weights, KV pool, outputs that a running request needs; on CPU everything: the device is the host there"
-    )
-    needs_release = True
+    traits = TRAITS["trim_encoder_cache"]
 
     def __init__(self, *, host_budget_bytes: int | None = None) -> None:
         self._host_budget_bytes = host_budget_bytes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.accounting.attribution import COMPONENT_NAMES
-from highwater.accounting.components import COMPONENTS
+from highwater.accounting.components import COMPONENT_NAMES, COMPONENTS
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, binned, component_cell
 from tests.unit.commands.top.screens import drawn, segments, terminal
 

@@ -10,7 +10,8 @@ from highwater.engine.capabilities import Capabilities
 from highwater.errors import EngineRefused
 from highwater.readings.engine import EngineStatus
 from highwater.readings.remedy import Target
-from highwater.relief.remedies import NO_OPTIONS, REMEDIES, RunOptions, RunResult
+from highwater.relief.remedies import REMEDIES
+from highwater.relief.remedies.remedy import NO_OPTIONS, RunOptions, RunResult
 from highwater.relief.remedies.workers import TrimEncoderCache
 
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -32,8 +33,8 @@ def refusal(name, mode="safe", *, version="0.32.0", state="ready", running=0, wa
 @pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: remedy.name)
 def test_a_remedy_says_what_it_frees_and_what_it_spares(remedy):
     """In words, for events and answers; a name once; a drop-in path that is its name."""
-    assert remedy.frees
-    assert remedy.does_not_free
+    assert remedy.traits.frees
+    assert remedy.traits.does_not_free
     assert remedy.path in {None, f"/{remedy.name}"}
     assert len(BY_NAME) == len(REMEDIES)
 

@@ -8,7 +8,7 @@ import pytest
 
 from highwater.errors import EngineError
 from highwater.readings.remedy import Target
-from highwater.relief.remedies import NO_OPTIONS, RunOptions
+from highwater.relief.remedies.remedy import NO_OPTIONS, RunOptions
 from highwater.relief.remedies.workers import TrimEncoderCache, call_workers_in_rounds
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, FakeEngine
 

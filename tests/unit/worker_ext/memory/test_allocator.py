@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater_worker.devices import FAMILIES, Device
-from highwater_worker.devices.accelerator import AllocatorFigures
+from highwater_worker.devices.family import AllocatorFigures
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import LOOK_AGAIN_SECONDS, LOOK_SHARE, MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment

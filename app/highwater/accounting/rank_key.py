@@ -1,0 +1,24 @@
+"""The key of a worker across readings."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+RankKey: TypeAlias = tuple[int, int]
+
+
+class Ranked(Protocol):
+    """A value of one rank; ``dp_rank`` is the data-parallel engine that numbers it."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank."""
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The engine."""
+
+
+def rank_key(reading: Ranked) -> RankKey:
+    """Return what identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
+    return (reading.dp_rank or 0, reading.rank or 0)
