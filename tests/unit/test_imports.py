@@ -16,7 +16,6 @@ IMPORTERS = [*SOURCES, *(path for root in ("tests", "bench", "docs") for path in
 # What is imported from elsewhere on purpose.
 PASSED_ON = {
     ("highwater_worker", "MemoryExtension"),  # the name that is given to vLLM's --worker-extension-cls
-    ("highwater.client.answers", "cleaned"),  # what a command shows of a response, it cleans as the readers there do
 }
 # All that a pure module may import, beside ours: nothing of it does I/O, reads a clock or the environment, or logs.
 # Where names are given, these alone: the others of their module do so.

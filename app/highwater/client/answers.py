@@ -16,8 +16,6 @@ from highwater.readings.report import Report
 from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned
 
-__all__ = ["cleaned", "event_of", "events_of", "not_a_sidecar", "ranks_of", "remedy_of", "report_of", "understood"]
-
 _REPORT = TypeAdapter(Report)
 _EVENT = TypeAdapter(Event)
 _RANKS = TypeAdapter(tuple[RankReading, ...])

@@ -10,11 +10,12 @@ from typing import Any, get_args
 import click
 
 from highwater import __version__
-from highwater.client.answers import cleaned, events_of, report_of
+from highwater.client.answers import events_of, report_of
 from highwater.client.sidecar import SidecarClient
 from highwater.commands.setup_checks import ControlAccess, SetupCheck, SetupFacts, exit_code
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import FoundToken
+from highwater.text.printable import cleaned
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}

@@ -86,9 +86,9 @@ def _read(path: Path) -> Explained:
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.client.answers import cleaned
     from highwater.errors import flaw
     from highwater.findings.budget import Explained
+    from highwater.text.printable import cleaned
 
     try:
         return TypeAdapter(Explained).validate_python(cleaned(answer, most=_MAX_TEXT))

@@ -29,9 +29,10 @@ def growth(url: str, series: str | None, *, as_json: bool) -> None:
     """
     from pydantic import TypeAdapter
 
-    from highwater.client.answers import cleaned, understood
+    from highwater.client.answers import understood
     from highwater.readings.growth import SeriesGrowth
     from highwater.text.growth import growth_table, leaks
+    from highwater.text.printable import cleaned
 
     with sidecar_at(url) as sidecar:
         answer = sidecar.get("/memory/growth", {} if series is None else {"series": series})

@@ -32,10 +32,10 @@ def host(context: click.Context, url: str, *, as_json: bool) -> None:
         return
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.client.answers import cleaned
     from highwater.errors import flaw
     from highwater.host.report import HostReport
     from highwater.host.text import host_text
+    from highwater.text.printable import cleaned
 
     with sidecar_at(url) as sidecar:
         answer = sidecar.get("/memory/host")

@@ -127,9 +127,10 @@ def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     """
     from pydantic import TypeAdapter
 
-    from highwater.client.answers import cleaned, events_of, understood
+    from highwater.client.answers import events_of, understood
     from highwater.commands.events import event_text
     from highwater.readings.policy import PolicyMode, PolicyStatus
+    from highwater.text.printable import cleaned
 
     with understood("/policy"):
         shown: Any = cleaned(answer)

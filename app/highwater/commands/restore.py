@@ -34,7 +34,8 @@ def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     Raises:
         SidecarUnreachable: This version cannot read it.
     """
-    from highwater.client.answers import cleaned, understood
+    from highwater.client.answers import understood
+    from highwater.text.printable import cleaned
     from highwater.text.table import rank_title, table
     from highwater.units import size_text
 

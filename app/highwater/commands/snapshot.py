@@ -113,7 +113,8 @@ def taken_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     Raises:
         SidecarUnreachable: This version cannot read it.
     """
-    from highwater.client.answers import cleaned, understood
+    from highwater.client.answers import understood
+    from highwater.text.printable import cleaned
     from highwater.text.table import rank_title, table
     from highwater.units import UNKNOWN, size_text
 
@@ -138,7 +139,8 @@ def list_text(answer: Any) -> str:  # noqa: ANN401 - JSON
     Raises:
         SidecarUnreachable: This version cannot read it.
     """
-    from highwater.client.answers import cleaned, understood
+    from highwater.client.answers import understood
+    from highwater.text.printable import cleaned
     from highwater.text.table import table
     from highwater.units import size_text
 

@@ -78,8 +78,9 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     Exits with 0 if it is, 1 if something needs attention, 2 if the engine is unreachable or hung, 3 if no sidecar
     answers.
     """
-    from highwater.client.answers import cleaned, events_of, report_of
+    from highwater.client.answers import events_of, report_of
     from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+    from highwater.text.printable import cleaned
 
     with sidecar_at(url) as sidecar:
         answer = sidecar.get("/memory", {} if since is None else {"since": since})
