@@ -341,7 +341,7 @@ class TestLeavingWithinTheConnect:
 
 @fronted_by("sidecar")
 class TestRequestIds:
-    """Ours where there is none that is fit for a log."""
+    """The sidecar makes an id if the client sends none that is fit for a log."""
 
     @pytest.mark.parametrize("given", ["r", "req-42", "!~" * 64, "a,b;c=d%0d%0a"])
     async def test_a_sane_request_id_travels_and_comes_back(self, through, engine, given):
@@ -359,7 +359,7 @@ class TestRequestIds:
         assert 8 <= len(ours) <= 128
 
     async def test_two_of_them_are_one_in_the_end(self, through, engine):
-        """Nobody downstream has to choose."""
+        """No server downstream has to choose between two."""
         answer = await through.ask("GET", "/v1/x", ("x-request-id", "one"), ("x-request-id", "two"))
         (ours,) = engine.calls[0].header("x-request-id")
         assert answer.header("x-request-id") == [ours]

@@ -24,6 +24,7 @@ def test_no_docstring_begins_as_a_question_does():
     assert [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in files
+        if re.search(rf"[\"']{CLAUSE.pattern}", path.read_text(encoding="utf-8"))  # else it need not be parsed
         for line, text in docstrings(path)
         if CLAUSE.match(text)
     ] == []
