@@ -1,7 +1,7 @@
 """A pytest plugin (`-p tests.fast`): leaves to the whole check what `make test-fast` does not run, and says so.
 
-It also takes from tests what costs more here than it shows: three quarters of Hypothesis' examples where a test does
-not say how many, and what libraries load that no test asks for.
+It also makes tests cheaper. Hypothesis draws a quarter of the examples, except in tests that give a number of their own.
+Two libraries do not load what no test asks for.
 
 Left out are tests marked `whole`, which gives the reason, those that need a C compiler, and long ones, as `TEST_LONG`
 has it. `make test` and `.ci/run` know nothing of this plugin: they run every test marked `whole`, whatever has changed.
@@ -20,7 +20,7 @@ from hypothesis import settings
 
 EXAMPLES = 25
 # jsonschema compiles 38 of its grammars at import: two seconds, for formats (`iri`) that no schema of ours has.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type] - as an ImportError
+sys.modules.setdefault("rfc3987_syntax", None)  # so that its import fails
 
 
 def pytest_configure(config: pytest.Config) -> None:
