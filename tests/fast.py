@@ -1,6 +1,6 @@
 """A pytest plugin (`-p tests.fast`): leaves to the whole check what `make test-fast` does not run, and says so.
 
-It also makes tests cheaper. Hypothesis draws a quarter of the examples, except in tests that give a number of their own.
+It also makes tests cheaper. Hypothesis draws a quarter of the examples, except in tests that give a number.
 Two libraries do not load what no test asks for.
 
 Left out are tests marked `whole`, which gives the reason, those that need a C compiler, and long ones, as `TEST_LONG`
@@ -24,7 +24,7 @@ sys.modules.setdefault("rfc3987_syntax", None)  # so that its import fails
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.register_profile("fast", settings.get_profile("patient"), max_examples=EXAMPLES)
+    settings.register_profile("fast", max_examples=EXAMPLES)  # else as tests/conftest.py has it
     settings.load_profile("fast")
     config.pluginmanager.register(LeftOut(config), "left-out")
 
