@@ -42,7 +42,7 @@ def obstacle() -> str | None:
 
 
 def compiled_app(announce: Callable[[str], None] = lambda _: None) -> Path:
-    """Return a folder with `highwater` in it, its data plane compiled; built where there is none of today's sources.
+    """Return a folder with `highwater` in it, its data plane compiled: now, or earlier from the same sources.
 
     Args:
         announce: Told in one sentence what takes long, before it begins.

@@ -243,7 +243,7 @@ def _say(text: str) -> None:
 
 
 def files_in_no_lane(lanes: Iterable[Lane], root: Path = ROOT) -> list[str]:
-    """Return the test files that are in no lane's folders, or in those of two."""
+    """Return the test files that no lane's folders contain, or that two lanes' do."""
     found = []
     for path in sorted((root / "tests").rglob("test_*.py")):
         name = str(path.relative_to(root))
@@ -291,7 +291,7 @@ def changed(topic: str, passed: Mapping[str, Mapping[str, object]]) -> str | Non
 
 
 def read_passed(path: Path) -> dict[str, dict[str, object]]:
-    """Return what long tests passed with; nothing where no such file can be read."""
+    """Return what long tests passed with; empty if the file cannot be read."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ settings.load_profile("patient")
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_home() -> Iterator[None]:
-    """Sidecars keep their tokens in a folder of the test run, not in the home of whoever runs it."""
+    """Sidecars keep their tokens in a folder of the test run, not in the user's home."""
     with tempfile.TemporaryDirectory(prefix="highwater-tests-") as folder:
         os.environ["XDG_STATE_HOME"] = folder
         yield

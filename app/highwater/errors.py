@@ -96,7 +96,7 @@ class SidecarError(HighwaterError):
 
 
 class SidecarUnreachable(SidecarError):
-    """No response from the URL in time, or not that of a sidecar."""
+    """No response from the URL in time, or one that no sidecar sends."""
 
 
 class SidecarRefused(SidecarError):

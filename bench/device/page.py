@@ -125,7 +125,7 @@ def _device(results: Sequence[StepResult]) -> str:
 def _skipped(checks: Sequence[Check]) -> list[str]:
     """Return how many checks were skipped for which reason; docs/devices.json names the checks."""
     reasons = Counter(check.why or "no reason given" for check in checks if check.status == "skipped")
-    return [f"Skipped: {'; '.join(f'{count}, {_cell(why)}' for why, count in reasons.items())}.", ""] if reasons else []
+    return [f"{'; '.join(f'{count} skipped: {_cell(why)}' for why, count in reasons.items())}.", ""] if reasons else []
 
 
 def _seen(check: Check) -> str:

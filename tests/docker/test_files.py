@@ -83,7 +83,7 @@ def test_vllm_listens_for_its_neighbour_alone():
 
 
 def test_the_extensions_image_holds_files_alone():
-    """From nothing: an image volume mounts it, and nobody can start it."""
+    """The image is built from scratch: an image volume mounts it, and it cannot be started."""
     steps = instructions(DOCKER / "extension.Dockerfile")
     last = steps[max(at for at, (name, _) in enumerate(steps) if name == "FROM") :]
     assert last[0] == ("FROM", "scratch")
@@ -213,7 +213,7 @@ def test_the_control_plane_is_for_this_machine_whatever_is_published():
 
 
 def test_prometheus_reaches_nothing_beyond(services):
-    """And nobody reaches it but Grafana, which is on loopback."""
+    """Only Grafana, which is on loopback, reaches it."""
     assert set(services["prometheus"]["networks"]) == {"watch"}
     assert not services["prometheus"].get("ports")
     assert [port["host_ip"] for port in services["grafana"]["ports"]] == ["127.0.0.1"]

@@ -249,7 +249,7 @@ class Fronts:
         """Return a front as started before.
 
         Raises:
-            Missing: There is none of this kind here.
+            Missing: No front of this kind is installed here.
             DemoError: It did not start.
         """
         key = (kind, profile.name)

@@ -29,7 +29,7 @@ async def test_a_json_body_keeps_its_spelling(through, engine):
 
 
 async def test_a_plain_answer_is_the_same_bytes(through, engine):
-    """Whatever its type says, nobody looks into it."""
+    """The body is passed on unread, whatever its type says."""
 
     @engine.on("/v1/x")
     async def spell(call):
@@ -293,7 +293,7 @@ async def continue_if_asked(call):
 
 
 async def test_expect_100_continue_is_answered_once_before_the_body(through, engine):
-    """By whoever may; then the body goes up."""
+    """The proxy or the engine says so; then the body goes up."""
     engine.on("/v1/x")(continue_if_asked)
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", str(len(JSON))), ("expect", "100-continue"))
@@ -429,7 +429,7 @@ async def test_a_get_with_a_body_keeps_it(through, engine):
 
 
 async def test_a_post_without_a_body_stays_one(through, engine):
-    """With a length of nought or none at all, and nobody waits for more."""
+    """With a length of zero or without a length, no one waits for more."""
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\n\r\n")
     assert (await client.whole(seconds=3)).status == 200

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from tests.faithful.fronts import PATIENCE_SECONDS, Profile, fronted_by
-from tests.patience import patiently
+from tests.patience import patiently, until
 
 IMPATIENT = Profile(
     "impatient",
@@ -312,21 +312,36 @@ class TestNoConnection:
         await client.request("POST", "/v1/x", *JSON, body=b"{}")
         assert (await client.whole()).status == 504
 
+
+@fronted_by("sidecar", "nginx")
+class TestLeavingWithinTheConnect:
+    """The same engine, and a time to connect that is over after the test."""
+
+    @pytest.fixture
+    def profile(self, black_hole) -> Profile:
+        return Profile(
+            "long-connect",
+            sidecar={"HIGHWATER_PROXY__CONNECT_SECONDS": f"{4 * PATIENCE_SECONDS:.0f}"},
+            nginx=(f"proxy_connect_timeout {4 * PATIENCE_SECONDS:.0f}s;",),
+            engine_port=black_hole,
+        )
+
     async def test_a_client_that_leaves_within_the_connect_leaves_nothing(self, through):
-        """Its socket is not kept until the time is up."""
+        """Its sockets are not kept until the time is up."""
         before = through.open_files()
-        for _ in range(8):
-            client = await through.connect()
+        clients = [await through.connect() for _ in range(8)]
+        for client in clients:
             await client.request("POST", "/v1/x", *JSON, body=b"{}")
+        # Both sockets of each: the client's, and the one that connects to the engine.
+        await until(lambda: through.open_files() >= before + 2 * len(clients), PATIENCE_SECONDS, pause_seconds=0.01)
+        for client in clients:
             client.reset()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while through.open_files() > before + 1:  # noqa: ASYNC110 - the files of another process
-                await asyncio.sleep(0.01)
+        await until(lambda: through.open_files() <= before + 1, PATIENCE_SECONDS, pause_seconds=0.01)
 
 
 @fronted_by("sidecar")
 class TestRequestIds:
-    """Ours where there is none that is fit for a log."""
+    """The sidecar makes an id if the client sends none that is fit for a log."""
 
     @pytest.mark.parametrize("given", ["r", "req-42", "!~" * 64, "a,b;c=d%0d%0a"])
     async def test_a_sane_request_id_travels_and_comes_back(self, through, engine, given):
@@ -344,7 +359,7 @@ class TestRequestIds:
         assert 8 <= len(ours) <= 128
 
     async def test_two_of_them_are_one_in_the_end(self, through, engine):
-        """Nobody downstream has to choose."""
+        """No server downstream has to choose between two."""
         answer = await through.ask("GET", "/v1/x", ("x-request-id", "one"), ("x-request-id", "two"))
         (ours,) = engine.calls[0].header("x-request-id")
         assert answer.header("x-request-id") == [ours]

@@ -108,7 +108,7 @@ def containers(each: Object) -> Iterator[Object]:
 
 
 def container(each: Object, name: str) -> Object:
-    """Empty where there is none."""
+    """The container of this name; empty if the pod has none."""
     return next((found for found in containers(each) if found["name"] == name), {})
 
 

@@ -142,7 +142,7 @@ def test_the_sidecar_is_a_native_one_and_the_last_to_start_before_the_engine(nam
 
 @pytest.mark.parametrize("name", WITH_PODS)
 def test_the_sidecars_start_and_life_do_not_depend_on_the_engine(name: str) -> None:
-    """Its liveness is its own; readiness is that of both."""
+    """The liveness probe asks the sidecar alone; readiness needs both."""
     sidecar = container(pod(ci_values(name)), "highwater")
     paths = {probe: sidecar[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")}
     assert paths == {"livenessProbe": "/livez", "readinessProbe": "/readyz"}

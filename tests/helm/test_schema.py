@@ -282,7 +282,7 @@ def test_values_that_do_not_go_together_are_refused(what: str) -> None:
 
 
 def test_all_that_does_not_go_together_is_told_at_once() -> None:
-    """Nobody corrects one value after the other."""
+    """All wrong values are reported at once."""
     values = merged(TOGETHER["one port for two"][0], TOGETHER["two monitors"][0])
     with pytest.raises(HelmRenderError) as refused:
         files(values)

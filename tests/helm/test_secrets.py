@@ -64,7 +64,7 @@ def test_an_upgrade_keeps_the_generated_token() -> None:
 
 
 def test_the_first_installation_into_a_cluster_makes_one() -> None:
-    """Where there is no such Secret yet."""
+    """The first installation finds no Secret yet."""
     with cluster({}) as url:
         assert len(decoded(secret_in(url, {}))["admin-token"]) == 40
 

@@ -460,7 +460,7 @@ async def messages_of(stream: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
 
 
 async def test_a_reader_that_leaves_is_forgotten(running):
-    """No queue is filled for nobody."""
+    """No queue is filled once the client has left."""
     async with running.client.stream("GET", "/memory/events", headers={"Accept": "text/event-stream"}) as stream:
         await anext(messages_of(stream))
         assert len(running.app.services.history._watchers) == 1

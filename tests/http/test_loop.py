@@ -58,7 +58,7 @@ async def test_the_report_says_so():
 
 
 async def test_an_engine_of_its_own_is_none():
-    """The addresses of connections to it are not those of clients."""
+    """Its connections have no client addresses."""
     fake = FakeEngine()
     async with serving(fake) as port, sidecar_before(fake, engine_port=port) as running:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What one connection may take: memory, time, and the loop's turns, whatever its client does."""
+"""Limits on what one connection takes, whatever its client does: memory, time and turns of the event loop."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ async def test_a_request_that_is_held_too_long_gets_503(start_proxy, upstream):
 
 
 async def test_a_client_that_left_while_held_never_reaches_the_engine(front, upstream):
-    """Its request would be computed for nobody."""
+    """Otherwise the engine would compute a request whose client has left."""
     wire = await front.connect()
     with front.gate.closed(10):
         await wire.request("POST", "/v1/completions", body=b"{}")
@@ -237,7 +237,7 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
 
 
 async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
-    """A client that reads it slowly keeps nobody waiting."""
+    """A client that reads it slowly holds up no other request."""
     go = asyncio.Event()
 
     @upstream.on("/v1/completions")

@@ -57,7 +57,7 @@ async def ended(sidecar: DemoSidecar) -> None:
 
 
 async def told_to_stop(sidecar: DemoSidecar) -> None:
-    """SIGTERM has come, and nobody new is taken."""
+    """After SIGTERM no new client is accepted."""
     for pid in sidecar.pids():
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + PATIENCE_SECONDS

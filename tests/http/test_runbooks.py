@@ -80,7 +80,7 @@ class Place:
     words: dict[str, str] = field(default_factory=dict)
 
     def line(self, printed: str) -> str | None:
-        """The line as it is typed here; ``None`` where it is Kubernetes' own and there is none."""
+        """The line as it is typed here; ``None`` for a line that needs Kubernetes, on a machine without it."""
         if self.in_kubernetes and printed.startswith("highwater"):
             printed = EXEC + printed
         if not self.in_kubernetes:

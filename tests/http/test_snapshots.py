@@ -172,7 +172,7 @@ async def test_what_there_is_none_of_is_not_found(fake, tmp_path):
 
 
 async def test_a_body_that_is_none_is_refused(running, fake):
-    """Naming the key, and nobody is asked."""
+    """The message names the key, and no worker is called."""
     for body in ({"dry_run": "maybe"}, {"dryrun": True}, []):
         assert error(await running.client.post("/memory/snapshot", json=body))[0] == 422
     assert "snapshot" not in fake.ops()

@@ -318,7 +318,7 @@ def test_a_host_that_does_not_exist_is_one_line():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 async def test_the_engine_itself_is_no_sidecar(command):
-    """A URL that is vLLM's is named as such; the engine is told to do nothing."""
+    """If the URL is vLLM's own, the message says so, and the engine is not asked to do anything."""
     fake = FakeEngine()
     async with serving(fake) as port:
         result = await run(*command, url=f"http://127.0.0.1:{port}")

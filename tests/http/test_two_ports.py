@@ -270,7 +270,7 @@ async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on
 
 
 async def test_without_a_data_plane_the_control_port_is_the_only_one_where_it_is_set():
-    """`port` is for requests, and there are none."""
+    """Without a data plane no requests come, which `port` is for."""
     async with two_ports(proxy={"enabled": False}, control_port=8002) as running:
         assert [(port.setting, port.number) for port in running.app.ports] == [("control_port", 8002)]
 

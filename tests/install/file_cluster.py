@@ -67,7 +67,7 @@ class FileCluster:
         """Return an object.
 
         Raises:
-            LookupError: There is none.
+            LookupError: The cluster has no such object.
         """
         found = self._read(self._path(kind, name))
         if found is None:

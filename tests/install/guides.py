@@ -155,7 +155,7 @@ def assert_harmless(pod: Object) -> None:
 
 
 def without(pod: Object, *names: str) -> list[str]:
-    """The names of a pod's volumes and containers that are none of these."""
+    """The names of a pod's other volumes and containers."""
     spec = pod["spec"]
     all_names = [each["name"] for key in ("initContainers", "containers", "volumes") for each in spec.get(key, [])]
     return [name for name in all_names if name not in names]

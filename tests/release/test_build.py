@@ -1,4 +1,4 @@
-"""The files of a release: the same bytes whoever builds them, and fit for an index."""
+"""The files of a release: the same bytes on every machine, and fit for an index."""
 
 from __future__ import annotations
 

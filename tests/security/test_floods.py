@@ -58,7 +58,7 @@ async def test_a_step_too_small_to_divide_by_is_no_error():
 
 
 async def test_a_query_of_nonsense_has_a_short_answer():
-    """Whoever sends thousands of wrong keys hears of a few."""
+    """Of thousands of wrong keys in a request, the response names a few."""
     async with both_on_ports() as sidecar:
         query = "&".join(f"k{number}=1" for number in range(2000))
         answer = await sidecar.client.get(f"/memory/history?{query}")

@@ -270,6 +270,7 @@ def files() -> dict[str, set[str]]:
     return {name: set(digests(name)) for name in TOPICS}
 
 
+@pytest.mark.whole("which changes make long tests due")
 @pytest.mark.parametrize(
     ("changed_file", "due"),
     [
@@ -288,6 +289,7 @@ def test_a_change_makes_due_what_it_may_break(files, changed_file, due):
     assert {name for name in TOPICS if changed_file in files[name]} == due
 
 
+@pytest.mark.whole("which changes make long tests due")
 def test_whatever_the_data_plane_runs_on_makes_its_long_tests_due(files):
     """Through every layer below it: a file that a module imports is as good as the module's own."""
     due = {name for name in TOPICS if "app/highwater/process/limited_log.py" in files[name]}

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def wrap_method(worker: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:  # noqa: ANN401 - vLLM's worker, of any version
-    """Put `make(method)` in the place of `worker.name`; return False where the worker has no such method.
+    """Put `make(method)` in the place of `worker.name`; return False if the worker has no such method.
 
     `make` gets the method as the engine would have called it. Its replacement must pass arguments, result and
     exceptions on unchanged, and must not hold the worker.

@@ -54,7 +54,11 @@ def report_of(data: object) -> Report:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Map invalid and missing values in a response to one line for people."""
+    """Map invalid and missing values in a response to one line for people.
+
+    Raises:
+        SidecarUnreachable: A response has an invalid or a missing value.
+    """
     try:
         yield
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as exc:

@@ -121,7 +121,11 @@ def show(answer: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401 - JS
 
 @contextmanager
 def ending_well() -> Iterator[None]:
-    """End the command with one line and an exit status where a sidecar fails within the block."""
+    """End the command with one line and an exit status where a sidecar fails within the block.
+
+    Raises:
+        click.ClickException: The sidecar is unreachable, or refused the call.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model's name may have letters that the terminal has not
     try:

@@ -42,8 +42,9 @@ class SidecarClient:
     connect takes five at most.
 
     Raises:
-        SidecarUnreachable: URL or token cannot be used at all. By every call: no response, or not that of a sidecar.
-        SidecarRefused: By every call: the sidecar responded with an error.
+        SidecarUnreachable: URL or token cannot be used at all. Raised by every call: no response, or one that no
+            sidecar sends.
+        SidecarRefused: Raised by every call: the sidecar responded with an error.
     """
 
     def __init__(
@@ -78,14 +79,19 @@ class SidecarClient:
         return self._json("GET", path, params=params)
 
     def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """Return the text of a GET; a web page is refused."""
+        """Return the text of a GET; a web page is refused.
+
+        Raises:
+            SidecarUnreachable: No response, or a web page.
+            SidecarRefused: The sidecar responded with an error.
+        """
         headers, content = self._call("GET", path, params=params)
         if "html" in headers.get("content-type", ""):
             raise self._no_sidecar("a web page", headers)
         return content.decode(errors="replace")
 
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401
-        """Return the parsed JSON of a POST; no body is sent where it is None."""
+        """Return the parsed JSON of a POST; without a body if it is None."""
         return self._json("POST", path, body=body)
 
     def put(self, path: str, body: Any) -> Any:  # noqa: ANN401

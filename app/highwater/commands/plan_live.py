@@ -98,7 +98,7 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
 
 
 def print_json(answer: Mapping[str, Any]) -> None:
-    """Print a plan, or why there is none, for programs."""
+    """Print a plan as JSON, or the reason why no plan could be made."""
     click.echo(json.dumps(answer, indent=2))
 
 

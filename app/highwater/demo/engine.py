@@ -28,7 +28,7 @@ KV_CACHE_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Dialect:
-    """The arguments that differ between versions of vLLM; by default those of the current one."""
+    """The arguments that differ between versions of vLLM; the defaults fit the current version."""
 
     tokenizer_class: str | None = None
     """See `build_model`."""

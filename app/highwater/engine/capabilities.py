@@ -79,7 +79,7 @@ class Capabilities:
 
 
 def parse_version(text: str | None) -> Version | None:
-    """Return the release part of a version: that of ``0.32.0+cpu`` and ``0.32.0rc1`` is 0.32.0."""
+    """Return the release part of a version: 0.32.0 for both ``0.32.0+cpu`` and ``0.32.0rc1``."""
     if text is None:
         return None
     try:

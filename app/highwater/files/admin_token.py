@@ -161,7 +161,7 @@ class AdminToken:
         self._next_look = 0.0
 
     def start(self) -> None:
-        """Read the file or make it, and log where the token is, or why there is none."""
+        """Read the file or make it, and log where the token is, or why the sidecar has no token."""
         self.current()
         if not self._has_file:
             log.info("control calls need the admin token that was set (admin_token)")

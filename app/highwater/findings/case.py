@@ -159,7 +159,7 @@ def name_of(reading: RankReading) -> str:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` where a size is not known, or there are none."""
+    """Return the sum; ``None`` if there are no sizes, or if one is unknown."""
     listed = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None

@@ -56,7 +56,7 @@ def finding(
     """Return the finding of that name, a key of findings.toml.
 
     Its sentences may name ``words``, and the figures that are shown with it: those that the file finds in ``words``,
-    and ``figures``, whose names only the rule knows. ``weight`` and ``advice`` replace those of the file.
+    and ``figures``, whose names only the rule knows. ``weight`` and ``advice`` replace the file's.
     """
     wording = _WORDING[name]
     figures = {key: _found(path, words) for key, path in wording.get("figures", {}).items()} | dict(figures or {})

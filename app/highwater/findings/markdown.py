@@ -185,7 +185,7 @@ def page(markdown: str, *, title: str) -> str:
 
 
 def _fence_drawn(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
-    """Return a block of code as such, and a chart as a drawing."""
+    """Return a block of code unchanged, and a chart as a drawing."""
     token = tokens[index]
     shown = _CHART.search(token.content) if token.info == "mermaid" else None
     if shown is None:

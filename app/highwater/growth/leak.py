@@ -84,7 +84,7 @@ class Rise:
 def find_rise(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happening] = ()) -> Rise | None:
     """Return the rise in the longest window that shows one; ``None`` where none does.
 
-    The floors are oldest first, without those of the start. Values before a reset are not compared with those after it.
+    The floors are oldest first, without the start's. Values before a reset are not compared with those after it.
     """
     last_reset = max((one.at for one in happenings if one.is_reset), default=-math.inf)
     size, has_load_risen = len(floors), False

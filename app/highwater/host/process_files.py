@@ -170,7 +170,7 @@ class ProcessFiles:
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:
-    """Return the record in a process file, whose name must be that of its content.
+    """Return the record in a process file, whose name must fit its content.
 
     Raises:
         BadProcessFile: It is damaged, or its content is invalid.

@@ -147,7 +147,7 @@ def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
 
 
 def joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    """Return each rank's evidence of now, with that of a moment before where it has more."""
+    """Return each rank's evidence of now, completed by what was known a moment before."""
     known = {(rank_key(rank), rank.pid): rank for rank in before}
     joined = []
     for rank in ranks:
@@ -169,7 +169,7 @@ def harmless(evidence: Evidence) -> Evidence:
 
 
 def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
-    """Return the first reading of this rank's process after the engine was ready; not that of another process."""
+    """Return the first reading of this rank's process after the engine was ready; never another process's."""
     for first in evidence.baseline:
         if rank_key(first) == rank_key(rank) and (rank.pid is None or first.pid in (None, rank.pid)):
             return first

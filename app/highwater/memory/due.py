@@ -25,7 +25,7 @@ from highwater.readings.engine import ProgressVerdict
 IDLE_SECONDS = 15.0
 """The time between two requests to an engine that its recorders show to be idle."""
 SETTLE_SECONDS = 3.0
-"""For so long after a worker's last call the API server's counts may still be those of before it."""
+"""For so long after a worker's last call the API server's counts may still be older than the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

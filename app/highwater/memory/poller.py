@@ -136,7 +136,7 @@ class Poller:
         return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
 
     async def read_recorders(self) -> Report:
-        """Read the recorders' files, and nothing else; the engine's state stays that of the last poll."""
+        """Read the recorders' files, and nothing else; the engine's state stays as the last poll left it."""
         async with self._lock:
             outcome = await self._rounds.read_recorders(self._last, self.life.recorder_instance)
             ranks = self._best_readings(outcome)

@@ -57,7 +57,7 @@ class SnapshotFolder:
     # --- the folder ---
 
     async def listed(self) -> tuple[list[SnapshotFile], str | None]:
-        """Return the files, newest snapshot first, those of other engines included; and why some may be missing."""
+        """Return the files, newest snapshot first, other engines' included; and why some may be missing."""
         return await asyncio.to_thread(self._listed)
 
     async def open(self, name: str) -> tuple[BinaryIO, int] | None:

@@ -93,7 +93,7 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
 
 
 def _figures(pool: KvPool, block_size: int, *, fits: bool | None, known: bool = True) -> dict[str, Any]:
-    """Return a pool's figures; those that depend on its bytes are None where those are not known."""
+    """Return a pool's figures; figures that depend on its bytes are None while the bytes are unknown."""
     return {
         "available_bytes": pool.available_bytes if known else None,
         "bytes_per_block": pool.bytes_per_block,

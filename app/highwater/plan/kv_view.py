@@ -74,7 +74,7 @@ class LiveEngine:
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine of these workers, which are those of one data-parallel engine in the order of their ranks.
+    """Return the engine of these workers: all workers of one data-parallel engine, in the order of their ranks.
 
     Raises:
         PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
@@ -108,6 +108,9 @@ def layers_of(worker: LiveWorker) -> Layers:
     """Return a worker's layers, in the model's order.
 
     Workers report no names: those made here are shared by the ranks of a pipeline stage, and not between stages.
+
+    Raises:
+        PlanError: The worker reports no layers, too many, or one of an unknown kind.
     """
     described = worker.budget.kv_cache.layers
     if described is None:

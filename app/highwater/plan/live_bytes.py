@@ -63,7 +63,7 @@ def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *,
 
 
 class _Carried:
-    """The measured bytes, changed step by step to those of other flags."""
+    """The measured bytes, changed step by step to what other flags would need."""
 
     def __init__(self, engine: LiveEngine, each: tuple[int, ...]) -> None:
         self._starts = [worker.budget.memory for worker in engine.workers]

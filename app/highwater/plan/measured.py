@@ -15,7 +15,7 @@ _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}
 
 
 def read_answer(path: Path) -> dict[str, Any]:
-    """Return the object in a file of `highwater explain --json`; raises PlanError where there is none."""
+    """Return the object in a file of `highwater explain --json`; raises PlanError if the file holds no such object."""
     return read_object(path, MAX_FILE_BYTES, "a file of `highwater explain --json`")
 
 

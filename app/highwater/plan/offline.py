@@ -61,7 +61,7 @@ class OfflinePlan:
 
 
 def read_config(place: str) -> Mapping[str, Any]:
-    """Return a model's config.json, from its path or that of its folder.
+    """Return a model's config.json, from its own path or its folder's.
 
     Raises:
         PlanError: The file is missing, or does not hold a JSON object.
@@ -92,7 +92,7 @@ def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:
-    """Return the tensors of the checkpoint in a folder, from the headers of its files; None where there are none."""
+    """Return the tensors of the checkpoint in a folder, from the headers of its files; None if it has no such files."""
     folder = Path(place)
     return checkpoint_tensors(folder) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
 

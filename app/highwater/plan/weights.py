@@ -135,7 +135,11 @@ def model_dtype(config: ConfigJson) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element of the model's dtype."""
+    """Return the bytes of one element of the model's dtype.
+
+    Raises:
+        PlanError: The dtype is unknown.
+    """
     name = dtype.removeprefix("torch.")
     if name not in MODEL_BYTES:
         raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(MODEL_BYTES)}")
@@ -283,6 +287,9 @@ def rotary_tables(config: ConfigJson, element: int) -> list[int]:
 
     One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
     many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank.
+
+    Raises:
+        PlanError: ``rope_scaling`` is not an object.
     """
     text = text_config(config)
     if any(key in text for key in ("n_positions", "word_embed_proj_dim")) or "num_attention_heads" not in text:

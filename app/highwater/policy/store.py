@@ -25,7 +25,7 @@ class _Section(BaseModel):
 
 
 class PolicyStore:
-    """The policy in force, and where it comes from; ``configured`` is that of file, environment and flags.
+    """The policy in force, and where it comes from; ``configured`` comes from file, environment and flags.
 
     Attributes:
         source: ``settings``, or ``put`` once it was changed.

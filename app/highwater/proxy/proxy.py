@@ -109,14 +109,22 @@ class Proxy:
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections to the engine, between ``start`` and ``aclose``."""
+        """The connections to the engine, between ``start`` and ``aclose``.
+
+        Raises:
+            RuntimeError: The proxy has not been started.
+        """
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
         return self._pool
 
     @property
     def write_batch(self) -> WriteBatch:
-        """The writes of this turn of the loop, from ``start`` on."""
+        """The writes of this turn of the loop, from ``start`` on.
+
+        Raises:
+            RuntimeError: The proxy has not been started.
+        """
         if self._write_batch is None:
             raise RuntimeError("the proxy has not been started")
         return self._write_batch

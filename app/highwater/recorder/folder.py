@@ -1,4 +1,4 @@
-"""The folder of the workers' recorder files: those of the engine's present life are read, old ones removed on request.
+"""The folder of the workers' recorder files: files of the engine's present life are read, old ones removed on request.
 
 Nothing here writes a file. A file that cannot be used costs only itself, and is named in ``problems``. To read many
 ranks takes milliseconds: any thread may call, one at a time.
@@ -167,7 +167,7 @@ class RecorderFolder:
         self._files.pop(name).ring.close()
 
     def _names(self, *, with_unfinished: bool = False) -> list[tuple[str, str]]:
-        """Return names of rings and their instances; of too many, those of this life first, then the newest."""
+        """Return names of rings and their instances; if there are too many, this life's first, then the newest."""
         try:
             listed = first_names(self.folder, MAX_ENTRIES)
         except OSError as exc:

@@ -66,7 +66,7 @@ def parse_identity(content: bytes, file_name: str) -> Identity:
     """Return the identity in a header.
 
     Raises:
-        RingUnusable: It is invalid, or not that of the file's name.
+        RingUnusable: It is invalid, or does not fit the file's name.
     """
     given = json_object(content)
     if given is None:

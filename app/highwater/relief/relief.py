@@ -321,7 +321,7 @@ class Relief:
         return done
 
     async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
-        """Return the readings after a remedy, and why there are none where there were some before it."""
+        """Return the readings after a remedy, and why they are missing if there were some before it."""
         report = await self._poll("measuring")
         if report is None:
             return (), f"not measured, as no reading came within {self._poll_seconds():g} s"

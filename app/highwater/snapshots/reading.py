@@ -69,7 +69,11 @@ def read(descriptor: int) -> Snapshot:
 
 
 def limit_this_process(parent: int) -> None:
-    """Set the limits, and have the kernel end this process with its parent."""
+    """Set the limits, and have the kernel end this process with its parent.
+
+    Raises:
+        SystemExit: The parent has ended already.
+    """
     for kind, most in ((resource.RLIMIT_AS, ADDRESS_SPACE), (resource.RLIMIT_CPU, PROCESSOR_SECONDS)):
         _, hard = resource.getrlimit(kind)
         wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)

@@ -48,12 +48,12 @@ def rate_text(rate: GrowthRate, unit: GrowthUnit) -> str:
 
 
 def leaks(series: Sequence[SeriesGrowth]) -> list[SeriesGrowth]:
-    """Return the series that leak, those of an engine that has ended included."""
+    """Return the series that leak, also of an engine that has ended."""
     return [one for one in series if one.verdict == "leak"]
 
 
 def growth_line(series: Sequence[SeriesGrowth]) -> str:
-    """Return the verdicts in one line: the leaks by name, the others by number; empty where there are none."""
+    """Return the verdicts in one line: the leaks by name, the others by number; empty without verdicts."""
     if not series:
         return ""
     named = [leak_line(one) for one in leaks(series)]

@@ -9,7 +9,7 @@ from tests.unit.accounting.story import story
 
 
 def test_growth_is_counted_from_the_baseline():
-    """Since ready, over all ranks; the slope is that of the recent points."""
+    """The sum counts from ready, over all ranks; the slope is taken from the recent points."""
     recent = [(10.0 + second, 1000.0 + 64 * second) for second in range(10)]
     grown = growth(story(), story(images=True), recent)
     assert grown.since_ready_bytes == 2 * 3_965_714_432

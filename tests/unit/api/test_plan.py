@@ -24,7 +24,7 @@ NOTHING_CACHED = report_of()
 
 @dataclass
 class Starts:
-    """A running engine, or the reason why there is none."""
+    """A running engine, or the reason why it cannot be planned for."""
 
     engine: LiveEngine | str
 

@@ -63,5 +63,5 @@ def test_slow_first_bytes_count_where_attackers_are():
 
 
 def test_a_run_without_answers_met_nothing():
-    """Nobody was served, so nobody was served in time."""
+    """Without a served client, none was served in time."""
     assert not is_met(measured(), "first_byte_ratio")

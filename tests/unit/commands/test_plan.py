@@ -64,7 +64,7 @@ def test_input_that_makes_no_sense_ends_with_2(arguments: tuple[str, ...], messa
 
 
 def test_architectures_are_listed():
-    """For whoever wonders before asking."""
+    """Users can look before they plan."""
     result = run("--list-architectures")
     assert result.exit_code == 0
     assert "LlamaForCausalLM" in result.output.splitlines()

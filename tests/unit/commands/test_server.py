@@ -58,6 +58,7 @@ def test_what_has_the_port_is_said_where_it_tells(path, words):
     assert ("what has it" in problem) is bool(words)
 
 
+@pytest.mark.whole("`highwater serve` as a process")
 def test_an_address_that_is_none_ends_the_start():
     """In JSON where that was asked for, and with an exit status of its own."""
     command = [sys.executable, "-m", "highwater", "serve", "--host", "256.1.1.1", "--log-format", "json"]

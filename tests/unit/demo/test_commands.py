@@ -31,7 +31,7 @@ def test_the_program_is_named_from_the_working_folder(tmp_path: Path):
 
 
 def test_run_as_a_module_it_is_the_program_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And where there is none, the module."""
+    """Without a console script, the module is run."""
     program = installed(tmp_path / "bin")
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
     assert own_command("/x/highwater/__main__.py", tmp_path) == "bin/highwater"

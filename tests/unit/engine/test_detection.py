@@ -1,4 +1,4 @@
-"""What the engine can do is known in one place, and that place alone allows worker calls."""
+"""One object knows what the engine can do, and no other allows worker calls."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_no_module_outside_of_engine_allows_worker_calls():
 
 
 async def test_worker_calls_are_allowed_from_the_detection_until_the_engine_is_lost(detection, engine):
-    """What responds after that may be another engine."""
+    """The engine that responds next may be a different one."""
     assert not engine.rpc_allowed
     await detection.detect()
     assert engine.rpc_allowed

@@ -119,7 +119,14 @@ def test_nobody_else_keeps_a_list_of_states():
         names = {one.value for one in literals if isinstance(one, ast.Constant)}
         return len(names) > 1 and names <= states
 
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / "app").rglob("*.py")}
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "app").rglob("*.py")}
+    # Only files with two names of states in quotes are parsed.
+    trees = {
+        path: ast.parse(text)
+        for path, text in texts.items()
+        if len(states & {*re.findall(r"[\"'](\w+)[\"']", text)}) > 1
+    }
+    assert home in trees
     lists = {path: [node.lineno for node in ast.walk(tree) if is_list(node)] for path, tree in trees.items()}
     assert {path: lines for path, lines in lists.items() if lines and path != home} == {}
 

@@ -241,7 +241,7 @@ def test_a_process_that_is_killed_meanwhile_is_an_error(stand_in):
 
 
 def test_a_process_that_ends_in_order_meanwhile_is_an_error(stand_in):
-    """What it wrote as it ended is the reason."""
+    """The last thing that it wrote is given as the reason."""
     why = "the process, or what it writes of itself, ended"
     pid, done = ended_meanwhile(stand_in, [{"state": "ended", "why": why}])
     said = f"Error: worker rank 0 (pid {pid}) ended its trace without a last reading: {why}\n"

@@ -1,4 +1,4 @@
-"""What unit tests of the engine's callers share: a fake engine, and the sidecar's client of it, in process."""
+"""Fixtures for the engine's callers: a fake engine, and the sidecar's client of it, in process."""
 
 from __future__ import annotations
 

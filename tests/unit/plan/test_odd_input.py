@@ -109,6 +109,7 @@ def nested_places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
         yield from nested_places(inner, (*at, key))
 
 
+@pytest.mark.whole("every odd value of every key of a model's file")
 @pytest.mark.parametrize(
     "flags", [{}, {"kv_cache_memory_bytes": None, "device_bytes": 80 << 30}], ids=["bytes", "device"]
 )

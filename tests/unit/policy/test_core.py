@@ -351,7 +351,7 @@ def test_between_the_waters_nothing_begins():
 
 
 def test_a_new_life_remembers_nothing():
-    """What gained nothing in the last one, cooldowns included, says nothing about this one."""
+    """Remedies that gained nothing in the last life are tried again in this one, and its cooldowns do not count."""
     watch = Watch()
     hopeless = full(0.3, cached=1.0)
     watch.act(hopeless, hopeless)

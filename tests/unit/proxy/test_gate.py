@@ -405,4 +405,4 @@ class Crowd(RuleBasedStateMachine):
 
 
 TestCrowd = Crowd.TestCase
-TestCrowd.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestCrowd.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=30, deadline=None)

@@ -36,7 +36,7 @@ def test_the_reported_pattern_is_named():
     assert "57 segments with 4.62 GiB free, held by 969 MiB from site-packages/vllm/model_runner.py:7 encode" in text
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings.default.max_examples * 6 // 10)
 @given(snapshots())
 def test_every_byte_is_counted_once(raw):
     """Allocated, pending and free make up what is reserved, on each device and over its pools."""

@@ -211,7 +211,7 @@ def test_no_operation_overwrites_the_head(op, torch_device, tmp_path):
     assert end_recorder(worker)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     op=st.sampled_from([*OPERATIONS, "", "hello "]) | ANYTHING,
     payload=ANYTHING | ANYTHING.map(json.dumps),

@@ -75,7 +75,11 @@ class Accelerator(DeviceFamily):
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch shows all devices
-        """Return every segment of the allocator, unless the history, which can be huge, would come along."""
+        """Return every segment of the allocator, unless the history, which can be huge, would come along.
+
+        Raises:
+            UnreadableError: torch has no ``memory_snapshot``, or records the history of its allocations.
+        """
         take = look_up(self._module(), "memory_snapshot")
         if take is None:
             raise UnreadableError(f"torch.{self.type} has no memory_snapshot; the first release will show it")
@@ -116,6 +120,10 @@ class Accelerator(DeviceFamily):
 
         Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
         (torch_npu 2.8.0 npu/memory.py:868). torch shows every device that its process uses, whatever the index.
+
+        Raises:
+            UnavailableError: This version of PyTorch cannot take one.
+            UnreadableError: torch returned no segments.
         """
         take = look_up(self._module(), "memory", "_snapshot")
         if take is None:
@@ -172,7 +180,11 @@ class Npu(Accelerator):
     type = "npu"
 
     def give_back(self, index: int | None) -> str:
-        """Return the allocator's cached blocks and the operators' workspace to the driver."""
+        """Return the allocator's cached blocks and the operators' workspace to the driver.
+
+        Raises:
+            UnreadableError: This is not the worker's main thread.
+        """
         # Each device's workspaces have a lock, but the map of all devices' workspaces, which this clears, has none
         # (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
         if not on_main_thread():

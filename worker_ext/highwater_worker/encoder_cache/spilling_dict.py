@@ -240,7 +240,11 @@ class SpillingDict(dict[Any, Any]):
             self.restorer.drop_reserve()
 
     def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
-        """Put entries in: those of a mapping, pairs, or named ones."""
+        """Put entries in, from a mapping, from pairs or by name.
+
+        Raises:
+            TypeError: More than one positional argument.
+        """
         # dict's own would write past __setitem__. Pairs are taken one by one: vLLM hands in generators that encode.
         if len(others) > 1:
             raise TypeError(f"update expected at most 1 argument, got {len(others)}")

@@ -287,7 +287,7 @@ class _Current:
 
 
 def start_process_file(directory: str) -> None:
-    """Write this process's file from now on, and those of its forked children; a second call does nothing.
+    """Write this process's file from now on, and its forked children's; a second call does nothing.
 
     Raises:
         ValueError: The directory is no absolute path, or lies on another machine.

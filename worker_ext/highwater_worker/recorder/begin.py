@@ -166,7 +166,7 @@ def running_recorder(worker: object) -> Recorder | None:
 
 
 def end_recorder(worker: object) -> bool:
-    """End the worker's recorder, whoever started it; False where its thread has not ended."""
+    """End the worker's recorder, even one that another call started; False if its thread has not ended."""
     recorder = running_recorder(worker)
     if recorder is None:
         return True

@@ -21,7 +21,11 @@ FULL = "full_attention"
 
 
 def kv_heads(config: Config) -> int:
-    """Return the KV heads of a whole model (vLLM's get_total_num_kv_heads)."""
+    """Return the KV heads of a whole model (vLLM's get_total_num_kv_heads).
+
+    Raises:
+        PlanError: The number does not divide the attention heads.
+    """
     heads, queries = _kv_heads(config), config.number("num_attention_heads")
     if heads > queries or queries % heads:
         raise config.refused("num_key_value_heads", heads, f"it must divide the {queries} attention heads")
@@ -50,7 +54,11 @@ def _kv_heads(config: Config) -> int:
 
 
 def head_size(config: Config) -> int:
-    """Return the size of one head (vLLM's get_head_size, without MLA)."""
+    """Return the size of one head (vLLM's get_head_size, without MLA).
+
+    Raises:
+        PlanError: Neither ``head_dim`` nor a hidden size that the heads divide is given.
+    """
     for key in ("head_dim", "hidden_size_per_head"):
         size = config.optional(key)
         if size is not None:
@@ -70,20 +78,28 @@ def self_attention(
     chunk: int | None = None,
     name: str | None = None,
 ) -> Attention:
-    """Return the attention of a decoder's layer; `name` where it is not that of most models."""
+    """Return the attention of a decoder's layer; `name` is given if it differs from most models'."""
     name = name or f"model.layers.{layer}.self_attn.attn"
     return Attention(layer=layer, name=name, kv_heads=heads, head_size=size, window=window, chunk=chunk)
 
 
 def uniform(config: Config) -> tuple[Kept, ...]:
-    """Layers that are all alike: full, or sliding where the model as a whole has a window."""
+    """Layers that are all alike: full, or sliding where the model as a whole has a window.
+
+    Raises:
+        PlanError: The config is one of MLA.
+    """
     if config.gives("kv_lora_rank"):
         raise config.refused("kv_lora_rank", config.get("kv_lora_rank"), "MLA is not known for this architecture")
     return _layers(config, (model_window(config),) * config.number("num_hidden_layers"))
 
 
 def qwen2(config: Config) -> tuple[Kept, ...]:
-    """Layers all alike; vLLM's Qwen2Model asserts that (models/qwen2.py, and SeedOssModel in models/seed_oss.py)."""
+    """Layers all alike; vLLM's Qwen2Model asserts that (models/qwen2.py, and SeedOssModel in models/seed_oss.py).
+
+    Raises:
+        PlanError: Only some layers have a window, which vLLM refuses.
+    """
     first, layers = config.optional("max_window_layers", 0), config.number("num_hidden_layers")
     types = set(layer_types(config) or ())
     # SeedOss has no types: there, a window is enough.
@@ -96,7 +112,11 @@ def qwen2(config: Config) -> tuple[Kept, ...]:
 
 
 def by_layer_type(config: Config) -> tuple[Kept, ...]:
-    """Layers whose type says whether they slide; where no layer has a type, as the model as a whole."""
+    """Layers whose type says whether they slide; where no layer has a type, as the model as a whole.
+
+    Raises:
+        PlanError: A layer slides, and the config has no window.
+    """
     types = _types(config)
     if types is None:
         return uniform(config)
@@ -108,7 +128,11 @@ def by_layer_type(config: Config) -> tuple[Kept, ...]:
 
 
 def wrapped(config: Config) -> tuple[Kept, ...]:
-    """The language model inside a wrapper, which may be one of many."""
+    """The language model inside a wrapper, which may be one of many.
+
+    Raises:
+        PlanError: The language model is not a known one.
+    """
     if config.model_type not in WRAPPED:
         raise config.refused("model_type", config.model_type, f"inside this architecture, {sorted(WRAPPED)} are known")
     return (qwen2 if config.model_type in QWEN2 else by_layer_type)(config)
@@ -121,7 +145,11 @@ def alternating(config: Config) -> tuple[Kept, ...]:
 
 
 def gemma3n(config: Config) -> tuple[Kept, ...]:
-    """Layers by type, the last of which read an earlier layer's cache and keep none."""
+    """Layers by type, the last of which read an earlier layer's cache and keep none.
+
+    Raises:
+        PlanError: As many layers as there are, or more, would share a cache.
+    """
     shared = config.optional("num_kv_shared_layers", 0) or 0
     kept = by_layer_type(config)
     if shared >= len(kept):
@@ -144,7 +172,11 @@ def gemma4(config: Config) -> tuple[Kept, ...]:
 
 
 def llama4(config: Config) -> tuple[Kept, ...]:
-    """Chunked layers, and full ones where there are no rotary positions."""
+    """Chunked layers, and full ones where there are no rotary positions.
+
+    Raises:
+        PlanError: ``no_rope_layers`` has not one entry a layer.
+    """
     layers, chunk = config.number("num_hidden_layers"), config.optional("attention_chunk_size")
     every = config.number("no_rope_layer_interval")
     rotary = config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
@@ -155,7 +187,11 @@ def llama4(config: Config) -> tuple[Kept, ...]:
 
 
 def mimo_v2(config: Config) -> tuple[Kept, ...]:
-    """Full and sliding layers with heads of their own each; values are padded to the size of keys."""
+    """Full and sliding layers with heads of their own each; values are padded to the size of keys.
+
+    Raises:
+        PlanError: ``hybrid_layer_pattern`` has not one entry a layer.
+    """
     layers = config.number("num_hidden_layers")
     pattern = config.get("hybrid_layer_pattern")
     if not isinstance(pattern, list) or len(pattern) != layers:
@@ -213,7 +249,11 @@ def whisper(config: Config) -> tuple[Kept, ...]:
 
 
 def nemotron_nas(config: Config) -> tuple[Kept, ...]:
-    """Layers with heads of their own each, some without attention."""
+    """Layers with heads of their own each, some without attention.
+
+    Raises:
+        PlanError: ``block_configs`` is missing, or a block of it is invalid.
+    """
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not blocks:
         raise config.refused("block_configs", blocks, "a list of blocks is needed")

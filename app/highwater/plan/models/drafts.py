@@ -1,4 +1,4 @@
-"""The layers that a drafter adds to the KV cache: those of an EAGLE head or of multi-token prediction."""
+"""The layers that a drafter (an EAGLE head or multi-token prediction) adds to the KV cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,11 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
 
 
 def speculative_object(text: str) -> Mapping[str, Any]:
-    """Return the object that `--speculative-config` holds."""
+    """Return the object that `--speculative-config` holds.
+
+    Raises:
+        PlanError: The text is not a JSON object.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:

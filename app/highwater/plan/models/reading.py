@@ -76,7 +76,11 @@ class Config:
         return PlanError(f"{self.prefix}{key}: {shown}; {right}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
-        """Return a whole number, or None where the file and its type say nothing."""
+        """Return a whole number, or None where the file and its type say nothing.
+
+        Raises:
+            PlanError: The value is not a whole number, or out of range.
+        """
         value = self.get(key)
         if value is None:
             return None
@@ -89,14 +93,22 @@ class Config:
         return value
 
     def number(self, key: str, least: int = 1) -> int:
-        """Return a whole number that must be there."""
+        """Return a whole number that must be there.
+
+        Raises:
+            PlanError: It is missing, not a whole number, or out of range.
+        """
         value = self.optional(key, least)
         if value is None:
             raise self.refused(key, None, f"a whole number of {least} or more is needed")
         return value
 
     def names(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of names, one for each layer; None where the config has no such list."""
+        """Return a list of names, one for each layer; None if the config has no such list.
+
+        Raises:
+            PlanError: The value is not a list of names, one for each layer.
+        """
         value = self.get(key)
         if value is None:
             return None
@@ -105,7 +117,11 @@ class Config:
         return tuple(value)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """Return a nested object; an empty one where it is absent."""
+        """Return a nested object; an empty one where it is absent.
+
+        Raises:
+            PlanError: The value is not an object.
+        """
         value = self.get(key)
         if value is None:
             return {}
@@ -119,7 +135,11 @@ class Config:
 
 
 def language_config(values: Mapping[str, Any]) -> Config:
-    """Return the part of a config.json that describes the language model."""
+    """Return the part of a config.json that describes the language model.
+
+    Raises:
+        PlanError: That part is not an object.
+    """
     part, outer, prefix = values, str(values.get("model_type") or ""), ""
     model_type = outer
     for _ in range(2):  # Qwen's Omni models nest twice

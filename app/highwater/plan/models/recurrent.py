@@ -106,7 +106,11 @@ def nemotron_h(config: Config) -> tuple[Kept, ...]:
 
 
 def zamba2(config: Config) -> tuple[Kept, ...]:
-    """Mamba 2 in every layer, and attention beside it in hybrid ones."""
+    """Mamba 2 in every layer, and attention beside it in hybrid ones.
+
+    Raises:
+        PlanError: ``layers_block_type`` is missing or has other types.
+    """
     types = config.names("layers_block_type")
     if types is None:
         raise config.refused("layers_block_type", None, "a list of mamba and hybrid is needed")
@@ -130,7 +134,11 @@ def zamba2_head_size(config: Config) -> int:
 
 
 def gated_delta(config: Config) -> tuple[Kept, ...]:
-    """A gated delta net or attention, layer by layer (Qwen3-Next, Qwen3.5, OLMo hybrid)."""
+    """A gated delta net or attention, layer by layer (Qwen3-Next, Qwen3.5, OLMo hybrid).
+
+    Raises:
+        PlanError: ``layer_types`` is missing or has other types.
+    """
     types = layer_types(config)
     if types is None:
         raise config.refused("layer_types", None, "linear_attention or full_attention is needed for each layer")
@@ -173,7 +181,11 @@ def minimax(config: Config) -> tuple[Kept, ...]:
 
 
 def kimi_linear(config: Config) -> tuple[Kept, ...]:
-    """Kimi's delta attention, and MLA in the layers that are not named for it (numbered from 1)."""
+    """Kimi's delta attention, and MLA in the layers that are not named for it (numbered from 1).
+
+    Raises:
+        PlanError: ``linear_attn_config`` is missing or invalid.
+    """
     linear = config.mapping("linear_attn_config")
     named = linear.get("kda_layers")
     if not isinstance(named, list):

@@ -25,7 +25,7 @@ class _Reset(Remedy):
         return f"/{self.name}"
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Refuse where the engine has no such route."""
+        """Refuse if the engine has no such route."""
         del status, mode
         if getattr(capabilities, self.name):
             return None

@@ -362,7 +362,7 @@ def step(target: dict[Any, Any], name: str, key: str, value: int) -> Any:  # noq
     return None
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_it_behaves_as_a_plain_dict_under_any_operations(steps):
     """Mixed with spills and restores in any order: same answers, same errors, same entries, same order."""

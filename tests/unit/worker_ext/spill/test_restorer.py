@@ -353,7 +353,9 @@ def test_a_trim_on_a_full_device_keeps_what_it_freed_for_the_way_back(bench, aga
     assert changed(bench) == []
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(
+    max_examples=3 * settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow], deadline=None
+)
 @given(batches=st.lists(BATCH, min_size=2, max_size=5), steps=st.lists(STEPS, min_size=8, max_size=24))
 def test_no_access_fails_whatever_was_before_it(batches, steps):
     """Trims, restores, and somebody who always takes all of the device but what the reserve is to have."""
