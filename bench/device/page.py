@@ -16,6 +16,7 @@ RESULTS, PAGE = DOCS / "devices.json", DOCS / "devices.md"
 ASCEND = Path(__file__).resolve().parents[2] / "tests" / "compat" / "ascend_sources.json"
 KINDS = {"cuda": "NVIDIA", "npu": "Ascend", "cpu": "CPU"}
 MIB = 1024**2
+MAX_FIGURES = 18
 _HEAD = """# What ran on which device
 
 For those who decide whether to trust a claim about a device: what ran on which device, with which results, and how to
@@ -117,8 +118,10 @@ def _device(results: Sequence[StepResult]) -> str:
         rows = [(check.says, check.status, _seen(check)) for check in result.checks if check.status == "failed"]
         lines += [*_table(("check", "result", "seen"), rows), ""] if rows else []
         if result.figures:
-            figures = (f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures)
-            lines += [f"Measured: {', '.join(figures)}.", ""]
+            figures = [f"`{figure.name}` {_value(figure.value, figure.unit)}" for figure in result.figures]
+            more = len(figures) - MAX_FIGURES
+            rest = f"; {more} more are in docs/devices.json" if more > 0 else ""
+            lines += [f"Measured: {', '.join(figures[:MAX_FIGURES])}{rest}.", ""]
     return "\n".join(lines)
 
 
@@ -158,7 +161,7 @@ def _value(value: float | str, unit: str) -> str:
     if isinstance(value, str):
         return value
     if unit == "bytes":
-        return f"{value / MIB:,.1f} MiB"
+        return f"{value / MIB:z,.1f} MiB"
     number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{number} {unit}".rstrip()
 
