@@ -193,12 +193,12 @@ def flaw(errors: Iterable[Mapping[str, Any]]) -> str:
 def without_credentials(url: object) -> object:
     """Return what may be shown of a URL, with ``***`` for what may hold a password: user, query and fragment.
 
-    Nothing is shown of what is no text, nor of a URL in which a query and a password cannot be told apart.
+    Nothing is shown of a list or a section, nor of a URL in which a query and a password cannot be told apart.
     """
     if not isinstance(url, str):
-        return "***"
-    # A URL that was encoded as a whole writes an @ as %40.
-    *before, rest = re.split("@|%40", url)
+        return url if url is None or isinstance(url, int | float) else "***"
+    # A URL that was encoded as a whole writes an @ as %40; a full-width one is an @ to those who normalize it.
+    *before, rest = re.split("@|%40|%2540|\uff20", url)
     if any(mark in part for part in before for mark in "?#"):
         return "***"
     masked = re.sub("([?#]).*", r"\1***", rest, flags=re.DOTALL)
@@ -234,7 +234,7 @@ def sentences(
             continue
         shown = "" if error["type"] == "missing" or not key else _shown(error["input"], fields.get(key))
         message = _PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-        if error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
+        if shown and error["type"] == "tuple_type" and str(error["input"]).startswith("/"):
             message += f", such as {json.dumps([error['input']])}"
         yield f"{key}: {shown if len(shown) <= _SHOWN_LENGTH else ''}{message}".removeprefix(": ")
 

@@ -32,7 +32,7 @@ CALCULATES: dict[str, set[str] | None] = {
 }
 DOES_IO = {"__import__", "exec", "input", "open", "print"}
 # Of a path that is handed in.
-TOUCHES_FILES = {"read_bytes", "read_text", "write_bytes", "write_text"}
+TOUCHES_FILES = {"exists", "iterdir", "open", "read_bytes", "read_text", "stat", "unlink", "write_bytes", "write_text"}
 
 
 @cache

@@ -32,9 +32,10 @@ def seconds_until(
     slowest: float = SLOWEST_BYTES_PER_SECOND,
     horizon: float = HORIZON_SECONDS,
 ) -> float | None:
-    """Return the seconds until so many bytes are used up; ``None`` where unknown, or beyond the horizon in seconds.
+    """Return the seconds until so many bytes are used up.
 
-    Also where the pace is below ``slowest``, and thus noise.
+    ``None`` where that is unknown, beyond ``horizon`` (seconds), or where the pace is noise: below ``slowest`` (bytes
+    per second).
     """
     if room_bytes is None or bytes_per_second is None or bytes_per_second < slowest:
         return None
@@ -55,5 +56,5 @@ def slope(points: Points) -> float | None:
     if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
         return None
     start = points[0][0]
-    slope = linear_regression([at - start for at, _ in points], [size for _, size in points]).slope
-    return slope if math.isfinite(slope) else None
+    pace = linear_regression([at - start for at, _ in points], [size for _, size in points]).slope
+    return pace if math.isfinite(pace) else None

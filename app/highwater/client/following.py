@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from highwater.client.sidecar import SidecarClient
 
 FIRST_PAUSE_SECONDS: Final = 0.5
+_OWN_NAMES: Final = frozenset({"past", "lost"})
+
+
+class StreamEnded(SidecarUnreachable):
+    """The sidecar ended a stream that had opened; it may be restarting."""
 
 
 def follow(
@@ -28,7 +33,7 @@ def follow(
 
     Args:
         connect: Creates a client.
-        past: Fetches what came before; called once the stream is open, so that nothing is missed between.
+        past: Fetches what came before; called once the stream is open, so that no message is missed between both.
         pause: Waits so many seconds before the next attempt; true ends it.
         max_pause_seconds: The longest pause.
     """
@@ -42,8 +47,9 @@ def follow(
                         is_open = True
                         yield "past", past(sidecar)
                     seconds = FIRST_PAUSE_SECONDS
-                    yield name, data
-            problem: SidecarError = SidecarUnreachable("the sidecar has ended the stream")
+                    if name not in _OWN_NAMES:
+                        yield name, data
+            problem: SidecarError = StreamEnded("the sidecar has ended the stream")
         except SidecarError as exc:
             problem = exc
         yield "lost", problem

@@ -226,7 +226,7 @@ def _base(url: str) -> str:
         raise _unreachable(
             f"{without_credentials(url)!r} is not the URL of a sidecar; an example is http://127.0.0.1:8001"
         )
-    if parts.username is not None:
+    if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")
 

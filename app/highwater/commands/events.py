@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from highwater.client.following import follow
+from highwater.client.following import StreamEnded, follow
 from highwater.client.options import ASK_SECONDS, INTERRUPTED, ending_well, examples, sidecar_at, url_option
 from highwater.text.printable import plain
 
@@ -70,7 +70,7 @@ def follow_events(
     is_first = True
     for name, data in follow(connect, _kept_events, pause, max_pause_seconds=MAX_PAUSE_SECONDS):
         if name == "lost":
-            if is_first:
+            if is_first and not isinstance(data, StreamEnded):
                 raise data
             lost(str(data))
         elif name in ("past", "event"):

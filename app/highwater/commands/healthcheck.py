@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -59,7 +59,9 @@ def ask(base: str, path: str, seconds: float) -> str | None:
             text = answer.read(_SHOWN_LENGTH).decode("utf-8", "replace")
         finally:
             connection.close()
-    except (OSError, HTTPException, ValueError) as exc:
+    except (ValueError, InvalidURL):  # its text quotes the URL, which may hold a password
+        return f"no sidecar answers at {without_credentials(base)}: it is not a URL such as http://127.0.0.1:8001"
+    except (OSError, HTTPException) as exc:
         return f"no sidecar answers at {without_credentials(base)}: {exc or type(exc).__name__}"
     return None if answer.status == _OK else f"{without_credentials(base)}{path} answered {answer.status}: {text}"
 
@@ -68,7 +70,7 @@ def _connection(scheme: str, host: str, port: int | None, seconds: float) -> HTT
     if scheme == "http":
         return HTTPConnection(host, port, timeout=seconds)
     if scheme != "https":
-        raise ValueError("it is no http or https URL")
+        raise ValueError(scheme)
     # The certificate is for the name that clients use, and this is its own machine: nothing secret is sent, and only a
     # status is read.
     context = ssl.create_default_context()

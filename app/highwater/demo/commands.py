@@ -46,12 +46,13 @@ def commands_to_try(highwater: str, sidecar_url: str, port: int) -> list[str]:
         sidecar_url: The sidecar's base URL.
         port: Its port.
     """
+    token = f'"Authorization: Bearer $({highwater} token --port {port})"'
     return [
         f"{highwater} top --url {sidecar_url}",
         f"curl '{sidecar_url}/memory?format=text'",
-        f"curl '{sidecar_url}/memory/encoder-cache?limit=3'",
+        f"curl -H {token} '{sidecar_url}/memory/encoder-cache?limit=3'",
         f"curl {sidecar_url}/metrics",
         f"{highwater} reclaim --url {sidecar_url}",
-        f'curl -X POST -H "Authorization: Bearer $({highwater} token --port {port})" {sidecar_url}/memory/reclaim',
+        f"curl -X POST -H {token} {sidecar_url}/memory/reclaim",
         f"curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events",
     ]

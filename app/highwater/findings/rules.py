@@ -86,10 +86,11 @@ def unused_reserve(case: Case) -> Finding | None:
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
     is_reason = is_full and would_help and case.kind not in {"hung", "load"}
-    tried = rank.failed_allocation_bytes
+    tried, free = rank.failed_allocation_bytes, rank.now.free_bytes or 0
+    is_in_fragments = tried is not None and free < tried <= unused
     return finding(
         "unused_reserve",
-        weight="likely" if is_reason or (tried is not None and tried <= unused) else "clue",
+        weight="likely" if is_reason or is_in_fragments else "clue",
         advice=(
             *(("release",) if would_help else ()),
             *against_fragmentation(rank.device_type),

@@ -18,7 +18,7 @@ from highwater.accounting.rank_key import rank_key
 from highwater.findings.case import RankCase, change
 from highwater.findings.finding import Finding, possible, weightiest_first
 from highwater.findings.rules import RULES
-from highwater.incidents.failed_allocation import failed_allocations
+from highwater.incidents.failed_allocation import FailedAllocation
 from highwater.incidents.incident import Evidence, IncidentCase, IncidentKind, LogMessage, RankEvidence
 from highwater.incidents.messages import KNOWN
 from highwater.incidents.rules import INCIDENT_RULES
@@ -43,12 +43,14 @@ _MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of
 _REFUSED: Final = "the engine refused to start: "
 
 
-def diagnose(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> tuple[Finding, ...]:
+def diagnose(
+    evidence: Evidence, messages: Sequence[LogMessage] = (), failed: Sequence[FailedAllocation] = ()
+) -> tuple[Finding, ...]:
     """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
 
-    The known messages of the engine's log may show a shortage that no number shows.
+    The known messages of the engine's log may show a shortage that no number shows, and ``failed`` has their figures.
     """
-    case = case_of(evidence, messages)
+    case = case_of(evidence, failed)
     found = [one for rule in (*INCIDENT_RULES, *RULES) if (one := rule(case)) is not None]
     if _memory_was_enough(evidence, found, messages):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
@@ -82,9 +84,9 @@ def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages
 # --- the evidence ---
 
 
-def case_of(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> IncidentCase:
+def case_of(evidence: Evidence, failed: Sequence[FailedAllocation] = ()) -> IncidentCase:
     """Return the last reading of every rank, with the growth until then."""
-    ranks = tuple(_rank_case(evidence, rank, messages) for rank in evidence.ranks)
+    ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, failed)) for rank in evidence.ranks)
     since_ready = any(rank.first is not None for rank in ranks)
     grown = _growth(evidence, ranks, since_ready=since_ready)
     growth, whole = evidence.growth, evidence.growth.since_ready_bytes
@@ -104,15 +106,21 @@ def case_of(evidence: Evidence, messages: Sequence[LogMessage] = ()) -> Incident
     )
 
 
-def _rank_case(evidence: Evidence, rank: RankEvidence, messages: Sequence[LogMessage]) -> RankCase:
-    now, tried = latest(rank), None
-    if evidence.kind != "hung":
-        is_only = len(evidence.ranks) == 1
-        failed = next((each for each in failed_allocations(messages) if each.is_of(rank, is_only=is_only)), None)
-        if failed is not None:
-            now, tried = failed.reading(now, evidence.at), failed.tried_bytes
-    first = _baseline_of(evidence, rank)
-    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=tried)
+def _rank_case(evidence: Evidence, rank: RankEvidence, failed: FailedAllocation | None) -> RankCase:
+    first, now = _baseline_of(evidence, rank), latest(rank)
+    if failed is None:
+        return RankCase(now=now, first=first, peak=now, entries=rank.entries)
+    now = failed.reading(now, evidence.at)
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=failed.tried_bytes)
+
+
+def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllocation]) -> FailedAllocation | None:
+    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs."""
+    for each in failed if evidence.kind != "hung" else ():
+        possible_ranks = [one for one in evidence.ranks if each.may_be_of(one)]
+        if possible_ranks == [rank]:
+            return each
+    return None
 
 
 def latest(evidence: RankEvidence) -> RankReading:

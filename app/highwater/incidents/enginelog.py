@@ -21,8 +21,7 @@ from highwater.incidents.messages import KNOWN, KnownMessage
 from highwater.text.printable import plain
 
 TAIL_BYTES = 256 * 1024
-MAX_LINE_LENGTH = 600
-"""PyTorch's message of a failed allocation has its figures within 500 characters, and the logger's prefix before it."""
+MAX_LINE_LENGTH = 400
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
 # What stands before a message: a container runtime's time and stream, and vLLM's logger: process, level, time, file

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeVar, get_args
 from highwater import __version__
 from highwater.incidents.diagnosis import diagnose, harmless, joined, summarize
 from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged
+from highwater.incidents.failed_allocation import failed_allocations
 from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
 from highwater.incidents.starts import EngineLog
 from highwater.incidents.store import IncidentStore, UnreadableIncident
@@ -266,6 +267,7 @@ class Incidents:
 
     def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
+        lines: list[str] = []
         if evidence.start is not None:
             messages = evidence.start.messages
         elif self._log is not None:
@@ -277,7 +279,7 @@ class Incidents:
             messages = ()
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
         try:
-            findings = diagnose(evidence, messages)
+            findings = diagnose(evidence, messages, failed_allocations(lines))
         except Exception:
             # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
             # can collect it again.

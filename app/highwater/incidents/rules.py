@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from highwater.accounting.remedies import reserve_bytes
 from highwater.findings.case import NOTABLE_BYTES, RankCase
 from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
@@ -112,7 +113,7 @@ def _has_room(rank: RankCase) -> bool:
 def _against_full(rank: RankCase) -> tuple[str, ...]:
     if rank.device_type == "cpu":
         return ("cpu_kvcache_space", "memory_limit")
-    unused = ("release",) if (rank.unused_bytes or 0) > NOTABLE_BYTES else ()
+    unused = ("release",) if (reserve_bytes(rank.now) or 0) > NOTABLE_BYTES else ()
     encoder = ("reset_encoder_cache",) if (rank.now.components.encoder_cache_bytes or 0) > NOTABLE_BYTES else ()
     return (*unused, *encoder, "gpu_memory_utilization", "policy_earlier")
 

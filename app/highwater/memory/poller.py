@@ -323,11 +323,12 @@ class Poller:
         if outcome.is_loading:
             starts = [record.table.start for record in outcome.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), self._rounds.url)
-        is_starting = self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
+        known = self._verdict.has_answered or bool(self.life.processes)
+        # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
+        is_starting = not known and self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
         process = self.engine_process() if is_starting else None
         if process is not None:
             return starting_text(process, failure, self._rounds.url)
-        known = self._verdict.has_answered or bool(self.life.processes)
         return failure_text(failure, self._rounds.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:

@@ -137,13 +137,14 @@ class Settings(BaseModel):
             if not value.removeprefix("unix:").startswith("/"):
                 raise ValueError("must be unix: and an absolute path, such as unix:/run/vllm.sock")
             return value
-        parts = urlsplit(value)
+        shape = "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH"
         try:
-            port_ok = parts.port is None or parts.port > 0
-        except ValueError:
-            port_ok = False
-        if parts.scheme not in {"http", "https"} or not parts.hostname or not port_ok:
-            raise ValueError("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH")
+            parts = urlsplit(value)
+            port = parts.port
+        except ValueError:  # its text quotes the URL, which may hold a password
+            raise ValueError(shape) from None
+        if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+            raise ValueError(shape)
         if parts.path not in {"", "/"} or parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError("must have no path, query, fragment or credentials")
         return value.rstrip("/")

@@ -138,7 +138,10 @@ def _walk_ms(device: Device) -> float:
 
 
 def _look_after_a_pause(reserve: AllocatorReserve, device: Device, day: int) -> None:
-    """Look at the allocator's segments, where it is done again, as if the pause since the last time were over."""
+    """Look at the allocator's segments, where it is done again, as if the pause since the last time were over.
+
+    From then on the reserve's clock stands still, so that the operation that follows does not look once more.
+    """
     later = time.monotonic() + day * DAY_SECONDS
     reserve.clock = lambda: later
     reserve.look(device)

@@ -26,6 +26,8 @@ from highwater_worker.wrapping import unwrap_method, wrap_method
 
 MAX_BLOCKS = 10_000
 """Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
+SURE_BYTES = 2 << 20
+"""A look and a release may differ by so much: other threads may allocate between both."""
 LOOK_AGAIN_SECONDS = 10.0
 LOOK_SHARE = 1000
 """A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""
@@ -54,11 +56,18 @@ class AllocatorReserve:
         unused = _unsplit_bytes(figures)
         return None if unused is None or self.kept_bytes is None else max(0, unused - self.kept_bytes)
 
-    def learn_after_release(self, figures: AllocatorFigures) -> None:
-        """Learn the part that `empty_cache` keeps from the bytes left unused right after it."""
+    def learn_after_release(self, device: Device, figures: AllocatorFigures) -> None:
+        """Learn the part that `empty_cache` keeps from the bytes left unused right after it.
+
+        A look at this moment must see the same. Where it does not, with pages of another size for example, there are no
+        more looks, and the figure is as of the last release.
+        """
         unused = _unsplit_bytes(figures)
-        if unused is not None:
-            self.kept_bytes = max(0, unused)
+        if unused is None:
+            return
+        if self._is_expandable and abs(unused - self._seen(device)) > SURE_BYTES:
+            self._is_expandable, self._look_from = False, float("inf")
+        self.kept_bytes, self.unknown_because = max(0, unused), None
 
     def look(self, device: Device | None) -> None:
         """Learn from the allocator's segments: once, and where they are expandable again after a while.
@@ -72,12 +81,22 @@ class AllocatorReserve:
             return
         try:
             segments = _segments(device)
-            self.kept_bytes, self.unknown_because = kept_bytes(segments, device.index), None
+            seen = kept_bytes(segments, device.index)
             self._is_expandable = any(segment.get("is_expandable") for segment in _of(segments, device.index))
-        except Exception as error:  # noqa: BLE001 - one figure stays unknown until the first release; `memory` says why
+            if self.kept_bytes is None or self._is_expandable:  # a release has shown it better than one look does
+                self.kept_bytes = seen
+            self.unknown_because = None
+        except Exception as error:  # noqa: BLE001 - one figure stays unknown, or old; `memory` says why
             self.unknown_because = describe(error)
         pause = max(LOOK_AGAIN_SECONDS, LOOK_SHARE * (self.clock() - began))
         self._look_from = began + pause if self._is_expandable else float("inf")
+
+    def _seen(self, device: Device) -> float:
+        """Return what a look sees now; infinite where none succeeds."""
+        try:
+            return kept_bytes(_segments(device), device.index)
+        except Exception:  # noqa: BLE001 - whatever the reason: nothing can be compared
+            return float("inf")
 
 
 def _unsplit_bytes(figures: AllocatorFigures) -> int | None:

@@ -39,8 +39,9 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
     space = read_space(worker, device, host, notes)
     look_at_segments(worker, device, state.allocator_reserve)
     torch = read_allocator(device, notes)
-    if state.allocator_reserve.kept_bytes is None and state.allocator_reserve.unknown_because is not None:
-        notes.add("releasable_bytes", state.allocator_reserve.unknown_because)
+    if state.allocator_reserve.unknown_because is not None:
+        is_old = state.allocator_reserve.kept_bytes is not None
+        notes.add("releasable_bytes", f"{'it is old: ' if is_old else ''}{state.allocator_reserve.unknown_because}")
     return {
         "device": entry,
         **space._asdict(),
@@ -122,7 +123,7 @@ def _figures(device: Device, notes: Notes, learning: AllocatorReserve | None = N
     space = notes.attempt("free_bytes", lambda: device.family.space(device.index, host))
     torch = device.family.allocator(device.index, notes)
     if learning is not None:
-        learning.learn_after_release(torch)
+        learning.learn_after_release(device, torch)
     return {
         "free_bytes": space.free_bytes if space else None,
         "reserved_bytes": torch.reserved_bytes,

@@ -107,7 +107,7 @@ class Restorer:
         family, index = self._device.family, self._device.index
         family.give_back(index)
         # Our own reserve is in use, and so no part of what is left unused.
-        self._allocator_reserve.learn_after_release(family.allocator(index, Notes()))
+        self._allocator_reserve.learn_after_release(self._device, family.allocator(index, Notes()))
         return 0
 
     def _spill_idle(self, cache: SpillingDict, spilled: Spilled, asked: int | None) -> int | None:

@@ -124,7 +124,7 @@ def test_what_a_release_left_foretells_the_next(layout, data):
     allocator, reserve = FakeAllocator([made(*one) for one in layout]), AllocatorReserve()
     assert reserve.releasable_bytes(figures(allocator)) is None
     allocator.empty_cache()
-    reserve.learn_after_release(figures(allocator))
+    reserve.learn_after_release(device(allocator), figures(allocator))
     assert reserve.releasable_bytes(figures(allocator)) == 0
     for size in data.draw(st.lists(sizes, max_size=4)):
         allocator.segments.append(Segment([used(size), used(size), free(size)]))
@@ -193,6 +193,28 @@ def test_a_look_costs_at_most_a_thousandth_of_the_engines_time(look_seconds, pau
         now[0] = at
         reserve.look(device(allocator))
     assert looks == [0.0, pause + 0.001]
+
+
+def test_looks_end_where_a_release_proves_them_wrong():
+    """With pages of 128 MiB, say: what the release showed stays until the next one, as where nothing is expandable."""
+    now = [0.0]
+    reserve = AllocatorReserve(clock=lambda: now[0])
+    allocator = FakeAllocator([Segment([used(20), free(200), used(20)], is_expandable=True)])
+    reserve.look(device(allocator))
+    assert reserve.releasable_bytes(figures(allocator)) == 200 * MIB
+    left = FakeAllocator([Segment([used(20), free(80), used(20)], is_expandable=True)])  # all that such a release gave
+    reserve.learn_after_release(device(left), figures(left))
+    now[0] = LOOK_AGAIN_SECONDS
+    reserve.look(device(left))
+    assert reserve.releasable_bytes(figures(left)) == 0
+
+
+def test_a_first_look_does_not_overrule_a_release():
+    """What other code than this package's graphs keeps, only the release shows."""
+    reserve, allocator = AllocatorReserve(), FakeAllocator([Segment([free(64)])])
+    reserve.learn_after_release(device(allocator), figures(allocator))
+    reserve.look(device(allocator))
+    assert reserve.kept_bytes == 64 * MIB
 
 
 def test_a_look_that_fails_leaves_what_is_known():

@@ -150,9 +150,23 @@ def test_what_cannot_be_read_is_null_and_costs_nothing_else(bench, monkeypatch):
         monkeypatch.setattr(f"highwater_worker.recorder.sampler.{name}", fail)
     monkeypatch.setattr(encoder_index, "read_entry", fail)
     bench.cache["a"] = FakeTensor(10)
-    sample = bench.memory()
+    sample = bench.memory(whole=True)
     assert (sample["weights_bytes"], sample["encoder_cache"], sample["host_memory"]["rss_bytes"]) == (None, None, None)
     assert (sample["used_bytes"], sample["kv_cache_bytes"]) == (4_000, 1_600)
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "reads"), [("npu", False, 0), ("npu", True, 1), ("cpu", False, 1), ("cpu", True, 1)]
+)
+def test_between_two_steps_a_devices_sample_reads_no_resident_size(kind, whole, reads, torch_device, monkeypatch):
+    """Each of its system calls lets go of Python's lock; the other thread has read it a second ago at most."""
+    torch_device("npu")
+    calls = []
+    monkeypatch.setattr("highwater_worker.recorder.sampler.rss_bytes", lambda: calls.append(1) or 7)
+    bench = Bench(kind)
+    known = bench.sampler.host.rss_bytes
+    sample = bench.memory(whole=whole)
+    assert (len(calls), sample["host_memory"]["rss_bytes"]) == (reads, 7 if reads else known)
 
 
 def test_a_worker_of_an_unknown_device_is_recorded_too(torch_device):
