@@ -226,14 +226,18 @@ async def test_a_worker_call_that_the_engine_fails_at_is_remembered(engine, fake
 async def test_an_engine_that_cannot_be_connected_to_is_unreachable_before_it_is_late():
     """A machine that is gone swallows the handshake: its engine is not there, and is no engine that hangs."""
 
+    waited = []
+
     async def connect(request: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(request.extensions["timeout"]["connect"])
+        waited.append(request.extensions["timeout"]["connect"])
         raise httpx.ConnectTimeout("no handshake")
 
-    engine = Engine("http://engine:8000", transport=httpx.MockTransport(connect), request_seconds=0.2)
+    engine = Engine("http://engine:8000", transport=httpx.MockTransport(connect), request_seconds=60.0)
     with pytest.raises(EngineUnreachable, match="no connection in time"):
         await engine.get_text("/metrics")
     await engine.aclose()
+    assert all(0.0 < seconds < 60.0 for seconds in waited)
+    assert waited
 
 
 class _Body(httpx.AsyncByteStream):
