@@ -41,7 +41,7 @@ test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, a
 # One process more than cores: tests of servers wait for much of their time. Plugins that no test uses are not loaded,
 # and a test's folder goes with it: to remove thousands at the end takes one process half a minute.
 FASTER := -p no:schemathesis -p no:anyio -p no:platformdirs -o tmp_path_retention_policy=failed
-test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, some 180 CPU-seconds; it says what it leaves out
+test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, some 200 CPU-seconds; it says what it leaves out
 	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.frozen -p tests.fast $(FASTER) \
 	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
 
