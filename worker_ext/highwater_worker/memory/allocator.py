@@ -65,7 +65,8 @@ class AllocatorReserve:
         unused = _unsplit_bytes(figures)
         if unused is None:
             return
-        if self._is_expandable and abs(unused - self._seen(device)) > SURE_BYTES:
+        # As for every look: on the main thread alone.
+        if self._is_expandable and on_main_thread() and abs(unused - self._seen(device)) > SURE_BYTES:
             self._is_expandable, self._look_from = False, float("inf")
         self.kept_bytes, self.unknown_because = max(0, unused), None
 

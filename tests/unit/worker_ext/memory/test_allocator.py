@@ -209,8 +209,22 @@ def test_looks_end_where_a_release_proves_them_wrong():
     assert reserve.releasable_bytes(figures(left)) == 0
 
 
+def test_a_release_off_the_main_thread_walks_nothing():
+    """Its figures are learned all the same."""
+    reserve = AllocatorReserve()
+    allocator = FakeAllocator([Segment([used(20), free(200), used(20)], is_expandable=True)])
+    reserve.look(device(allocator))
+    left = FakeAllocator([Segment([used(20), free(80), used(20)], is_expandable=True)])
+    seen = []
+    reserve._seen = lambda _: seen.append(1) or 0
+    thread = threading.Thread(target=reserve.learn_after_release, args=(device(left), figures(left)))
+    thread.start()
+    thread.join()
+    assert (reserve.kept_bytes, seen) == (80 * MIB, [])
+
+
 def test_a_first_look_does_not_overrule_a_release():
-    """What other code than this package's graphs keeps, only the release shows."""
+    """Only a release shows how much PyTorch really keeps."""
     reserve, allocator = AllocatorReserve(), FakeAllocator([Segment([free(64)])])
     reserve.learn_after_release(device(allocator), figures(allocator))
     reserve.look(device(allocator))
