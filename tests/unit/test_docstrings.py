@@ -84,6 +84,6 @@ def test_a_public_function_says_what_it_raises():
     ids=["silent", "told", "again", "within"],
 )
 def test_a_silent_function_is_seen(line: str, documented: str, seen: list[str]):
-    """What is raised again, or by a function within, is another's to say."""
+    """Exceptions that are re-raised, or raised in a nested function, are documented elsewhere."""
     assert silent(f'def one():\n    """{documented}"""\n    {line}\n') == seen
     assert silent(f'@group.command("one")\ndef one():\n    """{documented}"""\n    {line}\n') == []

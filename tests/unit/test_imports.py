@@ -1,4 +1,4 @@
-"""What import lines say of the code: which file defines a name, and that what calls itself pure is."""
+"""Import lines name the file that defines each name, and a module that is called pure imports nothing impure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def module_file(name: str) -> Path | None:
-    """The file of a module of ours; None where there is none of this name."""
+    """Return the file of one of our modules; None if we have no module of that name."""
     places = [ROOT / root / name.replace(".", "/") for root in ("app", "worker_ext")]
     files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return next((file for file in files if file.is_file()), None)
@@ -84,7 +84,7 @@ def test_a_value_is_imported_from_the_file_that_defines_it():
 
 
 def is_pure(path: Path) -> bool:
-    """Whether a module says so of itself, or a package of all its modules."""
+    """Return whether the module's docstring, or its package's, says that it is pure."""
     if re.search(r"\bPure[.;:]", ast.get_docstring(tree_of(path)) or ""):
         return True
     package = path.parent / "__init__.py"
@@ -109,7 +109,7 @@ def used_of_others(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
 
 
 def impurities(tree: ast.Module) -> Iterator[str]:
-    """What a pure module would not do, with its line."""
+    """Yield each thing that a pure module must not do, with its line."""
     for line, module, name in used_of_others(tree):
         allowed = CALCULATES.get(module)
         if module not in CALCULATES or (name is not None and allowed is not None and name not in allowed):

@@ -70,13 +70,14 @@ class FailedAllocation:
             inactive_split_bytes=self.reserved_bytes - self.allocated_bytes,
         )
         total = self.total_bytes if before.total_bytes is None else before.total_bytes
+        used = max(total - self.free_bytes, 0)
         return replace(
             before,
             taken_at=at,
             total_bytes=total,
             free_bytes=self.free_bytes,
-            used_bytes=max(total - self.free_bytes, 0),
-            used_ratio=max(total - self.free_bytes, 0) / total if total else None,
+            used_bytes=used,
+            used_ratio=used / total if total else None,
             torch=torch,
             releasable_bytes=0,
         )

@@ -58,7 +58,7 @@ def test_one_that_is_not_is_1_and_a_line(url):
 
 @pytest.mark.parametrize("template", ["http://ann:pa55w@{}", "http://ann:pa55w@{}:99999", "{}/?password=pa55w"])
 def test_a_password_in_the_url_is_not_shown(url, template):
-    """Whether something answers there or not: Docker keeps the line."""
+    """Docker keeps the line, even when nothing answers there."""
     told = check("ready", "--url", template.format(url.removeprefix("http://")))
     assert told.exit_code == 1
     assert "pa55w" not in told.output

@@ -1,4 +1,4 @@
-"""What PyTorch says of an allocation that failed is newer than every reading, and the findings follow it."""
+"""PyTorch's message about a failed allocation is newer than every reading, and the findings use it."""
 
 from __future__ import annotations
 

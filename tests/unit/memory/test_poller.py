@@ -76,7 +76,7 @@ async def test_a_late_engine_is_starting_not_down(core):
 
 
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
-    """Who waits for a model of 100 GB need not doubt the URL first. Of a process that ran before nothing is said."""
+    """A user who waits for a 100 GB model should not have to check the URL. An old process is not mentioned."""
     core.fake.down = True
     core.poller.engine_process = lambda: "EngineCore, pid 4711"
     report = await core.tick()
