@@ -29,7 +29,7 @@ JUDGED = {
     "reading": {"weights", "kv_cache", "encoder_cache", "components_fit", "neighbour_not_ours", "sample_cost"},
     "allocator": {"no_invented_figure", "release_answers"},
     "spill": {"identical", "identical_pageable", "views_go_together", "tuples_stay", "host_budget"},
-    "under-load": {"results", "entries", "operations", "trims_moved", "snapshot_refused"},
+    "under-load": {"results", "entries", "operations", "trims_moved", "snapshot_refused", "release_computes"},
     "oom": {"died", "incident", "verdict"},
     "policy": {"is_read", "held_on_cpu"},
 }
