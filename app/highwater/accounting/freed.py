@@ -13,7 +13,7 @@ from typing import Any
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.known_sizes import difference, sum_known
-from highwater.accounting.rank_key import rank_key
+from highwater.accounting.rank_key import key_of, rank_key
 from highwater.accounting.remedies import TRAITS, RemedyTraits
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import Components, RankReading
@@ -49,7 +49,7 @@ def credit(
     traits = TRAITS[remedy]
     earlier = {rank_key(reading): reading for reading in before}
     reported = {
-        (response.get("dp_rank") or 0, response.get("rank") or 0): max(size, 0)
+        key_of(response.get("dp_rank"), response.get("rank")): max(size, 0)
         for response in detail
         if isinstance(size := response.get("freed_bytes"), int)
     }

@@ -21,4 +21,9 @@ class Ranked(Protocol):
 
 def rank_key(reading: Ranked) -> RankKey:
     """Return what identifies a worker across readings; data-parallel engines number their ranks from 0 each."""
-    return (reading.dp_rank or 0, reading.rank or 0)
+    return key_of(reading.dp_rank, reading.rank)
+
+
+def key_of(dp_rank: int | None, rank: int | None) -> RankKey:
+    """Return the same of the two numbers, for rows that are not values yet; an unknown number counts as 0."""
+    return (dp_rank or 0, rank or 0)

@@ -11,7 +11,7 @@ from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report
 from highwater.text.growth import leak_line, leaks
 from highwater.text.report import report_text
-from highwater.text.table import component_title, table
+from highwater.text.table import component_title, rank_title, table
 from highwater.units import UNKNOWN, size_text, span_text
 
 OK, ATTENTION, CRITICAL = 0, 1, 2
@@ -102,7 +102,7 @@ def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
     ranks = since.get("ranks", []) if isinstance(since, dict) else []
     if not ranks:
         return f"nothing is known of what changed since {mark!r}: no rank was read then and now"
-    headers = [f"since {mark!r}", *(f"rank {rank.get('rank')}" for rank in ranks)]
+    headers = [f"since {mark!r}", *(f"rank {rank_title(rank.get('dp_rank'), rank.get('rank'))}" for rank in ranks)]
     rows = [["used", *(size_text(rank.get("used_bytes"), signed=True) for rank in ranks)]]
     for name in COMPONENT_NAMES:
         sizes = (rank.get("components", {}).get(name) for rank in ranks)

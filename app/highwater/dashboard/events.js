@@ -5,6 +5,7 @@
 import { el, fill, scroll, scrollTable, showPanel } from "./dom.js";
 import { clock, count, duration, exact, gib, gibNumber, joined, known, words } from "./format.js";
 import { COMPONENTS } from "./facts.js";
+import { rankName } from "./plots.js";
 
 const RESETS_SHOWN = 12;
 const EVENTS_SHOWN = 40;
@@ -28,9 +29,7 @@ export function freedParts(components) {
 /** The same by rank. */
 export function freedRanks(ranks) {
   if (!ranks || ranks.length < 2) return "";
-  return ranks
-    .map((rank) => `${rank.dp_rank ? `dp ${rank.dp_rank} ` : ""}rank ${rank.rank}: ${gib(rank.used_bytes)}`)
-    .join(", ");
+  return ranks.map((rank) => `${rankName(rank, ranks)}: ${gib(rank.used_bytes)}`).join(", ");
 }
 
 /** Who asked for it by a control call; empty where nobody did. */

@@ -11,7 +11,8 @@ from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
 from highwater.readings.schema import SCHEMA
-from highwater.units import MIB, gib_text
+from highwater.text.table import rank_title
+from highwater.units import MIB, UNKNOWN, gib_text
 
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES = 128 * MIB
@@ -26,7 +27,7 @@ class BudgetCase(NamedTuple):
     @property
     def name(self) -> str:
         """The rank's title, such as ``rank 0``."""
-        return f"rank {'-' if self.rank.rank is None else self.rank.rank}"
+        return f"rank {rank_title(self.rank.dp_rank, self.rank.rank, UNKNOWN)}"
 
     @property
     def kv_cache_advice(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from highwater.accounting.points import MemoryPoint
-from highwater.accounting.rank_key import RankKey
+from highwater.accounting.rank_key import RankKey, key_of
 from highwater.client.answers import understood
 from highwater.findings.case import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
@@ -52,7 +52,7 @@ def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[RankKey, f
     """Yield the recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
-            key = (rank["dp_rank"] or 0, rank["rank"] or 0)
+            key = key_of(rank["dp_rank"], rank["rank"])
             for sample in rank["samples"]:
                 if sample["at"] > after.get(key, 0.0):
                     yield _sampled(rank, sample["at"], sample)
@@ -93,7 +93,7 @@ def cache_of(title: str, response: Mapping[str, Any], moment: Moment) -> CacheRe
         if not present:
             return None
         fullest = max(present, key=lambda rank: rank["device_bytes"] + rank["host_bytes"])
-        reading = moment.rank((fullest.get("dp_rank") or 0, fullest.get("rank") or 0))
+        reading = moment.rank(key_of(fullest.get("dp_rank"), fullest.get("rank")))
         known = reading.encoder_cache if reading is not None else None
         totals = EncoderCache(
             entries=fullest["entries_total"],

@@ -19,6 +19,7 @@ from highwater.engine.client import Engine
 from highwater.errors import EngineGarbled
 from highwater.recorder.entry_table import EntryRow, largest_first
 from highwater.recorder.rank import RankRecord
+from highwater.text.table import rank_title
 
 Order = Literal["bytes", "age"]
 
@@ -143,7 +144,8 @@ class EncoderCacheEntries:
 def _answered(response: Mapping[str, Any]) -> RankEntries:
     rows = response.get("entries")
     if not response.get("ok") or not isinstance(rows, list):
-        raise EngineGarbled(f"rank {response.get('rank')} could not list: {response.get('error')}")
+        where = f"rank {rank_title(response.get('dp_rank'), response.get('rank'))}"
+        raise EngineGarbled(f"{where} could not list: {response.get('error')}")
     dropped = {"ok", "op", "schema", "entries"}
     return RankEntries({key: value for key, value in response.items() if key not in dropped}, rows)
 

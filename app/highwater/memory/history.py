@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from highwater.accounting.devices import first_of_each_card, used_total
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.accounting.rank_key import RankKey
+from highwater.accounting.rank_key import RankKey, key_of
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.event import Caller, Event, EventKind, Trigger
 from highwater.readings.rank import RankReading
@@ -137,7 +137,7 @@ class History:
             for position, (dp_rank, rank, _) in enumerate(sample.identities):
                 used = sample.used(position)
                 if not math.isnan(used):
-                    points.setdefault((dp_rank or 0, rank or 0), []).append((sample.mono, used))
+                    points.setdefault(key_of(dp_rank, rank), []).append((sample.mono, used))
         return points
 
     def _recent(self, seconds: float) -> list[_Sample]:

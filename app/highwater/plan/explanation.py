@@ -14,6 +14,7 @@ from highwater.plan.encoder_view import EncoderView, encoder_view
 from highwater.plan.kv_view import LiveWorker
 from highwater.plan.pool_view import PoolView, pool_sentence, pool_view
 from highwater.readings.rank import RankReading
+from highwater.text.table import rank_title
 from highwater.units import UNKNOWN, gib_text
 
 
@@ -53,7 +54,7 @@ def explain(
     """
     reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
     problems = tuple(
-        f"rank {UNKNOWN if reading.rank is None else reading.rank}: {why_missing}"
+        f"rank {rank_title(reading.dp_rank, reading.rank, UNKNOWN)}: {why_missing}"
         for reading in readings
         if all(reading is not known for known, _ in reported)
     )
@@ -105,7 +106,7 @@ def paragraph(explanation: Explanation) -> str:
 def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
     version = explanation.vllm_version or "of unknown version"
     who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM {version}"
-    name = UNKNOWN if rank.rank is None else rank.rank
+    name = rank_title(rank.dp_rank, rank.rank, UNKNOWN)
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
         given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""

@@ -28,6 +28,7 @@ from highwater.plan.specs import (
     SlidingWindow,
 )
 from highwater.readings.rank import RankReading
+from highwater.text.table import rank_title
 from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
@@ -52,7 +53,7 @@ class LiveWorker:
     @property
     def name(self) -> str:
         """The rank, for errors."""
-        return f"rank {UNKNOWN if self.reading.rank is None else self.reading.rank}"
+        return f"rank {rank_title(self.reading.dp_rank, self.reading.rank, UNKNOWN)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from highwater.policy.pressure import Pressure, is_reached
 from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
 from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
 from highwater.readings.report import Report
+from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
@@ -72,7 +73,7 @@ def _calm(view: RuleView) -> str:
     if worst is None or worst.value is None or worst.high is None:
         return f"rule {view.rule.name} is calm"
     value, water = (_value(view.rule.signal, number) for number in (worst.value, worst.high))
-    rank = worst.reading.rank if worst.reading.rank is not None else "?"
+    rank = rank_title(worst.reading.dp_rank, worst.reading.rank)
     if view.rule.signal == "device_free_bytes":
         return f"rank {rank} has {value} free, the least of all for its size; below {water} memory is given back"
     return f"{view.rule.signal} is {value}; from {water} on memory is given back"

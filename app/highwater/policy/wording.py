@@ -11,12 +11,13 @@ from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
 from highwater.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
 from highwater.readings.policy import PolicyLevel
+from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
 def short_text(pressure: Pressure, rule: Rule) -> str:
     """Return how much is missing on a rank."""
-    where = f"rank {_rank_name(pressure.key)}"
+    where = f"rank {rank_title(*pressure.key)}"
     missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
     if rule.signal in FILL_SIGNALS:
         return f"short by {missing} on {where}"
@@ -88,11 +89,6 @@ def held_text(pressures: Sequence[Pressure], silent: Sequence[RankKey]) -> str:
 
 
 def _silence_text(silent: Sequence[RankKey]) -> str:
-    names = ", ".join(map(_rank_name, silent))
+    names = ", ".join(rank_title(*key) for key in silent)
     verb = "rank {} is silent" if len(silent) == 1 else "ranks {} are silent"
     return verb.format(names) + ": the last known level stands"
-
-
-def _rank_name(key: RankKey) -> str:
-    dp_rank, rank = key
-    return f"{dp_rank}.{rank}" if dp_rank else str(rank)

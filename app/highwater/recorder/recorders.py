@@ -29,6 +29,7 @@ from highwater.recorder.identity import Identity
 from highwater.recorder.progress import Demand, judge, requested_since
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.untrusted import RingUnusable
+from highwater.text.table import rank_title
 
 RETRY_SECONDS = 30.0
 # The files of earlier lives of the engine stay so long: an incident report may need them.
@@ -329,7 +330,7 @@ def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
 def _refusal(response: Mapping[str, Any]) -> str:
     error = response.get("error")
     reason = error.get("message") if isinstance(error, dict) else error
-    return f"rank {response.get('rank')} did not start its recorder: {reason}"
+    return f"rank {rank_title(response.get('dp_rank'), response.get('rank'))} did not start its recorder: {reason}"
 
 
 def _is_within(record: RankRecord, seconds: float) -> bool:

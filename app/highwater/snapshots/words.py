@@ -6,10 +6,10 @@ All text of a snapshot is foreign; the command that prints it makes it printable
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from highwater.text.table import table
+from highwater.text.table import rank_title, table
 from highwater.units import size_text, span_text
 
 _SHOWN_PINS: Final = 8
@@ -26,11 +26,15 @@ TURN_ON: Final = (
 def stacks_text(answer: dict[str, Any]) -> str:
     """Return the response to ``POST /memory/snapshot/stacks``: a line a rank."""
     return "\n".join(
-        f"rank {rank['rank']}: allocation stacks are recorded for {span_text(rank['seconds_left'])}"
-        if rank["recording"]
-        else f"rank {rank['rank']}: allocation stacks are not recorded {'any more' if rank['was_recording'] else 'now'}"
+        f"rank {rank_title(rank.get('dp_rank'), rank['rank'])}: allocation stacks are {_recorded(rank)}"
         for rank in answer["ranks"]
     )
+
+
+def _recorded(rank: Mapping[str, Any]) -> str:
+    if rank["recording"]:
+        return f"recorded for {span_text(rank['seconds_left'])}"
+    return "not recorded any more" if rank["was_recording"] else "not recorded now"
 
 
 def explanation_text(figures: dict[str, Any], name: str) -> str:

@@ -185,8 +185,7 @@ class _Sections:
 
     def _rank_name(self, rank: RankReading) -> str:
         others = self.report.ranks
-        number = UNKNOWN if rank.rank is None else str(rank.rank)
-        parts = [f"{rank.dp_rank or 0}.{number}" if any(other.dp_rank for other in others) else number]
+        parts = [rank_title(rank.dp_rank, rank.rank, UNKNOWN)]
         if self.is_wide:
             parts.append(device_title(rank.device))
         if self.is_wide and len({other.host for other in others}) > 1:

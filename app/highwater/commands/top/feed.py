@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.rank_key import RankKey, key_of, rank_key
 from highwater.client.answers import event_of, events_of, report_of, understood
 from highwater.client.following import follow
 from highwater.client.sidecar import SidecarClient
@@ -102,7 +102,7 @@ def past_of(readings: object) -> Past:
             for row in reading["ranks"]:
                 numbers = {name: value for name in ROW if isinstance(value := row.get(name), int | float)}
                 point = MemoryPoint.of_row(float(reading["at"]), dict.fromkeys(ROW) | numbers)
-                past.setdefault((int(row["dp_rank"] or 0), int(row["rank"] or 0)), []).append(point)
+                past.setdefault(key_of(row["dp_rank"], row["rank"]), []).append(point)
     return {key: tuple(points) for key, points in past.items()}
 
 

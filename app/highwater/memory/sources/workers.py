@@ -11,6 +11,7 @@ from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.sources.source import Observation, Source
 from highwater.readings.rank import WorkerMemory
 from highwater.readings.schema import SCHEMA
+from highwater.text.table import rank_title
 
 _WIRE = TypeAdapter(tuple[WorkerMemory, ...])
 
@@ -33,7 +34,8 @@ class Workers(Source):
         responses = await self._engine.rpc("memory")
         for response in responses:
             if not response.get("ok"):
-                raise EngineGarbled(f"rank {response.get('rank')} could not read its memory: {response.get('error')}")
+                where = f"rank {rank_title(response.get('dp_rank'), response.get('rank'))}"
+                raise EngineGarbled(f"{where} could not read its memory: {response.get('error')}")
             if response.get("schema") != SCHEMA:
                 raise EngineGarbled(
                     f"the worker extension speaks schema {response.get('schema')}, the sidecar {SCHEMA}"

@@ -100,7 +100,7 @@ def test_ranks_of_several_engines_and_hosts_are_told_apart():
     first, _ = ranks()
     both = (replace(first, dp_rank=0), replace(first, dp_rank=1, host="node-b"))
     shown = drawn(replace(FULL, report=replace(FULL.report, ranks=both)))
-    assert "0.0 npu:0 node-a" in shown
+    assert "0 npu:0 node-a" in shown
     assert "1.0 npu:0 node-b" in shown
 
 
