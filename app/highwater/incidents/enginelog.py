@@ -205,12 +205,30 @@ def open_log(path: Path) -> BinaryIO:
     return os.fdopen(open_regular(path, follows_link=True), "rb")
 
 
-def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
+class RecognizedLine(NamedTuple):
+    """A line as it stands in the log, without its prefix, and the known message that it has."""
+
+    text: str
+    line: LogLine
+    known: KnownMessage | None
+
+
+def recognized(lines: Iterable[str]) -> list[RecognizedLine]:
+    """Return the lines of a log with the known message of each, in one pass."""
+    return [RecognizedLine(text, line := parse(text), known_message(line)) for text in lines]
+
+
+def messages_in(lines: Iterable[RecognizedLine]) -> tuple[LogMessage, ...]:
     """Return the known messages among the lines, causes before consequences."""
     matches = LogMatches()
-    for line in map(parse, lines):
-        matches.add(known_message(line), line)
+    for _, line, known in lines:
+        matches.add(known, line)
     return matches.messages()
+
+
+def match(lines: Iterable[str]) -> tuple[LogMessage, ...]:
+    """Return the same of lines that are read for nothing else."""
+    return messages_in(recognized(lines))
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:

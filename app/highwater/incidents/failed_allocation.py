@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from highwater.incidents.enginelog import known_message, parse
+from highwater.incidents.enginelog import RecognizedLine
 from highwater.incidents.incident import RankEvidence
 from highwater.readings.rank import RankReading
 from highwater.units import GIB, KIB, MIB
@@ -83,17 +83,16 @@ class FailedAllocation:
         )
 
 
-def failed_allocations(lines: Sequence[str]) -> list[FailedAllocation]:
+def failed_allocations(lines: Sequence[RecognizedLine]) -> list[FailedAllocation]:
     """Return each process's last failure in the lines of an engine's life, if it stands near their end.
 
     A message that is cut or written in another way says nothing, and then an earlier one of its process counts no more.
     """
     found: dict[str | None, tuple[int, datetime | None, FailedAllocation | None]] = {}
     time: datetime | None = None
-    for number, text in enumerate(lines):
+    for number, (text, _, known) in enumerate(lines):
         time = _time_of(text) or time
-        line = parse(text)
-        if (known := known_message(line)) is not None and known.name in _MESSAGES:
+        if known is not None and known.name in _MESSAGES:
             pid = _PID.search(text[:200])
             process = None if pid is None else pid[1]
             found[process] = (number, time, _parsed(text[:_LINE_LENGTH], process))

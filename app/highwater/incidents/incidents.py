@@ -22,7 +22,15 @@ from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
 from highwater.incidents.diagnosis import diagnose, harmless, joined, summarize
-from highwater.incidents.enginelog import LogPosition, ended_by_signal, match, merged
+from highwater.incidents.enginelog import (
+    LogPosition,
+    RecognizedLine,
+    ended_by_signal,
+    match,
+    merged,
+    messages_in,
+    recognized,
+)
 from highwater.incidents.failed_allocation import failed_allocations
 from highwater.incidents.incident import Evidence, FailedStart, Headline, Incident, IncidentKind
 from highwater.incidents.starts import EngineLog
@@ -267,13 +275,14 @@ class Incidents:
 
     def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
         notes: list[str] = []
-        lines: list[str] = []
+        lines: list[RecognizedLine] = []
         if evidence.start is not None:
             messages = evidence.start.messages
         elif self._log is not None:
-            lines, problem = self._log.of_this_life(since)
+            texts, problem = self._log.of_this_life(since)
             notes += [problem] if problem else []
-            messages = match(lines)
+            lines = recognized(texts)
+            messages = messages_in(lines)
         else:
             notes.append("engine_log is not set, so nothing is known of what the engine itself said")
             messages = ()

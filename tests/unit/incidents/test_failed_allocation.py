@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from highwater.incidents.diagnosis import case_of, diagnose, summarize
-from highwater.incidents.enginelog import match
+from highwater.incidents.enginelog import match, recognized
 from highwater.incidents.failed_allocation import NEAR_LINES, FailedAllocation, failed_allocations
 from highwater.incidents.incident import RankEvidence
 from highwater.units import GIB, MIB
@@ -34,7 +34,7 @@ def gib(number: float) -> int:
 
 
 def found(*lines: str) -> list[FailedAllocation]:
-    return failed_allocations(lines)
+    return failed_allocations(recognized(lines))
 
 
 def test_the_figures_of_either_message():
