@@ -18,6 +18,7 @@ from tabulate import tabulate
 
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
+from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
 from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
@@ -262,7 +263,7 @@ def facts_module() -> str:
         [
             "/**",
             " * What the page and the sidecar both know: written by `make docs` from",
-            " * app/highwater/readings/engine.py and app/highwater/accounting/components.py.",
+            " * app/highwater/readings/engine.py, and components.py and remedies.py in app/highwater/accounting.",
             " */",
             "",
             "/** What follows from each state of the engine. @type {Record<string, any>} */",
@@ -277,6 +278,9 @@ def facts_module() -> str:
             "export const COMPONENTS = [",
             *components,
             "];",
+            "",
+            "/** Where a rank's pressure shows what each remedy could give there. @type {Record<string, string>} */",
+            f"export const GAIN_FIELDS = {_js(GAIN_FIELDS)};",
             "",
         ]
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from highwater.accounting.rank_key import rank_key
+from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.readings.policy import RankPressure, RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
@@ -40,12 +42,16 @@ def short_ranks(rule: RuleStatus) -> list[RankPressure]:
     return sorted((rank for rank in rule.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
 
 
+def gains(rank: RankPressure) -> dict[str, int | None]:
+    """Return the bytes that each remedy could give back on this rank; ``None`` where the workers do not report it."""
+    return {name: getattr(rank, field) for name, field in GAIN_FIELDS.items()}
+
+
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
     """Return what each remedy could give back on these ranks together, as far as the workers report it."""
-    sizes = {"release": 0, "trim_encoder_cache": 0}
-    for pressure in ranks:
-        sizes["release"] += pressure.can_release_bytes or 0
-        sizes["trim_encoder_cache"] += pressure.can_trim_bytes or 0
+    sizes: Counter[str] = Counter()
+    for rank in ranks:
+        sizes.update({name: size or 0 for name, size in gains(rank).items()})
     return {name: size for name, size in sizes.items() if size > 0}
 
 

@@ -49,10 +49,9 @@ def _releasable(reading: RankReading) -> PossibleGain:
 
 
 def _trimmable(reading: RankReading) -> PossibleGain:
-    known = reading.trimmable_bytes
-    return (
-        PossibleGain(known, is_certain=True) if known is not None else PossibleGain(_cached(reading), is_certain=False)
-    )
+    if reading.trimmable_bytes is None:
+        return PossibleGain(_cached(reading), is_certain=False)
+    return PossibleGain(reading.trimmable_bytes)
 
 
 def _resettable(reading: RankReading) -> PossibleGain:
@@ -80,6 +79,8 @@ class RemedyTraits:
         takes_target: True if it can stop before all is freed (``readings.remedy.Target``).
         moves_to_host: True if the bytes go to host memory, so that a device which shares that gains nothing.
         default_use: When a rule with derived waters uses it.
+        gain_field: The field of a rank's pressure (``readings.policy.RankPressure``) that shows what it could give, as
+            the workers report it; ``None``: none does.
     """
 
     name: str
@@ -94,6 +95,7 @@ class RemedyTraits:
     takes_target: bool = False
     moves_to_host: bool = False
     default_use: DefaultUse = "always"
+    gain_field: str | None = None
 
     def credited_components(self, device_type: str | None) -> tuple[str, ...]:
         """Return the components that it is credited with on such a device; the last gets what no other accounts for."""
@@ -111,6 +113,7 @@ _ROWS: Final = (
         # On NPU empty_cache drops the operators' workspaces too, on CPU the heap's free pages: both are non_torch.
         components_on={"cpu": ("non_torch_bytes",), "npu": ("torch_cached_bytes", "non_torch_bytes")},
         has_own_figure=True,
+        gain_field="can_release_bytes",
     ),
     RemedyTraits(
         name="trim_encoder_cache",
@@ -128,6 +131,7 @@ _ROWS: Final = (
         takes_target=True,
         moves_to_host=True,
         default_use="unless_wanted_back",
+        gain_field="can_trim_bytes",
     ),
     RemedyTraits(
         name="reset_encoder_cache",
@@ -152,3 +156,7 @@ _ROWS: Final = (
 )
 TRAITS: Final[Mapping[str, RemedyTraits]] = MappingProxyType({row.name: row for row in _ROWS})
 """Every remedy by its name, in the order in which a rule that names none tries them."""
+GAIN_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {row.name: row.gain_field for row in _ROWS if row.gain_field is not None}
+)
+"""Where a rank's pressure shows what a remedy could give, for the remedies that have such a field."""

@@ -1,6 +1,6 @@
 /**
  * What the page and the sidecar both know: written by `make docs` from
- * app/highwater/readings/engine.py and app/highwater/accounting/components.py.
+ * app/highwater/readings/engine.py, and components.py and remedies.py in app/highwater/accounting.
  */
 
 /** What follows from each state of the engine. @type {Record<string, any>} */
@@ -28,3 +28,6 @@ export const COMPONENTS = [
   { field: "encoder_cache_bytes", name: "encoder cache", variable: "--c-encoder-cache", meaning: "encoder outputs kept on the device" },
   { field: "torch_cached_bytes", name: "allocator reserve", variable: "--c-torch-cached", meaning: "reserved by PyTorch's allocator and not allocated: fragments, captured graphs' memory, and what release can give back" },
 ];
+
+/** Where a rank's pressure shows what each remedy could give there. @type {Record<string, string>} */
+export const GAIN_FIELDS = { release: "can_release_bytes", trim_encoder_cache: "can_trim_bytes" };

@@ -3,8 +3,8 @@
  */
 
 import { el, fill, setAttribute, setText } from "./dom.js";
-import { STATES } from "./facts.js";
-import { clock, count, duration, gib, joined, known, UNKNOWN, words } from "./format.js";
+import { GAIN_FIELDS, STATES } from "./facts.js";
+import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
 import { rankName } from "./plots.js";
 import { shortRanks } from "./pressure.js";
 
@@ -205,14 +205,11 @@ function shortage({ level, summary, rules }) {
 }
 
 /** What could be given back on a rank, in words. */
-function couldGive({ can_release_bytes: release, can_trim_bytes: trim }) {
-  const gains = joined(
-    ", ",
-    release > 0 && `release could give ${gib(release)}`,
-    trim > 0 && `trim encoder cache ${gib(trim)}`,
-  );
-  if (gains) return gains;
-  return known(release) && known(trim) ? "nothing to give back" : "what could be given back is not known";
+function couldGive(one) {
+  const sizes = Object.entries(GAIN_FIELDS).map(([name, field]) => [words(name), one[field]]);
+  const gains = sizes.filter(([, size]) => size > 0).map(([name, size]) => `${name} ${gib(size)}`);
+  if (gains.length) return `could give: ${gains.join(", ")}`;
+  return sizes.every(([, size]) => known(size)) ? "nothing to give back" : "what could be given back is not known";
 }
 
 function* recent(incidents) {

@@ -4,6 +4,7 @@
 
 import { get } from "./api.js";
 import { el, fill, KeptTable } from "./dom.js";
+import { GAIN_FIELDS } from "./facts.js";
 import { clock, count, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
 import { rankName, total } from "./plots.js";
 import { LEVELS } from "./pressure.js";
@@ -16,11 +17,13 @@ const RULES = {
   numeric: [2, 3, 4],
   wide: [5, 6],
 };
+const GAINS = Object.keys(GAIN_FIELDS).map((name) => `${words(name)} can give`);
+const SIZES = ["free", "high water", "low water", "missing", ...GAINS];
 const RANKS = {
   caption: "Each rank, in GiB",
-  head: ["rank", "rule", "free", "high water", "low water", "missing", "release can give", "trim can give", "note"],
-  numeric: [2, 3, 4, 5, 6, 7],
-  wide: [8],
+  head: ["rank", "rule", ...SIZES, "note"],
+  numeric: SIZES.map((_, index) => index + 2),
+  wide: [SIZES.length + 2],
 };
 
 export class PolicyPanel {
@@ -115,7 +118,7 @@ function ruleRow(rule) {
 
 /** What a remedy could give, and how it went last. */
 function remedyLine(remedy, ranks) {
-  const gain = { release: "can_release_bytes", trim_encoder_cache: "can_trim_bytes" }[remedy.name];
+  const gain = GAIN_FIELDS[remedy.name];
   const could = gain ? total(ranks.map((one) => one[gain])) : null;
   const freed = remedy.last_freed_bytes === null ? "" : `, freed ${gib(remedy.last_freed_bytes)}`;
   const why = remedy.last_reason ? ` (${remedy.last_reason})` : "";
@@ -133,6 +136,6 @@ function remedyLine(remedy, ranks) {
 
 function rankRow(rule, one) {
   const waters = [one.free_bytes, one.high_free_bytes, one.low_free_bytes, one.short_bytes];
-  const gains = [one.can_release_bytes, one.can_trim_bytes];
+  const gains = Object.values(GAIN_FIELDS).map((field) => one[field]);
   return [rankName(one, rule.ranks), rule.name, ...[...waters, ...gains].map(gibNumber), one.note ?? ""];
 }

@@ -10,13 +10,13 @@ import signal
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from highwater.accounting.outlook import gains
 from highwater.accounting.remedies import reserve_bytes
 from highwater.findings.case import NOTABLE_BYTES, RankCase
 from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
 from highwater.incidents.incident import IncidentCase
 from highwater.policy.waters import derive, slack_bytes
-from highwater.readings.policy import RankPressure
 from highwater.recorder.progress import LOST
 
 IncidentRule: TypeAlias = Callable[[IncidentCase], Finding | None]
@@ -184,7 +184,7 @@ def policy(case: IncidentCase) -> Finding | None:
     if status is None or not short:
         return None
     missing = [one for rule in short for one in rule.ranks if one.short_bytes]
-    is_helpless = bool(missing) and all(map(_can_give_nothing, missing))
+    is_helpless = bool(missing) and all(size == 0 for one in missing for size in gains(one).values())
     return finding(
         "policy",
         # Acting earlier helps only where there is something to give back.
@@ -196,10 +196,6 @@ def policy(case: IncidentCase) -> Finding | None:
         rules=", ".join(rule.name for rule in short),
         reasons="; ".join(f"{rule.name}: {rule.reason}" for rule in short if rule.reason) or status.summary,
     )
-
-
-def _can_give_nothing(one: RankPressure) -> bool:
-    return one.can_release_bytes == 0 and one.can_trim_bytes == 0
 
 
 # In the order in which findings of the same weight are shown, before those of the rule book.

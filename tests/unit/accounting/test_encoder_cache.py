@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
+from highwater.readings.rank import EncoderCache, EncoderCacheTotals
 from tests.fakes.engine import IMAGE_BYTES, IMAGES
+from tests.fakes.ranks import reading
 from tests.unit.accounting.story import story, worker
 
 
@@ -14,3 +18,40 @@ def test_encoder_totals_count_entries_once_and_bytes_on_every_rank():
     assert totals is not None
     assert (totals.entries, totals.device_bytes) == (IMAGES, 2 * IMAGES * IMAGE_BYTES)
     assert encoder_totals([account(worker(used_bytes=1))]) is None
+
+
+def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
+    """Ranks hold copies of the same entries, and one that lags is behind in every count; unknown counts as absent."""
+    behind = EncoderCache(
+        entries=3,
+        device_bytes=10,
+        host_bytes=100,
+        capacity_embeds=6,
+        oldest_age_seconds=4.0,
+        spills=5,
+        restores=2,
+        restore_seconds=0.5,
+    )
+    ahead = EncoderCache(
+        entries=4,
+        device_bytes=20,
+        host_bytes=200,
+        capacity_embeds=7,
+        oldest_age_seconds=9.0,
+        spills=6,
+        restores=3,
+        restore_seconds=1.5,
+    )
+    unknown = replace(behind, device_bytes=0, host_bytes=0, capacity_embeds=None, oldest_age_seconds=None)
+    caches = (behind, ahead, unknown, None)
+    ranks = [replace(reading(rank), encoder_cache=cache) for rank, cache in enumerate(caches)]
+    assert encoder_totals(ranks) == EncoderCacheTotals(
+        entries=4,
+        device_bytes=30,
+        host_bytes=300,
+        capacity_embeds=7,
+        oldest_age_seconds=9.0,
+        spills=6,
+        restores=3,
+        restore_seconds=1.5,
+    )

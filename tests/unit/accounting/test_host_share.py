@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from highwater.accounting.attribution import account
-from highwater.accounting.host_share import host_share, host_used
+from highwater.accounting.host_share import host_ratio, host_share, host_used
 from highwater.readings.rank import HostMemory
 from tests.unit.accounting.story import worker
 
@@ -15,6 +15,9 @@ from tests.unit.accounting.story import worker
     [
         (HostMemory(cgroup_used_bytes=1, cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=50), (1, 4)),
         (HostMemory(cgroup_used_bytes=1, node_total_bytes=100, node_available_bytes=40), (60, 100)),
+        (HostMemory(cgroup_used_bytes=0, cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=50), (0, 4)),
+        (HostMemory(cgroup_limit_bytes=4, node_total_bytes=100, node_available_bytes=0), (100, 100)),
+        (HostMemory(cgroup_limit_bytes=4, node_total_bytes=100), (None, None)),
         (HostMemory(rss_bytes=5), (None, None)),
     ],
 )
@@ -23,3 +26,12 @@ def test_host_memory_is_the_limits_where_there_is_one(host, share):
     reading = account(worker(host_memory=host))
     assert host_share(reading) == share
     assert host_used([reading]) == share[0]
+    used, total = share
+    assert host_ratio(reading) == (None if used is None else used / total)
+
+
+def test_of_several_workers_hosts_the_fullest_counts():
+    """Workers of one host report the same figures, so that a sum would count these once a worker."""
+    used = [HostMemory(cgroup_used_bytes=size, cgroup_limit_bytes=10) for size in (3, 5, 0)]
+    readings = [account(worker(host_memory=host)) for host in (*used, HostMemory(rss_bytes=99))]
+    assert host_used(readings) == 5

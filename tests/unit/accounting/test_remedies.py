@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from highwater.accounting import freed, remedies
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.freed import credit
-from highwater.accounting.remedies import TRAITS, PossibleGain, RemedyTraits
+from highwater.accounting.remedies import GAIN_FIELDS, TRAITS, PossibleGain, RemedyTraits
 from highwater.policy import core, gains
 from highwater.policy.core import decide
 from highwater.policy.memory import LifeMemory
 from highwater.policy.pressure import Facts
 from highwater.policy.rules import SIGNAL_REMEDIES, Rule
+from highwater.readings.policy import RankPressure
 from highwater.readings.rank import Components
 from tests.fakes.ranks import GIB, H100, reading, report
 
@@ -27,6 +29,34 @@ def test_a_row_agrees_with_itself(row: RemedyTraits):
     assert set(row.lowers) <= set(SIGNAL_REMEDIES)
     assert all(named) or not row.has_own_figure
     assert not row.needs_release or len(row.components) == 1
+
+
+def test_every_gain_that_a_rank_shows_is_of_one_remedy():
+    """The report, the terminal, the dashboard and the incidents take both from the rows."""
+    shown = [field.name for field in fields(RankPressure) if field.name.startswith("can_")]
+    assert list(GAIN_FIELDS.values()) == shown
+
+
+@pytest.mark.parametrize(
+    ("remedy", "given", "gain"),
+    [
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": 4}, PossibleGain(4, is_certain=True)),
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": 0}, PossibleGain(0, is_certain=True)),
+        ("trim_encoder_cache", {"encoder": 9, "trimmable": None}, PossibleGain(9, is_certain=False)),
+        ("reset_encoder_cache", {"encoder": 9, "trimmable": 4}, PossibleGain(9, is_certain=True)),
+        ("release", {"cached": 9, "releasable": 4}, PossibleGain(4, is_certain=True)),
+        ("release", {"cached": 9, "releasable": 0}, PossibleGain(0, is_certain=True)),
+        ("release", {"cached": 9, "releasable": None, "split": 2}, PossibleGain(7, is_certain=False)),
+        ("release", {"cached": 9, "releasable": None, "split": 10}, PossibleGain(0, is_certain=False)),
+        ("release", {"cached": 9, "device": "cpu"}, PossibleGain(None)),
+        ("reset_mm_cache", {"encoder": 9, "cached": 9}, PossibleGain(None)),
+    ],
+)
+def test_what_a_remedy_can_give_is_the_workers_figure_or_a_bound(
+    remedy: str, given: dict[str, Any], gain: PossibleGain
+):
+    """Without the worker's figure it is an upper bound, and not certain: the policy does not act on a bound alone."""
+    assert TRAITS[remedy].can_give(reading(**given)) == gain
 
 
 def test_a_row_is_all_that_the_policy_needs_of_a_new_remedy(monkeypatch: pytest.MonkeyPatch):

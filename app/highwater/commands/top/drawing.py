@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from highwater.accounting.components import COMPONENTS
-from highwater.accounting.outlook import can_give, fullest, mark_of, pressure_of, short_ranks
+from highwater.accounting.outlook import can_give, fullest, gains, mark_of, pressure_of, short_ranks
 from highwater.commands.top.feed import HISTORY_SECONDS, View
 from highwater.commands.top.graphs import AreaChart, Marks, StackedBar, component_cell, glyphs_of
 from highwater.readings.engine import MissingRank
@@ -329,10 +329,10 @@ def _details(rule: RuleStatus, name: str) -> Iterator[RenderableType]:
 def _shortage(one: RankPressure) -> Text:
     where = rank_title(one.dp_rank, one.rank)
     line = _text(f"    rank {where}: {size_text(one.free_bytes)} free, {size_text(one.short_bytes)} missing; ")
-    gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
-    if gains:
-        return line.append(f"could give: {gains}")
-    is_known = one.can_release_bytes is not None and one.can_trim_bytes is not None
+    known_gains = ", ".join(f"{remedy} {size_text(size)}" for remedy, size in can_give([one]).items())
+    if known_gains:
+        return line.append(f"could give: {known_gains}")
+    is_known = None not in gains(one).values()
     return line.append("nothing to give back" if is_known else "what could be given back is not known", "yellow")
 
 
