@@ -109,7 +109,7 @@ class SidecarRefused(SidecarError):
         body: The response as parsed JSON; ``None`` where it is not JSON. A refused reclaim (409) has its results.
     """
 
-    def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401 - JSON
         self.status = status
         self.code = code
         self.message = message

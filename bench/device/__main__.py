@@ -76,7 +76,7 @@ def summary(result: StepResult) -> str:
 
 def _write_page(folder: Path) -> int:
     # Late: the page is written in a checkout, the steps run where only a part of it was carried.
-    from bench.device import page  # noqa: PLC0415
+    from bench.device import page  # noqa: PLC0415 - see above
 
     results = page.merge(page.kept(), folder)
     page.RESULTS.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")

@@ -36,7 +36,7 @@ def ask(url: str, path: str) -> "tuple[int | None, bytes]":
         connection.host = rest
     elif kind == "https":
         # It is our own pod: the certificate is for the name that clients use.
-        plain = ssl._create_unverified_context()  # noqa: S323
+        plain = ssl._create_unverified_context()  # noqa: S323 - see above
         connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=SECONDS, context=plain)
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=SECONDS)

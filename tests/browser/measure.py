@@ -97,14 +97,14 @@ async def main() -> None:
             context = await browser.new_context(viewport={"width": 1440, "height": 1000})
             page = await context.new_page()
             await page.goto(f"http://127.0.0.1:{here.port}/dashboard")
-            print({name: round(at) for name, at in (await times_to_paint(page)).items()}, "ms")  # noqa: T201
+            print({name: round(at) for name, at in (await times_to_paint(page)).items()}, "ms")  # noqa: T201 - a script that prints
             report = await here.memory()
             if _ == LOADS - 1:
                 await flood(page, report, RING)
                 worst = await page.evaluate(FRAMES, [json.dumps(report), 10])
-                print("longest frames in 10 s at a reading a second:", worst, "ms")  # noqa: T201
+                print("longest frames in 10 s at a reading a second:", worst, "ms")  # noqa: T201 - a script that prints
                 for _minute in range(3):
-                    print(f"heap: {await heap_bytes(page) / 2**20:.1f} MiB")  # noqa: T201
+                    print(f"heap: {await heap_bytes(page) / 2**20:.1f} MiB")  # noqa: T201 - a script that prints
                     await flood(page, report, RING)
             await context.close()
 

@@ -53,7 +53,7 @@ async def main(folder: Path | None) -> None:
     async with chromium() as browser, beside(**settings) as running:
         started = time.time()
         await tell(running)
-        print(f"the story took {time.time() - started:.1f} s")  # noqa: T201
+        print(f"the story took {time.time() - started:.1f} s")  # noqa: T201 - a script that prints
         if folder is None:
             await picture(browser, running.port, PICTURE, viewport={"width": 1440, "height": 1180})
             return

@@ -8,6 +8,8 @@ imported once and the processes are forked from there, which saves ten seconds a
 It imports nothing of Highwater.
 """
 
+# ruff: noqa: PLC0415 - vLLM prints while it is imported
+
 from __future__ import annotations
 
 import json
@@ -23,7 +25,7 @@ TEXT_MOST = 4000
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what vLLM prints while it is imported
-    from vllm.v1.engine.core import EngineCore  # noqa: F401, PLC0415
+    from vllm.v1.engine.core import EngineCore  # noqa: F401 - imported once, before every fork
 
     for line in sys.stdin:
         start = json.loads(line)
@@ -61,16 +63,16 @@ def answer_to(arguments: list[str]) -> dict[str, Any]:
 
 def started(arguments: list[str]) -> dict[str, Any]:
     """Start the engine and return what it says of its KV cache."""
-    from vllm import envs  # noqa: PLC0415
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
-    from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415
-    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415
-    from vllm.v1.executor import Executor  # noqa: PLC0415
+    from vllm import envs
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
 
     try:
-        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError:
-        from vllm.utils import FlexibleArgumentParser  # noqa: PLC0415
+        from vllm.utils import FlexibleArgumentParser
 
     getattr(envs, "disable_envs_cache", lambda: None)()
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())

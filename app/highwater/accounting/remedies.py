@@ -159,4 +159,4 @@ TRAITS: Final[Mapping[str, RemedyTraits]] = MappingProxyType({row.name: row for 
 GAIN_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {row.name: row.gain_field for row in _ROWS if row.gain_field is not None}
 )
-"""Where a rank's pressure shows what a remedy could give, for the remedies that have such a field."""
+"""The field of a rank's pressure that shows what a remedy could give, for the remedies that have one."""

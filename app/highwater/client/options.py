@@ -4,6 +4,8 @@ The token comes from the environment or from the sidecar's own file, and is no f
 user of a machine.
 """
 
+# ruff: noqa: PLC0415 - `highwater --help` must not load an HTTP client
+
 from __future__ import annotations
 
 import io
@@ -82,8 +84,7 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
 
     Reading needs no token, and what is not sent cannot leak.
     """
-    # Here and not at the top: `highwater --help` must not load an HTTP client.
-    from highwater.client.sidecar import SidecarClient  # noqa: PLC0415
+    from highwater.client.sidecar import SidecarClient
 
     seconds = ASK_SECONDS if timeout_seconds is None else timeout_seconds
     found = find_token(url, os.environ) if with_token else FoundToken(None, "")
@@ -100,7 +101,7 @@ def check_there(url: str) -> None:
     Raises:
         NoSidecar: None is reachable there.
     """
-    from highwater.client.answers import report_of  # noqa: PLC0415 - see sidecar_at
+    from highwater.client.answers import report_of
 
     with sidecar_at(url) as sidecar:
         report_of(sidecar.get("/memory"))

@@ -90,11 +90,11 @@ class SidecarClient:
             raise self._no_sidecar("a web page", headers)
         return content.decode(errors="replace")
 
-    def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401
+    def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
         """Return the parsed JSON of a POST; without a body if it is None."""
         return self._json("POST", path, body=body)
 
-    def put(self, path: str, body: Any) -> Any:  # noqa: ANN401
+    def put(self, path: str, body: Any) -> Any:  # noqa: ANN401 - JSON
         """Return the parsed JSON of a PUT."""
         return self._json("PUT", path, body=body)
 
@@ -140,7 +140,7 @@ class SidecarClient:
         path: str,
         *,
         params: Mapping[str, str] | None = None,
-        body: Any = None,  # noqa: ANN401
+        body: Any = None,  # noqa: ANN401 - JSON
     ) -> tuple[httpx.Headers, bytes]:
         given: dict[str, Any] = {} if body is None else {"json": body}
         with self._mapped(), self._client.stream(method, f"{self.url}{path}", params=params, **given) as response:

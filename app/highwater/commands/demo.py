@@ -1,5 +1,7 @@
 """``highwater demo``: a real engine on CPU, watched and then acted on."""
 
+# ruff: noqa: PLC0415 - `serve` must not load what only the demonstration needs
+
 from __future__ import annotations
 
 import signal
@@ -23,11 +25,11 @@ WATCHED_IMAGES = 40
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
 def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
-    from highwater.demo import story  # noqa: PLC0415 - `serve` must not load it
-    from highwater.demo.commands import usual_port  # noqa: PLC0415
-    from highwater.demo.engine import EngineOptions  # noqa: PLC0415
-    from highwater.demo.environment import ensure_environment  # noqa: PLC0415
-    from highwater.demo.errors import DemoError  # noqa: PLC0415
+    from highwater.demo import story
+    from highwater.demo.commands import usual_port
+    from highwater.demo.engine import EngineOptions
+    from highwater.demo.environment import ensure_environment
+    from highwater.demo.errors import DemoError
 
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -54,7 +56,7 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
 
 
 def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
-    from highwater.demo.commands import commands_to_try, own_command  # noqa: PLC0415
+    from highwater.demo.commands import commands_to_try, own_command
 
     lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
     click.echo(

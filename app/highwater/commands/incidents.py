@@ -1,5 +1,7 @@
 """``highwater incidents``: why the engine died, from a sidecar or from its files."""
 
+# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
+
 from __future__ import annotations
 
 import json
@@ -45,8 +47,8 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
     # Here and not at the top, as below: `highwater --help` must not load what it does not need.
-    from highwater.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes  # noqa: PLC0415
-    from highwater.incidents.text import headlines_text, incident_markdown  # noqa: PLC0415
+    from highwater.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
+    from highwater.incidents.text import headlines_text, incident_markdown
 
     store = IncidentStore(folder)
     if incident_id is None:

@@ -27,7 +27,7 @@ _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
 
 
-def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
     if not value or context.resilient_parsing:
         return
     from highwater.plan.models.architectures import ARCHITECTURES

@@ -1,5 +1,7 @@
 """``highwater serve``: the settings as flags, and the sidecar that runs with them."""
 
+# ruff: noqa: PLC0415 - `highwater --help` must not load the server, nor the settings (see _Serve)
+
 from __future__ import annotations
 
 import logging
@@ -47,7 +49,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _serve(config: str | None, **flags: str | None) -> None:
-    from highwater.settings.sources import load  # noqa: PLC0415 - see _Serve
+    from highwater.settings.sources import load
 
     given = {_key(name): value for name, value in flags.items() if value is not None}
     try:
@@ -61,14 +63,13 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until the process is asked to stop; exits with status 1 where the sidecar cannot start."""
-    # Here and not at the top: `highwater --help` must not load the server.
-    from highwater.commands.server import Server  # noqa: PLC0415
-    from highwater.main import create_app  # noqa: PLC0415
-    from highwater.process.descriptors import raise_limit  # noqa: PLC0415
-    from highwater.process.log_format import configure_log  # noqa: PLC0415
-    from highwater.process.malloc import retain_freed_memory  # noqa: PLC0415
-    from highwater.proxy import exchange  # noqa: PLC0415
-    from highwater.wiring.start_line import start_line  # noqa: PLC0415
+    from highwater.commands.server import Server
+    from highwater.main import create_app
+    from highwater.process.descriptors import raise_limit
+    from highwater.process.log_format import configure_log
+    from highwater.process.malloc import retain_freed_memory
+    from highwater.proxy import exchange
+    from highwater.wiring.start_line import start_line
 
     retain_freed_memory()
     raise_limit()
@@ -93,9 +94,9 @@ def _is_among(key: str, keys: Iterable[str]) -> bool:
 
 
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
-    from pydantic import SecretStr  # noqa: PLC0415 - see _Serve
+    from pydantic import SecretStr
 
-    from highwater.settings.keys import is_list, variable  # noqa: PLC0415
+    from highwater.settings.keys import is_list, variable
 
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     shown = "see docs/policy.md" if key == "policy.rules" else "none" if default in (None, ()) else str(default)
@@ -110,8 +111,8 @@ class _Serve(click.Command):
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
         """A flag for each setting, and ``--config``."""
-        from highwater.settings.keys import keys  # noqa: PLC0415
-        from highwater.settings.sources import CONFIG_VARIABLE  # noqa: PLC0415
+        from highwater.settings.keys import keys
+        from highwater.settings.sources import CONFIG_VARIABLE
 
         text = f"settings in TOML or YAML, same keys [{CONFIG_VARIABLE}]"
         file = click.Option(["--config"], metavar="FILE", help=text)

@@ -4,6 +4,8 @@ A check judges what the sidecar serves, and returns a finding and the change tha
 that memory is short right now is reported by ``highwater status``.
 """
 
+# ruff: noqa: S105 - words for what a call with or without a token gets, no secrets
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -320,18 +322,18 @@ def _state_file(facts: SetupFacts) -> _Judged:
 
 
 def _control(facts: SetupFacts) -> _Judged:
-    if facts.with_token == "wrong_token":  # noqa: S105 - an answer, no token
+    if facts.with_token == "wrong_token":
         text = f"the sidecar does not accept the admin token from {facts.token_source}"
         return "fail", text, "use the sidecar's own: run `highwater token` where it runs"
-    if facts.without_token == "closed":  # noqa: S105
+    if facts.without_token == "closed":
         text = "the sidecar refuses control calls: it has no admin token, and its log says why"
         return "fail", text, "set HIGHWATER_ADMIN_TOKEN_FILE to a file that its user can write"
-    if facts.without_token == "no_token":  # noqa: S105
-        if facts.with_token == "token":  # noqa: S105
+    if facts.without_token == "no_token":
+        if facts.with_token == "token":
             return "ok", "control calls need the admin token, and the one here is right"
         text = f"control calls need the admin token, and none was found here: {facts.token_source}"
         return "warn", text, "set HIGHWATER_ADMIN_TOKEN here to what `highwater token` prints where the sidecar runs"
-    if facts.without_token == "loopback":  # noqa: S105
+    if facts.without_token == "loopback":
         return "ok", "trust_loopback is set: callers from the sidecar's machine need no token"
     return "skip", "it is not known who may make control calls"
 

@@ -60,7 +60,7 @@ def _kinds(raw: RawCgroup) -> dict[str, int | None]:
     # cgroup-v2.rst: `file` includes shared memory, and `kernel` all but socket buffers. cgroup-v1/memory.rst: `cache`
     # includes shared memory; slab and page tables are not counted, and `kmem` has its own files.
     stat = raw.stat
-    prefix, anonymous, cached = ("", "anon", "file") if raw.version == 2 else ("total_", "total_rss", "total_cache")  # noqa: PLR2004
+    prefix, anonymous, cached = ("", "anon", "file") if raw.version == 2 else ("total_", "total_rss", "total_cache")  # noqa: PLR2004 - of the two
     shmem, cache, sock = stat.get(f"{prefix}shmem"), stat.get(cached), stat.get("sock", raw.sock)
     kernel = raw.kernel
     if kernel is None:
@@ -212,7 +212,7 @@ def read_pressure(path: Path) -> dict[str, tuple[float, ...]] | None:
 
 def _counters(path: Path) -> dict[str, int]:
     pairs = (line.split() for line in _lines(path))
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004 - name and value
 
 
 def _number(path: Path) -> int | None:

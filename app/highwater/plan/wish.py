@@ -45,7 +45,7 @@ _RESOLUTIONS: Mapping[str, tuple[int, int]] = {
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 _WISH = re.compile(
     r"(?P<conversations>\d+)\s*[x×]\s*(?P<length>\d+)\s*(?P<unit>[km]?)(?:\s+tokens)?"  # noqa: RUF001 - people paste it
-    r"(?:\s*\+\s*(?P<images>\d+)\s+images?(?:\s+of\s+(?P<size>\d+p|4k|\d+\s*[x×]\s*\d+|\d+\s+tokens))?(?:\s+each)?)?",  # noqa: RUF001
+    r"(?:\s*\+\s*(?P<images>\d+)\s+images?(?:\s+of\s+(?P<size>\d+p|4k|\d+\s*[x×]\s*\d+|\d+\s+tokens))?(?:\s+each)?)?",  # noqa: RUF001 - as above
     re.IGNORECASE,
 )
 

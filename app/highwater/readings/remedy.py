@@ -50,12 +50,12 @@ class RemedyResult:
     seconds: float = 0.0  # from start to the reading after it
     # Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
     freed_bytes: int | None = None
-    freed_components: Components = Components()  # noqa: RUF009 - frozen, as the next one
+    freed_components: Components = Components()  # noqa: RUF009 - frozen
     ranks: tuple[RankDelta, ...] = ()
     # The part of it that the remedy can free (app/highwater/accounting/freed.py), as in `/policy` and in the metric;
     # `None` where that was not measured, as in `credited_components`.
     credited_bytes: int | None = None
-    credited_components: Components = Components()  # noqa: RUF009
+    credited_components: Components = Components()  # noqa: RUF009 - as above
     frees: str = ""  # what this remedy can free, in words; `does_not_free`: what it cannot
     does_not_free: str = ""
     quiesced_by: QuiescedBy | None = None  # what kept requests away from it; `None` where it did not come to that

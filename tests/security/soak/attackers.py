@@ -315,7 +315,7 @@ async def _attack(port: int, scale: float, seed: int, only: Sequence[str]) -> di
     counts = {attack.name: Counter[str]() for attack in ATTACKS if not only or attack.name in only}
     rng = random.Random(seed)  # noqa: S311 - which attack comes when, no secrets
     tasks = [
-        asyncio.create_task(_keep_on(attack, port, counts[attack.name], random.Random(rng.random())))  # noqa: S311
+        asyncio.create_task(_keep_on(attack, port, counts[attack.name], random.Random(rng.random())))  # noqa: S311 - no secret
         for attack in ATTACKS
         if attack.name in counts
         for _ in range(max(1, round(attack.connections * scale)))

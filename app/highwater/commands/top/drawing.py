@@ -85,7 +85,7 @@ class Drawing:
             room = height - len(head) - len(load)
             shown = len(components) if room >= len(components) + 3 else 0
             # A few rules are shown where that leaves at least three ranks.
-            rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004
+            rules = min(len(policy), 3) if room - shown >= 7 else 0  # noqa: PLR2004 - see above
             ranks = lines(sections.ranks(max(room - shown - rules, 2)))
             components = components if room >= len(ranks) + len(components) else []
             room -= len(ranks) + len(components)

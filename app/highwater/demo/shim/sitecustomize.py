@@ -48,7 +48,7 @@ class TorchvisionFinder:
 def declare_schemas(torchvision_folder: Path) -> None:
     """Declare the operators that torchvision's Python part counts on, unless its own library does."""
     # torchvision would import it next; nothing before that may cost a torch import.
-    import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  # the engine's, not ours
+    import torch  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415 - the engine's, not ours
 
     try:
         torch.ops.load_library(str(torchvision_folder / "_C.so"))

@@ -16,7 +16,7 @@ class PauseState(Source):
     def available(self, capabilities: Capabilities) -> bool:  # noqa: D102 - as in Source
         return capabilities.is_paused
 
-    async def read(self) -> Observation:  # noqa: D102
+    async def read(self) -> Observation:  # noqa: D102 - as in Source
         response = await self._engine.get_json("/is_paused")
         paused = response.get("is_paused") if isinstance(response, dict) else None
         if not isinstance(paused, bool):
