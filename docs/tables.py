@@ -19,6 +19,7 @@ from tabulate import tabulate
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.accounting.remedies import GAIN_FIELDS
+from highwater.exit_codes import MEANINGS
 from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
 from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
@@ -226,12 +227,18 @@ def devices_table() -> str:
     return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads"], rows)
 
 
+def exit_code_table() -> str:
+    """Every exit code, and what it means."""
+    return _table(["exit status", "meaning"], [[", ".join(map(str, codes)), meaning] for codes, meaning in MEANINGS])
+
+
 TABLES = {
     "alerts.md": {"alerts": alerts_table},
     "ascend.md": {"ascend": ascend_table},
     "incidents.md": {"messages": message_table},
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
+    "terminal.md": {"exit codes": exit_code_table},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics of each rank": rank_metrics_table, "metrics": metrics_table},
     "http.md": {"components": components_table},

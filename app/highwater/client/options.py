@@ -1,4 +1,4 @@
-"""Options and exit statuses of the commands that call a sidecar: its URL, and how they end without it.
+"""Options of the commands that call a sidecar: its URL, and how they end without it.
 
 The token comes from the environment or from the sidecar's own file, and is no flag: a command line can be read by every
 user of a machine.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import click
 
 from highwater.errors import SidecarError, SidecarUnreachable
+from highwater.exit_codes import NO_SIDECAR
 from highwater.files.admin_token import FoundToken, find_token
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_URL: Final = "http://127.0.0.1:8001"
 URL_VARIABLE: Final = "HIGHWATER_URL"
-# Exit statuses; 2 is click's, for a command line that cannot be understood.
-FAILED, UNREACHABLE = 1, 3
-INTERRUPTED: Final = 128 + signal.SIGINT
 # For reading; remedies may have to wait for running requests.
 ASK_SECONDS = 8.0
 
@@ -75,7 +72,7 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JS
 class NoSidecar(click.ClickException):
     """No sidecar answers at the URL."""
 
-    exit_code = UNREACHABLE
+    exit_code = NO_SIDECAR
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.client.following import StreamEnded, follow
-from highwater.client.options import ASK_SECONDS, INTERRUPTED, ending_well, examples, sidecar_at, url_option
+from highwater.client.options import ASK_SECONDS, ending_well, examples, sidecar_at, url_option
+from highwater.exit_codes import INTERRUPTED
 from highwater.text.printable import plain
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.client.options import examples, json_option, sidecar_at, url_option
+from highwater.exit_codes import FAILED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,7 @@ def explain(url: str, against: Path | None, *, as_json: bool) -> None:
     else:
         _show(after)
     if not after.explanation.ranks:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _read(path: Path) -> Explained:

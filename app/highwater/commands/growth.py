@@ -9,6 +9,7 @@ import json
 import click
 
 from highwater.client.options import examples, json_option, sidecar_at, url_option
+from highwater.exit_codes import ATTENTION
 
 
 @click.command(
@@ -40,4 +41,4 @@ def growth(url: str, series: str | None, *, as_json: bool) -> None:
             verdicts = TypeAdapter(tuple[SeriesGrowth, ...]).validate_python(cleaned(answer["series"]))
     click.echo(json.dumps(answer, indent=1) if as_json else growth_table(verdicts), nl=as_json)
     if any(not one.is_over for one in leaks(verdicts)):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ATTENTION)

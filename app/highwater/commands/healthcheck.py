@@ -16,10 +16,10 @@ import click
 
 from highwater.client.options import examples, own_url, url_option_of
 from highwater.errors import without_credentials
+from highwater.exit_codes import FAILED
 from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}
-_UNHEALTHY: Final = 1  # Docker knows two statuses of a health check
 _OK: Final = 200
 _SHOWN_LENGTH: Final = 400
 
@@ -39,7 +39,7 @@ def healthcheck(what: str, url: str, seconds: float) -> None:
     problem = ask(url or own_url(os.environ), PATHS[what], seconds)
     if problem is not None:
         click.echo(f"highwater: {plain(problem)}", err=True)
-        raise click.exceptions.Exit(_UNHEALTHY)
+        raise click.exceptions.Exit(FAILED)  # Docker knows two statuses of a health check
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:

@@ -10,6 +10,7 @@ import click
 
 from highwater.client.options import examples, json_option, sidecar_at, url_option
 from highwater.commands.host_trace import trace
+from highwater.exit_codes import ATTENTION
 
 
 @click.group(
@@ -46,7 +47,7 @@ def host(context: click.Context, url: str, *, as_json: bool) -> None:
         raise click.ClickException(f"{url} answers GET /memory/host with something else: {why}") from exc
     click.echo(json.dumps(answer, indent=2) if as_json else host_text(report), nl=as_json)
     if any(one.level == "warning" for one in report.findings):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ATTENTION)
 
 
 host.add_command(trace)

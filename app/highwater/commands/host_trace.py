@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from highwater.client.options import examples, json_option
+from highwater.exit_codes import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,7 @@ def trace(process: str, minutes: float, frames: int, folder: Path, *, stop: bool
     if as_json or has_sizes or result.state != "ended":
         click.echo(printable(text, keep="\n"))
     if result.state != "ended":
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(FAILED)
     if not has_sizes:
         raise click.ClickException(printable(f"{who} ended its trace without a last reading: {result.why}"))
 

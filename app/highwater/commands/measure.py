@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from highwater.client.options import FAILED, examples, sidecar_at, url_option
+from highwater.client.options import examples, sidecar_at, url_option
+from highwater.exit_codes import FAILED, INTERRUPTED, OK
 from highwater.text.printable import printable
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 CALL_SECONDS = 600.0
 READ_SECONDS = 15.0
 MAX_NAME_LENGTH = 80
-INTERRUPTED = 130
 MAX_LISTED = 6
 NONE, ALL = "none", "all"
 # In this order: the one that frees nothing on the device, the cheap one, and then those of the encoder cache.
@@ -168,7 +168,7 @@ def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int
         return experiment.load.exit_code
     if interrupted:
         return INTERRUPTED
-    return 0 if complete else FAILED
+    return OK if complete else FAILED
 
 
 def _say(line: str) -> None:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from highwater.commands.plan_live import DOES_NOT_FIT, FITS, ask_sidecar, end_with, grant_for_model, print_json
+from highwater.commands.plan_live import ask_sidecar, end_with, grant_for_model, print_json
 from highwater.commands.sizes import vllm_size_option
+from highwater.exit_codes import DOES_NOT_FIT, INVALID, OK
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
 
-_REFUSED: Final = 2
 # By the names of the command's parameters.
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
@@ -129,12 +129,12 @@ def plan(
         if as_json:
             print_json({"schema": answer.SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
-        sys.exit(_REFUSED)
+        sys.exit(INVALID)
     if as_json:
         print_json(answer.plan_json(planned, model, compared))
     else:
         click.echo(answer.plan_text(planned, compared))
-    sys.exit(FITS if planned.fits or planned.available_bytes is None else DOES_NOT_FIT)
+    sys.exit(OK if planned.fits or planned.available_bytes is None else DOES_NOT_FIT)
 
 
 def _refuse_given(why: str, names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from highwater.exit_codes import DOES_NOT_FIT, OK
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags, command_line, given_flags
 from highwater.units import size_text
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _PATH = "/memory/plan"
 _PREPROCESSOR = "preprocessor_config.json"
-FITS, DOES_NOT_FIT = 0, 1
 _REFUSED = 422
 
 
@@ -94,7 +94,7 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
         click.echo(_plan_text(answer) if wish is None else _wish_text(answer, wish))
         for note in answer.get("notes") or ():
             click.echo(f"note: {note}")
-    sys.exit(FITS if _fits(answer) else DOES_NOT_FIT)
+    sys.exit(OK if _fits(answer) else DOES_NOT_FIT)
 
 
 def print_json(answer: Mapping[str, Any]) -> None:

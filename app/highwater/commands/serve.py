@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.errors import SettingsError
+from highwater.exit_codes import FAILED, INVALID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from highwater.settings.settings import Settings
 
-BAD_SETTINGS = 2
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": (
@@ -57,12 +57,12 @@ def _serve(config: str | None, **flags: str | None) -> None:
     except SettingsError as exc:
         for problem in exc.problems:
             click.echo(f"highwater: {problem}", err=True)
-        sys.exit(BAD_SETTINGS)
+        sys.exit(INVALID)
     run(settings)
 
 
 def run(settings: Settings) -> None:
-    """Serve until the process is asked to stop; exits with status 1 where the sidecar cannot start."""
+    """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
     from highwater.commands.server import Server
     from highwater.main import create_app
     from highwater.process.descriptors import raise_limit
@@ -82,7 +82,7 @@ def run(settings: Settings) -> None:
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:
-        sys.exit(1)
+        sys.exit(FAILED)
 
 
 def _key(parameter: str) -> str:

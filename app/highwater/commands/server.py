@@ -23,11 +23,10 @@ from uvicorn.server import ServerState
 
 from highwater.commands.healthcheck import PATHS, ask
 from highwater.errors import os_reason
+from highwater.exit_codes import CANNOT_LISTEN
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
-# 1 to 3 mean other things.
-CANNOT_LISTEN = 4
 # For requests to the control port if those of the data port have used up the time to stop.
 CONTROL_STOP_SECONDS = 1.0
 # uvicorn's main loop renews the Date of responses at each tenth tick.

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
+from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.files.admin_token import is_loopback
 from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
@@ -119,9 +120,9 @@ def checked(facts: SetupFacts) -> list[SetupCheck]:
 
 
 def exit_code(checks: Sequence[SetupCheck]) -> int:
-    """Return 0 if no check warns or fails, 1 if one warns, 2 if one fails."""
+    """Return OK if no check warns or fails, ATTENTION if one warns, CRITICAL if one fails."""
     levels = {check.level for check in checks}
-    return 2 if "fail" in levels else 1 if "warn" in levels else 0
+    return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
 
 
 def _sidecar(facts: SetupFacts) -> _Judged:

@@ -14,6 +14,7 @@ import click
 
 from highwater.client.options import control_of, examples, json_option, url_option
 from highwater.commands.sizes import size_option
+from highwater.exit_codes import TERMINATED
 
 # It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0
@@ -159,7 +160,7 @@ def _read(files: list[Path], *, want: int | None = None, picture: bool = False) 
     from highwater.snapshots.child import ask
 
     # An ordinary kill ends the reading process in order, as Ctrl-C does.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         return ask(files, want=want, picture=picture)
     except SnapshotError as exc:

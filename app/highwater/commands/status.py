@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report
@@ -14,7 +15,6 @@ from highwater.text.report import report_text
 from highwater.text.table import component_title, rank_title, table
 from highwater.units import UNKNOWN, size_text, span_text
 
-OK, ATTENTION, CRITICAL = 0, 1, 2
 WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
 
 

@@ -18,7 +18,6 @@ import click
 
 from highwater.client.options import (
     ASK_SECONDS,
-    FAILED,
     URL_VARIABLE,
     control_of,
     ending_well,
@@ -30,6 +29,7 @@ from highwater.client.options import (
 )
 from highwater.commands.sizes import size_option
 from highwater.errors import SidecarRefused
+from highwater.exit_codes import FAILED
 from highwater.files.admin_token import find_token
 
 # Each remedy may have to wait until no request runs.

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.outlook import gains
 from highwater.accounting.remedies import reserve_bytes
+from highwater.exit_codes import by_signal
 from highwater.findings.case import NOTABLE_BYTES, RankCase
 from highwater.findings.finding import Finding, Weight, finding
 from highwater.findings.rules import highest, is_device_full
@@ -50,7 +51,7 @@ def ended_by_signal(case: IncidentCase) -> Finding | None:
         advice=("who_killed",) if is_kill else (),
         signal=number,
         signal_name=_signal_name(number),
-        exit_code=number + 128,
+        exit_code=by_signal(number),
         is_kill=is_kill,
         uncounted=kills.where if is_kill and kills is not None and kills.count == 0 else None,
     )

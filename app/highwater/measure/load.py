@@ -17,7 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
+from highwater.exit_codes import NOT_EXECUTABLE, NOT_FOUND, by_signal
+
 LOOK_SECONDS = 0.25
 # Waited after the signal to stop and again after SIGTERM; then it is killed.
 GRACE_SECONDS = 15.0
@@ -171,7 +172,7 @@ def shell_code(code: int) -> tuple[int, str | None]:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return 128 - code, name
+    return by_signal(-code), name
 
 
 def _is_foreground() -> bool:

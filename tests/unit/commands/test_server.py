@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from highwater.commands.server import CANNOT_LISTEN, listening_problem
+from highwater.commands.server import listening_problem
+from highwater.exit_codes import CANNOT_LISTEN
 
 
 def error(number: int) -> OSError:

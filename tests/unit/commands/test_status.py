@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands.status import ATTENTION, CRITICAL, OK, is_relief, judged, since_text, status_json, status_text
+from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.engine import Progress
 from highwater.readings.remedy import RemedyResult
 from highwater.text.report import report_text

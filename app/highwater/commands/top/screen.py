@@ -17,7 +17,8 @@ from typing import Any, NoReturn, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-_TERMINATED = 128 + signal.SIGTERM
+from highwater.exit_codes import TERMINATED
+
 _ESCAPE = b"\x1b"
 
 
@@ -84,4 +85,4 @@ class Screen:
 
 
 def _leave(*_: object) -> NoReturn:
-    sys.exit(_TERMINATED)
+    sys.exit(TERMINATED)

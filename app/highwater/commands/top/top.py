@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import signal
 import sys
 import threading
 import time
@@ -19,10 +18,10 @@ from highwater.client.sidecar import SidecarClient
 from highwater.commands.top.drawing import Drawing
 from highwater.commands.top.feed import Feed, View, first_view, follow_memory
 from highwater.commands.top.screen import Screen
+from highwater.exit_codes import HUNG_UP, INTERRUPTED
 
 LOOK_SECONDS = 0.2
 REDRAW_SECONDS = 1.0
-_INTERRUPTED, _HUNG_UP = 128 + signal.SIGINT, 128 + signal.SIGHUP
 
 
 def show(url: str, *, once: bool, as_json: bool) -> None:
@@ -37,11 +36,11 @@ def show(url: str, *, once: bool, as_json: bool) -> None:
         else:
             _show(url, once=once)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except OSError as exc:
         if exc.errno != errno.EIO:
             raise
-        sys.exit(_HUNG_UP)  # the terminal was closed, so no message can be read
+        sys.exit(HUNG_UP)  # the terminal was closed, so no message can be read
 
 
 def _print_json(url: str, *, once: bool) -> None:
