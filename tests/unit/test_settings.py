@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
-from highwater.errors import MayHoldSecret, SettingsError, sentences
+from highwater.errors import SettingsError
+from highwater.flaws import MayHoldSecret, sentences
 from highwater.policy.rules import Rule
 from highwater.policy.settings import PolicyChange
 from highwater.process import descriptors

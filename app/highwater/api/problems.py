@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from highwater.errors import NotAvailable, RequestError, TooManyWaiting, sentences
+from highwater.errors import NotAvailable, RequestError, TooManyWaiting
+from highwater.flaws import sentences
 from highwater.process.limited_log import LimitedLog
 
 # For an engine that starts, sleeps or is busy; the same as in the data plane.

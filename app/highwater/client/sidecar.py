@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 import httpx_sse
 
-from highwater.errors import SidecarRefused, SidecarUnreachable, without_credentials
+from highwater.errors import SidecarRefused, SidecarUnreachable
+from highwater.flaws import without_credentials
 from highwater.text.printable import plain
 from highwater.units import MIB
 

@@ -87,8 +87,8 @@ def _read(path: Path) -> Explained:
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.errors import flaw
     from highwater.findings.budget import Explained
+    from highwater.flaws import flaw
     from highwater.text.printable import cleaned
 
     try:

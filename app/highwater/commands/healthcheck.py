@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import click
 
 from highwater.client.options import examples, own_url, url_option_of
-from highwater.errors import without_credentials
 from highwater.exit_codes import FAILED
+from highwater.flaws import without_credentials
 from highwater.text.printable import plain
 
 PATHS: Final = {"live": "/livez", "ready": "/readyz", "deep": "/health/deep"}

@@ -33,7 +33,7 @@ def host(context: click.Context, url: str, *, as_json: bool) -> None:
         return
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.errors import flaw
+    from highwater.flaws import flaw
     from highwater.host.report import HostReport
     from highwater.host.text import host_text
     from highwater.text.printable import cleaned

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.rank_key import rank_key
-from highwater.errors import NotKept, flaw
+from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
+from highwater.flaws import flaw
 from highwater.readings.rank import RankReading
 
 SECTION = "baseline"

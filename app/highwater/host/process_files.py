@@ -19,8 +19,9 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from highwater.errors import flaw, os_reason
+from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, first_names, open_regular, stamp_of, status_of
+from highwater.flaws import flaw
 from highwater.host.process_record import ProcessRecord
 from highwater.process.machine import Machine
 from highwater.text.printable import plain

@@ -23,9 +23,10 @@ from typing import Any, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.points import thin
-from highwater.errors import flaw, os_reason
+from highwater.errors import os_reason
 from highwater.files.private_file import replace_private
 from highwater.files.regular import read_regular
+from highwater.flaws import flaw
 from highwater.incidents.incident import SCHEMA, Headline, Incident
 from highwater.text.printable import plain
 

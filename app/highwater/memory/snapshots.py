@@ -19,16 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine
 from highwater.engine.verdict import in_words
-from highwater.errors import (
-    EngineError,
-    EngineUnresponsive,
-    NoRoom,
-    NotAvailable,
-    NotOffered,
-    Refused,
-    RequestError,
-    flaw,
-)
+from highwater.errors import EngineError, EngineUnresponsive, NoRoom, NotAvailable, NotOffered, Refused, RequestError
+from highwater.flaws import flaw
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.memory.snapshot_folder import SnapshotFolder

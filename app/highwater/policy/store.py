@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from highwater.errors import NotKept, sentences
+from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
+from highwater.flaws import sentences
 from highwater.policy.settings import PolicyChange, PolicySettings
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 from pydantic import Field, TypeAdapter, ValidationError
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.errors import flaw
+from highwater.flaws import flaw
 from highwater.readings.rank import Note, StartPhase, WorkerBudget
 from highwater.readings.schema import MAX_NUMBER
 from highwater.recorder.identity import Count, Seconds

@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from highwater.errors import flaw
+from highwater.flaws import flaw
 from highwater.readings.rank import Device
 from highwater.readings.schema import MAX_NUMBER
 from highwater.recorder.untrusted import RingUnusable, is_within_bounds, json_object

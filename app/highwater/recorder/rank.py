@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
-from highwater.errors import flaw
+from highwater.flaws import flaw
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
 
-from highwater.errors import MayHoldSecret, without_credentials
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
+from highwater.flaws import MayHoldSecret, without_credentials
 from highwater.policy.rules import FROZEN, Finite
 from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most

@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from highwater.errors import SettingsError, sentences
+from highwater.errors import SettingsError
 from highwater.files.settings_file import parse_yaml, read_settings_file
+from highwater.flaws import sentences
 from highwater.policy.rules import Rule
 from highwater.settings.keys import PREFIX, is_list, keys, variable
 from highwater.settings.settings import Settings

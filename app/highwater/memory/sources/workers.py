@@ -6,7 +6,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.client import Engine
-from highwater.errors import EngineGarbled, flaw
+from highwater.errors import EngineGarbled
+from highwater.flaws import flaw
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.sources.source import Observation, Source
 from highwater.readings.rank import WorkerMemory
