@@ -16,7 +16,7 @@ from functools import partial
 
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
-from highwater.accounting.growth import growth, without_forecast
+from highwater.accounting.growth_since_ready import growth_since_ready, without_forecast
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint, starting_text
 from highwater.engine.life import EngineLife, Lives
@@ -294,7 +294,7 @@ class Poller:
         # The memory that an engine takes while it loads is no growth.
         seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
         used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
-        grown = replace(growth(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        grown = replace(growth_since_ready(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.deltas import compare, freed, total
-from highwater.accounting.growth import growth
+from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.rank_key import rank_key
 from highwater.readings.rank import Components
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY
@@ -62,7 +62,7 @@ def test_a_shared_cards_growth_and_gain_count_once():
     assert used == grown_bytes
     assert (parts.encoder_cache_bytes, parts.non_torch_bytes) == (grown_bytes, 0)
     assert sum(getattr(parts, name) or 0 for name in COMPONENT_NAMES) == used
-    assert growth(before, after, []).since_ready_bytes == grown_bytes
+    assert growth_since_ready(before, after, []).since_ready_bytes == grown_bytes
     assert [delta.used_bytes for delta in compare(before, after)] == [grown_bytes, grown_bytes]
 
 

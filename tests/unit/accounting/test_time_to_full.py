@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.accounting.growth import growth
+from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.time_to_full import seconds_until
 from tests.unit.accounting.story import story
 
@@ -14,12 +14,12 @@ def test_each_device_is_full_at_its_own_pace():
     ranks = story(images=True)
     pace = 16 * 1024 * 1024
     fast = [(10.0 * number, float(pace * 10 * number)) for number in range(7)]
-    grown = growth((), ranks, [], {(0, 0): fast, (0, 1): [(at, 5.0) for at, _ in fast]})
+    grown = growth_since_ready((), ranks, [], {(0, 0): fast, (0, 1): [(at, 5.0) for at, _ in fast]})
     first, second = grown.ranks
     assert first.seconds_to_full == pytest.approx(ranks[0].free_bytes / pace)
     assert (second.bytes_per_second, second.seconds_to_full) == (0.0, None)
     assert grown.seconds_to_full == first.seconds_to_full
-    moments = growth((), ranks, [], {(0, 0): [(at / 100, used) for at, used in fast]})
+    moments = growth_since_ready((), ranks, [], {(0, 0): [(at / 100, used) for at, used in fast]})
     assert (moments.ranks[0].bytes_per_second, moments.seconds_to_full) == (None, None)
 
 

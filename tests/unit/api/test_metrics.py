@@ -20,7 +20,7 @@ from highwater import __version__
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.freed import credit
-from highwater.accounting.growth import growth
+from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
@@ -140,7 +140,7 @@ def story() -> tuple[Report, RemedyResult]:
         ranks_reported=2,
         ranks=now,
         encoder_cache=encoder_totals(now),
-        growth=growth(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
+        growth=growth_since_ready(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
     )
     credited = credit("reset_encoder_cache", grown, now)
     return report, replace(

@@ -14,7 +14,7 @@ from highwater.readings.growth import Growth
 from highwater.readings.rank import RankReading
 
 
-def growth(
+def growth_since_ready(
     baseline: Sequence[RankReading],
     ranks: Sequence[RankReading],
     recent: Points,
