@@ -1,17 +1,15 @@
-"""Runs one remedy at a time, measures what it freed, and records it.
+"""Runs one remedy at a time, and measures what it freed by a fresh poll before and after it.
 
-The measurement is a fresh poll before and after it. Every requested remedy leaves an event, also one that was refused,
-failed or cancelled. ``states`` has its states and their deadlines.
+``states`` has its states and their deadlines, ``remedy_log`` writes down how each ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
@@ -22,15 +20,16 @@ from highwater.errors import EngineError, NotAvailable, Refused, RequestError, U
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.readings.engine import EngineStatus
-from highwater.readings.event import Caller, Trigger
+from highwater.readings.event import Caller
 from highwater.readings.rank import RankReading
-from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
+from highwater.readings.remedy import UNNEEDED, Mode, RemedyResult, Target
 from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
-from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions, RunResult, operators_only
+from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, operators_only
 from highwater.relief.remedies.workers import MAX_SECONDS, call_workers_in_rounds
+from highwater.relief.remedy_log import RemedyLog, RemedyObserver, RemedyRun, result_of
 from highwater.relief.states import State, States
-from highwater.units import MIB, mib
+from highwater.units import mib
 
 JUST_BEFORE_SECONDS = 0.25
 # How long a remedy that the engine puts off is repeated: its blocks come free a step after its requests.
@@ -39,15 +38,6 @@ PATIENCE_SECONDS = 2.0
 POLL_SECONDS = 20.0
 # Beyond what the calls of a state may take by themselves, so that they report what went wrong.
 MARGIN_SECONDS = 1.0
-
-log = logging.getLogger("highwater.relief")
-
-
-class RemedyObserver(Protocol):
-    """Counts remedies."""
-
-    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
-        """One remedy was run, refused or failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +56,6 @@ class RemedyRequest:
 
     remedy: str
     target: Target = UNNEEDED
-
-
-@dataclass(frozen=True, slots=True)
-class _RemedyRun:
-    remedy: Remedy
-    trigger: Trigger
-    mode: Mode = "safe"
-    rule: str | None = None
-    options: RunOptions = NO_OPTIONS
-    force: bool = False
-    dry_run: bool = False
-    release_after: bool = True
-    caller: Caller | None = None
 
 
 class Relief:
@@ -100,7 +77,7 @@ class Relief:
         self._poller = poller
         self._history = history
         self._quiescer = quiescer
-        self._observer = observer
+        self._log = RemedyLog(history, observer)
         self._clock = clock
         self._turn = asyncio.Lock()
         self._states = States()
@@ -130,10 +107,10 @@ class Relief:
         Raises:
             NotAvailable: The engine is not reachable. That is recorded as a failed reset.
         """
-        run = _RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
+        run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
-            result = _result(run.remedy, "observed", reason="the policy is in observe mode")
-            self._record(run, result)
+            result = result_of(run.remedy, "observed", reason="the policy is in observe mode")
+            self._log.add(run, result)
             return RemedyOutcome(result, (), ())
         return await self._carry_out(run)
 
@@ -152,7 +129,7 @@ class Relief:
                 raise UnknownName("remedies", request.remedy, self.remedies)
         return [
             await self._carry_out(
-                _RemedyRun(
+                RemedyRun(
                     self.remedies[request.remedy],
                     "reclaim",
                     mode=mode,
@@ -179,7 +156,7 @@ class Relief:
             NotAvailable: The engine is not reachable.
         """
         # No release after it: a client that requests vLLM's reset gets that and nothing more.
-        run = _RemedyRun(
+        run = RemedyRun(
             self.remedies[name],
             "drop-in",
             mode=mode,
@@ -227,7 +204,7 @@ class Relief:
 
     # --- running one remedy ---
 
-    async def _carry_out(self, run: _RemedyRun) -> RemedyOutcome:
+    async def _carry_out(self, run: RemedyRun) -> RemedyOutcome:
         async with self._turn:
             with self._states.one_relief():
                 try:
@@ -237,10 +214,10 @@ class Relief:
                 except BaseException as exc:
                     # Cancelled, or unexpected: raised again, and recorded first, as the remedy may have run.
                     what = "cancelled" if isinstance(exc, asyncio.CancelledError) else repr(exc)
-                    self._record(run, _result(run.remedy, "failed", reason=f"{what} while {self.state}"))
+                    self._log.add(run, result_of(run.remedy, "failed", reason=f"{what} while {self.state}"))
                     raise
 
-    async def _relieve(self, run: _RemedyRun) -> RemedyOutcome:
+    async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
         before = await self._before(run)
         capabilities = self._poller.capabilities
         refusal = _refusal(run, capabilities, before)
@@ -249,7 +226,7 @@ class Relief:
         is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
         if run.dry_run:
             plan = f"dry run; {self._quiescer.plan() if is_held else 'no request has to wait for it'}"
-            return RemedyOutcome(_result(run.remedy, "observed", reason=plan), before.ranks, before.ranks)
+            return RemedyOutcome(result_of(run.remedy, "observed", reason=plan), before.ranks, before.ranks)
 
         started = self._clock()
         quiesced: Quiesced | None = None
@@ -269,7 +246,7 @@ class Relief:
         return await self._measured(run, before, done, quiesced, started)
 
     async def _measured(
-        self, run: _RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
+        self, run: RemedyRun, before: Report, done: RunResult, quiesced: Quiesced | None, started: float
     ) -> RemedyOutcome:
         is_released = run.release_after and self._engine.rpc_allowed
         if done.ok and run.remedy.traits.needs_release and is_released:
@@ -283,7 +260,7 @@ class Relief:
         credited = credit(run.remedy.name, before.ranks, readings, done.detail, is_released=is_released)
         reason = "; ".join(text for text in (done.reason, unmeasured) if text) or None
         result = replace(
-            _result(run.remedy, "done" if done.ok else "failed", reason=reason),
+            result_of(run.remedy, "done" if done.ok else "failed", reason=reason),
             seconds=self._clock() - started,
             freed_bytes=freed_bytes,
             freed_components=freed_components,
@@ -294,10 +271,10 @@ class Relief:
             held_seconds=quiesced.held_seconds if quiesced is not None else None,
             detail=done.detail,
         )
-        self._record(run, result)
+        self._log.add(run, result)
         return RemedyOutcome(result, before.ranks, readings, done.answer)
 
-    async def _call(self, run: _RemedyRun, seconds: float) -> RunResult:
+    async def _call(self, run: RemedyRun, seconds: float) -> RunResult:
         """Run the remedy itself. A failure becomes its result, so that the gate opens in order."""
         options = replace(run.options, patience_seconds=PATIENCE_SECONDS if run.mode == "safe" else 0.0)
         try:
@@ -346,15 +323,13 @@ class Relief:
         # The first call may wait for a poll's, and the last one begins just before the rounds' own time is up.
         return MAX_SECONDS + 2 * self._engine.rpc_deadline_seconds + MARGIN_SECONDS
 
-    def _refused(
-        self, run: _RemedyRun, before: Report, reason: str, held_seconds: float | None = None
-    ) -> RemedyOutcome:
-        result = replace(_result(run.remedy, "refused", reason=reason), held_seconds=held_seconds)
+    def _refused(self, run: RemedyRun, before: Report, reason: str, held_seconds: float | None = None) -> RemedyOutcome:
+        result = replace(result_of(run.remedy, "refused", reason=reason), held_seconds=held_seconds)
         if not run.dry_run:
-            self._record(run, result)
+            self._log.add(run, result)
         return RemedyOutcome(result, before.ranks, before.ranks)
 
-    async def _before(self, run: _RemedyRun) -> Report:
+    async def _before(self, run: RemedyRun) -> Report:
         """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
         Raises:
@@ -373,38 +348,13 @@ class Relief:
             raise self._not_available(run, in_words(report.engine))
         return replace(report, ranks=()) if report.stale else report
 
-    def _not_available(self, run: _RemedyRun, reason: str) -> NotAvailable:
-        self._record(run, _result(run.remedy, "failed", reason=reason))
+    def _not_available(self, run: RemedyRun, reason: str) -> NotAvailable:
+        self._log.add(run, result_of(run.remedy, "failed", reason=reason))
         return NotAvailable(reason)
 
-    def _record(self, run: _RemedyRun, result: RemedyResult) -> None:
-        self._observer.remedy_ended(result, run.trigger)
-        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
-        summary = f"{result.remedy} {result.outcome}"
-        if result.outcome == "done" and result.credited_bytes is not None:
-            summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
-            beside = (result.freed_bytes or 0) - result.credited_bytes
-            if abs(beside) >= MIB:
-                summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
-        if result.reason:
-            summary += f": {result.reason}"
-        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
-        by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
-        log.info("%s (%s)", summary, run.rule or by)
 
-
-def _refusal(run: _RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
+def _refusal(run: RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
     if run.force:
         return None
     by_policy = operators_only(run.remedy, capabilities) if run.trigger == "policy" else None
     return by_policy or run.remedy.refusal(capabilities, before.engine, run.mode)
-
-
-def _result(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-    return RemedyResult(
-        remedy=remedy.name,
-        outcome=outcome,
-        reason=reason,
-        frees=remedy.traits.frees,
-        does_not_free=remedy.traits.does_not_free,
-    )

@@ -1,0 +1,78 @@
+"""Writes down how each requested remedy ended, also one that was refused, failed or cancelled."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from highwater.memory.history import History
+from highwater.readings.event import Caller, Trigger
+from highwater.readings.remedy import Mode, Outcome, RemedyResult
+from highwater.relief.remedies.remedy import NO_OPTIONS, Remedy, RunOptions
+from highwater.units import MIB, mib
+
+log = logging.getLogger("highwater.relief")
+
+
+class RemedyObserver(Protocol):
+    """Counts remedies."""
+
+    def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
+        """One remedy was run, refused or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemedyRun:
+    """One remedy as it is to be run: who requested it, and how."""
+
+    remedy: Remedy
+    trigger: Trigger
+    mode: Mode = "safe"
+    rule: str | None = None
+    options: RunOptions = NO_OPTIONS
+    force: bool = False
+    dry_run: bool = False
+    release_after: bool = True
+    caller: Caller | None = None
+
+
+class RemedyLog:
+    """The events, the counters and the log lines of remedies."""
+
+    def __init__(self, history: History, observer: RemedyObserver) -> None:
+        self._history = history
+        self._observer = observer
+
+    def add(self, run: RemedyRun, result: RemedyResult) -> None:
+        """Count a remedy's end, and write its event and a line of the log."""
+        self._observer.remedy_ended(result, run.trigger)
+        kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
+        summary = summary_of(result)
+        self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
+        by = f"{run.trigger} by {run.caller.address or 'an unknown peer'}" if run.caller else run.trigger
+        log.info("%s (%s)", summary, run.rule or by)
+
+
+def summary_of(result: RemedyResult) -> str:
+    """Return how a remedy ended as the line of its event: what it freed, and what traffic changed meanwhile."""
+    summary = f"{result.remedy} {result.outcome}"
+    if result.outcome == "done" and result.credited_bytes is not None:
+        summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
+        beside = (result.freed_bytes or 0) - result.credited_bytes
+        if abs(beside) >= MIB:
+            summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
+    if result.reason:
+        summary += f": {result.reason}"
+    return summary
+
+
+def result_of(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
+    """Return a remedy's result, before anything is measured."""
+    return RemedyResult(
+        remedy=remedy.name,
+        outcome=outcome,
+        reason=reason,
+        frees=remedy.traits.frees,
+        does_not_free=remedy.traits.does_not_free,
+    )
