@@ -17,6 +17,7 @@ from highwater.errors import EngineError, NotAvailable, Refused
 from highwater.readings.event import Caller
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import Mode, RemedyResult, Target
+from highwater.readings.schema import SCHEMA
 from highwater.relief.relief import RemedyOutcome, RemedyRequest
 
 _RANKS = TypeAdapter(tuple[RankReading, ...])
@@ -84,7 +85,7 @@ def control_router(services: Services) -> APIRouter:
         )
         outcomes = {each.result.outcome for each in results}
         answer = {
-            "schema": 1,
+            "schema": SCHEMA,
             "mode": wanted.mode,
             "dry_run": wanted.dry_run,
             "results": [_shown(each) for each in results],
@@ -94,7 +95,7 @@ def control_router(services: Services) -> APIRouter:
     @router.post("/memory/encoder-cache/restore")
     async def restore(caller: Caller = control) -> JSONResponse:
         """Bring every encoder output that a trim moved to host memory back to the device."""
-        return JSONResponse({"schema": 1, "ranks": await services.relief.restore(caller=caller)})
+        return JSONResponse({"schema": SCHEMA, "ranks": await services.relief.restore(caller=caller)})
 
     @router.get("/server_info", dependencies=[control], responses={200: {"content": {"application/json": {}}}})
     async def server_info(request: Request) -> Response:
@@ -130,8 +131,8 @@ def _add_drop_in(router: APIRouter, services: Services, name: str, path: str) ->
         query = "&".join(pair for pair in pairs if pair and pair.partition("=")[0] not in _OWN_PARAMETERS)
         outcome = await services.relief.drop_in(name, query=query, mode=mode, force=force, caller=caller)
         if outcome.answer is None:  # the engine stopped before it responded
-            return JSONResponse({"schema": 1, **_shown(outcome)}, 503)
-        body = outcome.answer.json_object() | {"schema": 1} | _shown(outcome)
+            return JSONResponse({"schema": SCHEMA, **_shown(outcome)}, 503)
+        body = outcome.answer.json_object() | {"schema": SCHEMA} | _shown(outcome)
         return JSONResponse(body, outcome.answer.status)
 
 

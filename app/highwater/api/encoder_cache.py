@@ -16,6 +16,7 @@ from highwater.api.services import Services
 from highwater.errors import EngineError, NotAvailable, UnknownName
 from highwater.memory.encoder_cache import EntriesReading, RankEntries
 from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
 from highwater.text.table import missing_text, rank_title
 
 NOT_READ = (
@@ -60,7 +61,7 @@ def encoder_cache_router(services: Services) -> APIRouter:
         age = round(services.entries.age_seconds(reading), 3) if reading is not None and known else None
         wanted = [rank for rank in known if query.rank in (None, rank.head.get("rank"))]
         ranks = [await rank.json(query.limit, query.sort, None if may_ask else alias) for rank in wanted]
-        head = to_json({"schema": 1, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
+        head = to_json({"schema": SCHEMA, "age_seconds": age, "note": _note(known, report, may_ask=may_ask)})
         return Response(head[:-1] + b',"ranks":[' + b",".join(ranks) + b"]}", media_type="application/json")
 
     return router

@@ -21,6 +21,7 @@ from highwater.errors import NotAvailable, UnknownName
 from highwater.memory.history import Mark, Update
 from highwater.readings.event import Event
 from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
 
 PING_SECONDS = 15.0
 MIN_STEP_SECONDS = 0.001
@@ -55,7 +56,7 @@ def history_router(services: Services) -> APIRouter:
         since = _moment(history.marks, query.since)
         step = max(query.step, MIN_STEP_SECONDS) if query.step else 0.0
         body = {
-            "schema": 1,
+            "schema": SCHEMA,
             "now": history.now(),
             "events": _EVENTS.dump_python(history.events(since=since), mode="json"),
             "marks": [{"name": mark.name, "at": mark.at} for mark in history.marks.values()],
@@ -81,7 +82,7 @@ def history_router(services: Services) -> APIRouter:
                 )
             return _Live(services, peer)
         listed = _EVENTS.dump_python(history.events(limit=query.limit), mode="json")
-        return JSONResponse({"schema": 1, "events": listed})
+        return JSONResponse({"schema": SCHEMA, "events": listed})
 
     return router
 

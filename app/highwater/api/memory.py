@@ -16,6 +16,7 @@ from highwater.memory.history import MARKS_KEPT
 from highwater.readings.event import Caller
 from highwater.readings.remedy import RankDelta
 from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
 from highwater.text.report import report_text
 
 _REPORT = TypeAdapter(Report)
@@ -64,6 +65,6 @@ def memory_router(services: Services) -> APIRouter:
         report = await services.poller.poll()
         new = history.mark(body.name, () if report.stale else report.ranks, caller=caller)
         ranks = [rank.rank for rank in new.ranks]
-        return JSONResponse({"schema": 1, "name": new.name, "at": new.at, "ranks": ranks, "kept": MARKS_KEPT}, 201)
+        return JSONResponse({"schema": SCHEMA, "name": new.name, "at": new.at, "ranks": ranks, "kept": MARKS_KEPT}, 201)
 
     return router

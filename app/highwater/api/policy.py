@@ -13,6 +13,7 @@ from highwater.api.services import Services
 from highwater.policy.settings import PolicyChange, PolicySettings
 from highwater.readings.event import Caller, Event
 from highwater.readings.policy import PolicyStatus
+from highwater.readings.schema import SCHEMA
 
 DECISIONS_SHOWN = 20
 _STATUS = TypeAdapter(PolicyStatus)
@@ -60,7 +61,7 @@ def _shown(services: Services) -> dict[str, Any]:
     governor, store = services.governor, services.policy
     decisions = [event for event in services.history.events() if event.kind == "policy" or event.trigger == "policy"]
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "mode": governor.mode,
         "rules": [rule.model_dump(mode="json") | {"remedies": rule.ordered_remedies} for rule in governor.rules],
         "source": store.source,

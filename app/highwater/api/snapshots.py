@@ -16,6 +16,7 @@ from highwater.api.services import Services
 from highwater.memory.snapshot_folder import pieces
 from highwater.memory.snapshots import Taken
 from highwater.readings.event import Caller
+from highwater.readings.schema import SCHEMA
 
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -63,7 +64,7 @@ def snapshots_router(services: Services) -> APIRouter:
         """Have every worker write PyTorch's memory snapshot, or return its size. The engine is stopped meanwhile."""
         dry_run = body is not None and body.dry_run
         taken = await snapshots.take(dry_run=dry_run, caller=caller)
-        return JSONResponse({"schema": 1, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
+        return JSONResponse({"schema": SCHEMA, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
 
     @router.post(
         "/memory/snapshot/stacks",
@@ -73,7 +74,7 @@ def snapshots_router(services: Services) -> APIRouter:
         """Have PyTorch record stacks of allocations for some minutes: a snapshot taken then names the places."""
         request = body or StacksRequest()
         ranks = await snapshots.record_stacks(request.minutes, request.entries, caller=caller)
-        return JSONResponse({"schema": 1, "ranks": [asdict(rank) for rank in ranks]})
+        return JSONResponse({"schema": SCHEMA, "ranks": [asdict(rank) for rank in ranks]})
 
     @router.get("/memory/snapshots")
     async def listed() -> JSONResponse:
@@ -81,7 +82,7 @@ def snapshots_router(services: Services) -> APIRouter:
         files, problem = await snapshots.files.listed()
         return JSONResponse(
             {
-                "schema": 1,
+                "schema": SCHEMA,
                 "snapshots": [asdict(file) | {"url": _url(file.name)} for file in files],
                 "folder": None if snapshots.files.folder is None else str(snapshots.files.folder),
                 "problem": problem,

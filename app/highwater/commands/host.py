@@ -31,20 +31,17 @@ def host(context: click.Context, url: str, *, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
-    from highwater.flaws import flaw
+    from highwater.client.answers import understood
     from highwater.host.report import HostReport
     from highwater.host.text import host_text
     from highwater.text.printable import cleaned
 
     with sidecar_at(url) as sidecar:
         answer = sidecar.get("/memory/host")
-    try:
-        report = TypeAdapter(HostReport).validate_python(cleaned(answer))
-    except ValidationError as exc:
-        why = flaw(exc.errors(include_url=False, include_input=False))
-        raise click.ClickException(f"{url} answers GET /memory/host with something else: {why}") from exc
+        with understood("/memory/host"):
+            report = TypeAdapter(HostReport).validate_python(cleaned(answer))
     click.echo(json.dumps(answer, indent=2) if as_json else host_text(report), nl=as_json)
     if any(one.level == "warning" for one in report.findings):
         raise click.exceptions.Exit(ATTENTION)
