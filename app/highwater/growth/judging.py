@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.growth.floors import SCALES, Bound, Floor, Happening, Scale, binned
+from highwater.growth.floors import REPEAT_SECONDS, SCALES, Bound, Floor, Happening, Scale, binned
 from highwater.growth.leak import (
     MAX_BINS,
     MIN_FLOORS,
@@ -35,6 +35,7 @@ from highwater.growth.leak import (
 )
 from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
 from highwater.readings.growth import GrowthKind, GrowthUnit
+from highwater.units import span_text
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
@@ -100,7 +101,10 @@ def _verdict(
     before: Judgement | None,
 ) -> Judgement:
     if len(floors) < MIN_JUDGED:
-        why = f"{len(floors)} of {MIN_JUDGED} idle floors so far; each takes some seconds without a request"
+        why = (
+            f"{len(floors)} of {MIN_JUDGED} idle floors so far, the first {WARM_UP_FLOORS} of a start not counted; while "
+            f"no request runs there is one every {span_text(REPEAT_SECONDS)}, and one after each burst of requests"
+        )
         return Judgement(kind="not_known", why=why)
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)
