@@ -200,8 +200,8 @@ def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
     since, safe_since = RESETS_SINCE["reset_encoder_cache"], EVERY_RESET_SAFE_SINCE
     change = result("vLLM", facts(version="0.12.0")).change
     assert change == f"use vLLM {since} or newer, best {safe_since}, where every remedy is safe"
-    old = Capabilities(version="0.12.0")
-    status = EngineStatus(url="http://engine", state="ready", version="0.12.0")
+    old = Capabilities(version="0.10.0")
+    status = EngineStatus(url="http://engine", state="ready", version="0.10.0")
     refusals = {remedy.name: remedy.refusal(old, status, "safe") or "" for remedy in REMEDIES}
     for name, version in RESETS_SINCE.items():
         assert f"vLLM {version} and newer" in refusals[name]
