@@ -128,7 +128,7 @@ class Relief:
         """Run one remedy for a rule, or only record that it would have been run.
 
         Raises:
-            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable, which is recorded as a failed reset, or as a refusal while it starts.
         """
         run = _RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
@@ -358,7 +358,7 @@ class Relief:
         """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
         Raises:
-            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable, which is recorded as a failed reset, or as a refusal while it starts.
         """
         report = self._poller.current()
         age = report.age_seconds
@@ -370,11 +370,13 @@ class Relief:
             report = polled
         traits = report.engine.traits
         if not traits.is_up or (report.stale and traits.is_late):
-            raise self._not_available(run, in_words(report.engine))
+            # An engine that still starts has nothing to give back: no reset of it has failed.
+            outcome: Outcome = "refused" if report.engine.state == "starting" else "failed"
+            raise self._not_available(run, in_words(report.engine), outcome)
         return replace(report, ranks=()) if report.stale else report
 
-    def _not_available(self, run: _RemedyRun, reason: str) -> NotAvailable:
-        self._record(run, _result(run.remedy, "failed", reason=reason))
+    def _not_available(self, run: _RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
+        self._record(run, _result(run.remedy, outcome, reason=reason))
         return NotAvailable(reason)
 
     def _record(self, run: _RemedyRun, result: RemedyResult) -> None:
@@ -385,7 +387,7 @@ class Relief:
             summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
             beside = (result.freed_bytes or 0) - result.credited_bytes
             if abs(beside) >= MIB:
-                summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
+                summary += f"; other use {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
         if result.reason:
             summary += f": {result.reason}"
         self._history.record(kind, summary, trigger=run.trigger, rule=run.rule, result=result, caller=run.caller)
