@@ -37,7 +37,7 @@ _SHM_LEVELS: Mapping[str, Level] = {"shm_promised_too_much": "fail", "shm_too_sm
 
 _Judged: TypeAlias = tuple[Level, str] | tuple[Level, str, str | None]
 """Level, what is so, and what to change."""
-_UNKNOWN: _Judged = ("skip", "unknown until what stands above is right")
+_UNKNOWN: _Judged = ("skip", "not known until the problem above is fixed")
 _NO_CONTROL_PATHS: _Judged = ("ok", "the engine has no control paths open: no client of it can call its workers")
 
 

@@ -35,7 +35,6 @@ from highwater.growth.leak import (
 )
 from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
 from highwater.readings.growth import GrowthKind, GrowthUnit
-from highwater.units import span_text
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
@@ -102,8 +101,8 @@ def _verdict(
 ) -> Judgement:
     if len(floors) < MIN_JUDGED:
         why = (
-            f"{len(floors)} of {MIN_JUDGED} idle floors so far, the first {WARM_UP_FLOORS} of a start not counted; while "
-            f"no request runs there is one every {span_text(REPEAT_SECONDS)}, and one after each burst of requests"
+            f"{len(floors)} of {MIN_JUDGED} idle floors so far, the first {WARM_UP_FLOORS} of a start not counted; one "
+            f"is taken after each burst of requests, and every {REPEAT_SECONDS:.0f} s while no request comes"
         )
         return Judgement(kind="not_known", why=why)
     known = before.leak if before is not None and before.kind == "leak" else None

@@ -58,9 +58,10 @@ def diagnose(
 
 
 def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
-    """Return what happened, what the log says of it, what is known to be fine, and what the numbers say, in a sentence.
+    """Return what happened, what the log says of it, what is known to be fine, and what the numbers say.
 
-    A second one has what the sidecar saw. A clue is part of it only where nothing else is known, and never one about memory that was not short.
+    A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
+    one about memory that was not short.
     """
     parts = [f"the log says that {messages[0].title.removeprefix(_REFUSED)}"] if messages else []
     parts += [finding.title for finding in findings if finding.weight == "likely"][:2]

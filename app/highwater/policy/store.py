@@ -1,8 +1,8 @@
 """The policy in force: the configured one, or the one that ``PUT /policy`` put in its place.
 
 A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused. At
-the next start it wins over the configuration, unless that has itself been changed since. A change back to the configured
-policy ends the change: there is nothing to keep then.
+the next start it wins over the configuration, unless that has itself been changed since. Putting the configured policy
+back ends the change: there is nothing to keep then.
 """
 
 from __future__ import annotations
