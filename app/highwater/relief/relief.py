@@ -128,7 +128,7 @@ class Relief:
         """Run one remedy for a rule, or only record that it would have been run.
 
         Raises:
-            NotAvailable: The engine is not reachable, which is recorded as a failed reset, or as a refusal while it starts.
+            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
         """
         run = _RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
@@ -358,7 +358,7 @@ class Relief:
         """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
         Raises:
-            NotAvailable: The engine is not reachable, which is recorded as a failed reset, or as a refusal while it starts.
+            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
         """
         report = self._poller.current()
         age = report.age_seconds
