@@ -139,7 +139,7 @@ def _engine(facts: SetupFacts) -> _Judged:
         return "ok", text
     if status.traits.is_held:
         change = "POST /resume of the engine" if status.state == "paused" else "POST /wake_up of the engine"
-        return "warn", text, f"{change}, unless somebody wants it so"
+        return "warn", text, f"{change}, unless that is intended"
     if status.traits.is_late:
         return "warn", text, status.hint or ""
     change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"

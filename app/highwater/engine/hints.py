@@ -60,9 +60,9 @@ def setup_hint(capabilities: Capabilities) -> str | None:
     flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
     if not capabilities.dev_mode:
         return (
-            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to watch alone, with "
-            "HIGHWATER_RECORDER_DIR=FOLDER in its environment and DIR on its PYTHONPATH, after `highwater extension "
-            "--copy-to DIR`, and the sidecar with recorder_dir=FOLDER"
+            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to only watch it, run `highwater "
+            "extension --copy-to DIR`, start vLLM with DIR on its PYTHONPATH and HIGHWATER_RECORDER_DIR=FOLDER in its "
+            "environment, and the sidecar with recorder_dir=FOLDER"
         )
     if capabilities.extension is None and capabilities.server_info:
         return f"start vLLM with {flag}"
