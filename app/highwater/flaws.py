@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _SHOWN_LENGTH = 120
+_LIKE_A_URL = re.compile("://|:.*(@|%40|%2540|\uff20)", re.DOTALL)
 # Where pydantic names a Python type, and not what an operator writes.
 _PLAIN = {
     "bool_parsing": "must be true or false",
@@ -68,7 +69,7 @@ def sentences(
     what is `MayHoldSecret` among them is shown as that says.
     """
     for error in errors:
-        key = ".".join(str(part) for part in error["loc"])
+        key = ".".join(str(masked(part)) for part in error["loc"])
         if error["type"] == "extra_forbidden":
             near = nearest(key)
             yield f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
@@ -84,4 +85,16 @@ def _shown(given: object, field: FieldInfo | None) -> str:
     for mark in () if field is None else field.metadata:
         if isinstance(mark, MayHoldSecret):
             return "" if mark.shown is None else f"{mark.shown(given)!r} "
-    return f"{given!r} "
+    return f"{masked(given)!r} "
+
+
+def masked(given: object) -> object:
+    """Return a refused value without the credentials of its URLs: one may be given where none belongs, also as key."""
+    if isinstance(given, str):
+        return without_credentials(given) if _LIKE_A_URL.search(given) else given
+    if isinstance(given, Mapping):
+        return {masked(key): masked(value) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        parts = [masked(each) for each in given]
+        return parts if isinstance(given, list) else tuple(parts)
+    return given

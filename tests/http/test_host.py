@@ -61,7 +61,9 @@ async def test_an_engine_that_does_not_answer_yet_and_whose_process_runs_seems_t
 
         await until(is_loading, pause_seconds=0.02)
         told = await hint()
-    assert told.startswith("the engine seems to be loading (API server, pid 10, runs); nothing answers yet at ")
+    assert told.startswith(
+        "the engine seems to be loading: a process of it runs (API server, pid 10). Nothing answers yet at "
+    )
 
 
 async def test_as_text_and_at_the_command_line(ring):

@@ -224,6 +224,37 @@ def test_a_password_in_a_url_of_another_type_is_not_shown(write, value):
     assert problem.startswith("engine_url: '***' ")
 
 
+CREDENTIALS = (
+    "http://u:hunter2@h",
+    "u:hunter2@h:80/x",
+    "http://h/?k=hunter2",
+    "http://u:hunter2%40h",
+    '["http://u:hunter2@h"]',
+    '[{"name": "http://u:hunter2@h", "http://u:hunter2@h": "unix://u:hunter2@h"}]',
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_url_in_a_field_that_is_for_none_is_shown_without_its_credentials(key):
+    """A line of a deployment is easily given to the wrong setting, and its refusal stands in everybody's log."""
+    for given in CREDENTIALS:
+        assert "hunter2" not in str(problems_or_value({key: given}, {})) or key == "host"
+
+
+def test_a_url_in_the_place_of_a_section_or_a_key_is_shown_without_its_credentials(write):
+    """The same in a file, whose name may be one as well, and in the name of a variable."""
+    url = "http://u:hunter2@h"
+    texts = [f"{section}: {url}\n" for section in ("tls", "policy", "gate")]
+    texts += [f"'{url}': 1\n", f"'{url}': 1\n'{url}': 2\n", f"port: {{'{url}': '{url}'}}\n"]
+    for text in texts:
+        with pytest.raises(SettingsError, match=r"\*\*\*@h") as refused:
+            load({}, config=write("some.yaml", text), environ={})
+        assert "hunter2" not in str(refused.value)
+    with pytest.raises(SettingsError) as refused:
+        load({}, config=f"{url}/some.yaml", environ={f"HIGHWATER_{url}": "1"})
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_field_says_itself_that_its_value_may_hold_a_secret():
     """Whatever its key; of the others the value is shown, also where their key looks like a token's."""
 

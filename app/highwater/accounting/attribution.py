@@ -59,7 +59,7 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
 
 
 def _unplaced(name: str) -> Note:
-    return Note(name=name, reason="not known for this worker; its bytes stand under non_torch_bytes")
+    return Note(name=name, reason="not known for this worker; its bytes are counted in non_torch_bytes")
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:

@@ -146,7 +146,7 @@ def _observed_table(ranks: Sequence[RankBudget]) -> str:
 def _pool(pool: PoolView) -> str:
     name = "KV cache" if not pool.dp_rank else f"KV cache of engine {pool.dp_rank}"
     rows = [
-        ["bytes available", size_text(pool.available_bytes), f"rank {_number(pool.binding_rank)} binds"],
+        ["bytes available", size_text(pool.available_bytes), f"of rank {_number(pool.binding_rank)}, the fewest"],
         ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
         ["tokens", _number(pool.tokens), "as vLLM prints it"],
         ["maximum concurrency", _ratio(pool.max_concurrency),

@@ -53,7 +53,8 @@ def incidents_router(incidents: Incidents) -> APIRouter:
         except UnreadableIncident as exc:
             raise HTTPException(409, f"the incident is there and cannot be read: {exc}") from exc
         if incident is None:
-            raise HTTPException(404, f"id: there is no incident {incident_id[:64]!r}; GET /memory/incidents lists them")
+            lists = "`highwater incidents` and GET /memory/incidents list them"
+            raise HTTPException(404, f"id: there is no incident {incident_id[:64]!r}; {lists}")
         # In a thread: it may be megabytes, and the data plane shares this loop.
         return await asyncio.to_thread(_rendered, incident, _form(request, query.format))
 

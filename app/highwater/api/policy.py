@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
 from highwater.policy.settings import PolicyChange, PolicySettings
+from highwater.policy.store import PolicyStore
 from highwater.readings.event import Caller, Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.schema import SCHEMA
@@ -43,7 +44,7 @@ def policy_router(services: Services) -> APIRouter:
         """
         services.governor.check(change.rules or ())
         policy = await services.policy.change(change)
-        summary = _summary(policy, services.policy.kept_in)
+        summary = _summary(policy, services.policy)
         services.governor.replace_policy(policy.rules, policy.mode, summary, caller=caller)
         services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
@@ -51,9 +52,11 @@ def policy_router(services: Services) -> APIRouter:
     return router
 
 
-def _summary(policy: PolicySettings, kept_in: str | None) -> str:
+def _summary(policy: PolicySettings, store: PolicyStore) -> str:
     named = ", ".join(rule.name for rule in policy.rules) or "none"
-    until = f"kept in {kept_in}" if kept_in else "until the next restart"
+    until = f"kept in {store.kept_in}" if store.kept_in else "until the next restart"
+    if store.source == "settings":
+        until = "as configured"
     return f"policy changed: mode {policy.mode}, rules {named}; {until}"
 
 

@@ -59,7 +59,9 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
     except UnreadableIncident as exc:
         raise click.ClickException(str(exc)) from exc
     if incident is None:
-        raise click.ClickException(f"there is no incident {incident_id} in {folder}")
+        raise click.ClickException(
+            f"there is no incident {incident_id} in {folder}; `highwater incidents --folder {folder}` lists them"
+        )
     return to_bytes(incident).decode() if as_json else incident_markdown(incident)
 
 

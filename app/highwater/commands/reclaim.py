@@ -100,4 +100,4 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
     rows.append(["used now", *(size_text(in_use[rank_key(each)]) for each in freed)])
-    return "\n" + table(["freed in all", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)
+    return "\n" + table(["freed in total", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 from highwater.commands.healthcheck import PATHS, ask
 from highwater.errors import os_reason
 from highwater.exit_codes import CANNOT_LISTEN
+from highwater.flaws import masked
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
@@ -47,8 +48,8 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
     """
     if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
         return (
-            f"host: {host!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 for this "
-            "machine alone, or to 0.0.0.0 for all of its addresses"
+            f"host: {masked(host)!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 "
+            "for this machine alone, or to 0.0.0.0 for all of its addresses"
         )
     problem = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc)}"
     if exc.errno == errno.EADDRINUSE:

@@ -40,7 +40,7 @@ _SHM_LEVELS: Mapping[str, Level] = {"shm_promised_too_much": "fail", "shm_too_sm
 
 _Judged: TypeAlias = tuple[Level, str] | tuple[Level, str, str | None]
 """Level, what is so, and what to change."""
-_UNKNOWN: _Judged = ("skip", "unknown until what stands above is right")
+_UNKNOWN: _Judged = ("skip", "not known until the problem above is fixed")
 _NO_CONTROL_PATHS: _Judged = ("ok", "the engine has no control paths open: no client of it can call its workers")
 
 
@@ -142,7 +142,7 @@ def _engine(facts: SetupFacts) -> _Judged:
         return "ok", text
     if status.traits.is_held:
         change = "POST /resume of the engine" if status.state == "paused" else "POST /wake_up of the engine"
-        return "warn", text, f"{change}, unless somebody wants it so"
+        return "warn", text, f"{change}, unless that is intended"
     if status.traits.is_late:
         return "warn", text, status.hint or ""
     change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"

@@ -24,16 +24,16 @@ class DemoSidecar(KeptServer):
         engine_url: The engine.
         folder: Gets the log; created if it does not exist.
         port: Where to listen; a free port where None.
-        settings: Further settings, by environment variable.
+        settings: Further settings, by environment variable; kept as an attribute.
     """
 
     def __init__(
         self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
         super().__init__("the sidecar", folder / "sidecar.log", port)
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._engine_url = engine_url
-        self.control_port = int(self._settings.get("HIGHWATER_CONTROL_PORT", self.port))
+        self.control_port = int(self.settings.get("HIGHWATER_CONTROL_PORT", self.port))
         self._client = httpx.Client(base_url=self.control_url, timeout=CALL_SECONDS, trust_env=False)
 
     @property
@@ -60,7 +60,7 @@ class DemoSidecar(KeptServer):
 
     def _environ(self) -> dict[str, str]:
         # Settings of the caller's own sidecar must not leak into this one.
-        return environ_with(self._settings, without_prefix="HIGHWATER_")
+        return environ_with(self.settings, without_prefix="HIGHWATER_")
 
     def authorization(self) -> dict[str, str]:
         """Return the header that control calls need: the admin token, as an operator on this machine finds it."""

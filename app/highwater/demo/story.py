@@ -26,6 +26,7 @@ from highwater.demo.traffic import send_images
 from highwater.text.table import component_title, table
 from highwater.units import MIB, mib
 
+RECORDER_DIR = "HIGHWATER_RECORDER_DIR"
 CONCURRENCY = 8
 READY_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
@@ -71,14 +72,20 @@ class Story:
 
 @contextmanager
 def _beside(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None, **settings: str
+    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    """Start an engine and a sidecar beside it; both are ended at the end."""
+    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end."""
     with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
         folder = Path(name)
-        engine = DemoEngine(environment, options, folder=folder / "engine")
-        with DemoSidecar(engine.url, folder=folder, port=port, settings=settings) as sidecar, engine:
-            yield engine, sidecar
+        recorders = folder / "recorders"
+        recorders.mkdir()
+        variable = {RECORDER_DIR: str(recorders)}
+        recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
+        engine = DemoEngine(environment, recorded, folder=folder / "engine")
+        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable) as sidecar:
+            say(f"The sidecar is at {sidecar.url} (dashboard: {sidecar.url}/dashboard), vLLM will be at {engine.url}")
+            with engine:
+                yield engine, sidecar
 
 
 def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int, say: Callable[[str], None]) -> None:
@@ -96,19 +103,15 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
     Raises:
         DemoError: The engine or the sidecar did not come up, a request failed, or the recorders show nothing.
     """
-    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as recorders:
-        variable = {"HIGHWATER_RECORDER_DIR": recorders}
-        watched = replace(
-            options, dev_mode=False, extension=False, plugin=True, extra_env=(*options.extra_env, *variable.items())
-        )
-        with _beside(environment, watched, None, **variable) as (engine, sidecar):
-            ready = _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
-            say(start_table(ready))
-            say(f"\n{images} image requests to vLLM itself, at {engine.url}")
-            _send(engine, engine.url, range(images))
-            time.sleep(_SETTLE_SECONDS)
-            say(growth_table(ready, _wait_ready(sidecar, lambda ranks: all(map(_entries, ranks)))))
-            say("Each worker wrote this into its file, and the sidecar read it: no worker was called.")
+    watched = replace(options, dev_mode=False, extension=False)
+    with _beside(environment, watched, None, say=say) as (engine, sidecar):
+        ready = _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
+        say(start_table(ready))
+        say(f"\n{images} image requests to vLLM itself, at {engine.url}")
+        _send(engine, engine.url, range(images))
+        time.sleep(_SETTLE_SECONDS)
+        say(growth_table(ready, _wait_ready(sidecar, lambda ranks: all(map(_entries, ranks)))))
+        say("Each worker wrote this into its file, and the sidecar read it: no worker was called.")
 
 
 def start_table(ranks: Ranks) -> str:
@@ -141,10 +144,10 @@ def growth_table(ready: Ranks, after: Ranks) -> str:
 
 @contextmanager
 def stage(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None
+    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
     """Start an engine and a sidecar in front of it, both ready; both are ended at the end."""
-    with _beside(environment, options, port) as (engine, sidecar):
+    with _beside(environment, options, port, say=say) as (engine, sidecar):
         _wait_ready(sidecar)
         yield engine, sidecar
 

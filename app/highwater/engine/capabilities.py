@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 _Value = TypeVar("_Value")
+_NOT_PUBLIC = frozenset({"version", "model", "has_operations"})  # of the capabilities in `GET /memory`
 _STATE_PATHS = ("/is_sleeping", "/is_paused")
 # vLLM's own resets, and the oldest version that has the route of each.
 RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
@@ -41,6 +42,8 @@ class Capabilities:
     # Whether the workers may be called: the route exists, and our class is loaded or every worker's recorder says that
     # it has our operations.
     collective_rpc: bool = False
+    # Whether every worker's recorder says that it has our operations, also where no route reaches them.
+    has_operations: bool = False
     extension: str | None = None  # the `worker_extension_cls` that the engine was started with
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False
@@ -75,7 +78,7 @@ class Capabilities:
 
     def public(self) -> dict[str, Any]:
         """Return them as ``GET /memory`` shows them."""
-        return {name: value for name, value in asdict(self).items() if name not in {"version", "model"}}
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_PUBLIC}
 
 
 def parse_version(text: str | None) -> Version | None:
@@ -189,8 +192,9 @@ def no_extension(capabilities: Capabilities) -> str | None:
     if capabilities.collective_rpc:
         return None
     if not capabilities.dev_mode:
+        beside = f", and either with --worker-extension-cls {EXTENSION} or with {_PLUGIN}"
         return (
             "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its "
-            f"environment, and either with --worker-extension-cls {EXTENSION} or with {_PLUGIN}"
+            f"environment{'' if capabilities.has_operations else beside}"
         )
     return f"the worker extension is not loaded; start vLLM with --worker-extension-cls {EXTENSION}, or with {_PLUGIN}"

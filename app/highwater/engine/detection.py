@@ -81,8 +81,9 @@ class Detection:
         if self._detected_at is None or self._detected.collective_rpc:
             return
         may_call = self._detected.dev_mode and not self._engine.has_rpc_failed and offers_calls
-        if may_call != self.capabilities.collective_rpc:
-            self._use(replace(self._detected, collective_rpc=may_call))
+        known = replace(self._detected, collective_rpc=may_call, has_operations=offers_calls)
+        if known != self.capabilities:
+            self._use(known)
 
     def _use(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 from highwater.readings.engine import MissingRank
 from highwater.readings.rank import StartPhase
 from highwater.text.table import missing_text
+
+IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
@@ -20,15 +23,15 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
     if was_there:
-        return f"nothing answers any more at {url} ({failure}); is vLLM still running there?"
+        return f"nothing answers any more at {url} ({failure}){IS_IT_RUNNING}"
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
 
 def starting_text(process: str, failure: EngineError, url: str) -> str:
     """Return the same of an engine without a response yet, of which a process runs: its name and pid."""
     return (
-        f"the engine seems to be loading ({process}, runs); nothing answers yet at {url} ({failure}); if that lasts, "
-        "is engine_url right?"
+        f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure}); "
+        "if that lasts, is engine_url right?"
     )
 
 
@@ -57,9 +60,9 @@ def setup_hint(capabilities: Capabilities) -> str | None:
     flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
     if not capabilities.dev_mode:
         return (
-            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to watch alone, with "
-            "HIGHWATER_RECORDER_DIR=FOLDER in its environment and DIR on its PYTHONPATH, after `highwater extension "
-            "--copy-to DIR`, and the sidecar with recorder_dir=FOLDER"
+            f"start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment and {flag}; to only watch it, run `highwater "
+            "extension --copy-to DIR`, start vLLM with DIR on its PYTHONPATH and HIGHWATER_RECORDER_DIR=FOLDER in its "
+            "environment, and the sidecar with recorder_dir=FOLDER"
         )
     if capabilities.extension is None and capabilities.server_info:
         return f"start vLLM with {flag}"

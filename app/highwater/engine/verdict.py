@@ -11,7 +11,8 @@ recorders: a long step, another's worker call, a
 compilation; without recorders: a worker call is late   busy           200     200
 the API server is late, and nothing says that the
 engine does not move                                    slow           200     200
-recorders: it will not go on by itself                  stuck          503     503          alert, incident
+recorders: it will not go on by itself; EngineCore or
+an API server is stopped by a signal or a debugger      stuck          503     503          alert, incident
 no recorder shows it, and for ``max_step_seconds`` no
 call was answered                                       not_answering  503     200          warning, incident
 connections are refused, twice or with the workers'
@@ -58,6 +59,7 @@ class Seen:
     # Where the recorders show that no worker is left: `dead`: the processes have ended; `ended`: or have announced
     # their end.
     workers: Literal["dead", "ended"] | None = None
+    stopped: str | None = None  # the processes of it, workers aside, that have been stopped for long, in one sentence
     is_another_loading: bool = False  # whether recorders write of another engine than the one that was known
     sleeping: bool | None = None  # whether the engine sleeps; `None` where it did not say, as `paused`
     paused: bool | None = None
@@ -121,7 +123,10 @@ def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_second
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.workers == "dead":
         return "stuck", _joined("the process of every worker is gone", seen.failure)
-    if progress is not None and progress.verdict == "stuck":
+    is_stuck = progress is not None and progress.verdict == "stuck"
+    if seen.stopped is not None and (held is None or is_stuck):
+        return "stuck", _joined(seen.stopped, progress.summary if progress is not None and is_stuck else seen.failure)
+    if progress is not None and is_stuck:
         return "stuck", _joined(progress.summary, seen.failure)
     if late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late"):
         lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", seen.failure)

@@ -16,6 +16,7 @@ import yaml
 
 from highwater.errors import SettingsError, os_reason
 from highwater.files.regular import FileTooLargeError, NotARegularFileError, read_regular
+from highwater.flaws import masked
 from highwater.text.printable import plain
 from highwater.units import MIB
 
@@ -38,7 +39,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             line = key_node.start_mark.line + 1
             if key in lines:
-                name = plain(str(key), _SHOWN_KEY)
+                name = plain(str(masked(str(key))), _SHOWN_KEY)
                 raise SettingsError(
                     [f"{name}: is given twice, on line {lines[key]} and on line {line}; keep one of the two"]
                 )
@@ -46,23 +47,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_settings_file(name: str) -> dict[str, Any]:
+def read_settings_file(path: str) -> dict[str, Any]:
     """Return the settings in a file whose name ends in ``.toml``, ``.yaml`` or ``.yml``.
 
     Raises:
         SettingsError: It cannot be read, is not a regular file, has over 1 MiB, or is not a table; in one line that
             never quotes its content, which may be the token.
     """
-    suffix = Path(name).suffix
+    name, suffix = str(masked(path)), Path(path).suffix
     if suffix not in {".toml", ".yaml", ".yml"}:
-        raise _problem(f"{name}: a file must end in .toml, .yaml or .yml, not {suffix or 'nothing'}")
+        raise _problem(f"{name}: a file must end in .toml, .yaml or .yml, not {Path(name).suffix or 'nothing'}")
     try:
-        text = read_regular(name, MAX_BYTES, follows_link=True).decode("utf-8")  # a ConfigMap's files are links
+        text = read_regular(path, MAX_BYTES, follows_link=True).decode("utf-8")  # a ConfigMap's files are links
         content = tomllib.loads(text) if suffix == ".toml" else parse_yaml(text) or {}
     except SettingsError as exc:
         raise SettingsError([f"config: {name}: {problem}" for problem in exc.problems]) from None
     except NotARegularFileError:
-        kind = "a folder" if Path(name).is_dir() else "a pipe or a device"
+        kind = "a folder" if Path(path).is_dir() else "a pipe or a device"
         raise _problem(f"{name}: must be a regular file, and is {kind}") from None
     except FileTooLargeError:
         raise _problem(f"{name}: has over {MAX_BYTES:,} bytes, the most that a settings file may have") from None
@@ -80,7 +81,7 @@ def _table(name: str, content: object) -> dict[str, Any]:
         raise _problem(f"{name}: must be a table of settings, not {type(content).__name__}")
     for key in content:
         if not isinstance(key, str):  # YAML takes 1, null and a date for what they are
-            shown = "null" if key is None else plain(str(key), _SHOWN_KEY)
+            shown = "null" if key is None else plain(str(masked(str(key))), _SHOWN_KEY)
             raise _problem(f"{name}: {shown}: there is no such key; a key is the name of a setting")
     return content
 

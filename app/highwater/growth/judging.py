@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.growth.floors import SCALES, Bound, Floor, Happening, Scale, binned
+from highwater.growth.floors import REPEAT_SECONDS, SCALES, Bound, Floor, Happening, Scale, binned
 from highwater.growth.leak import (
     MAX_BINS,
     MIN_FLOORS,
@@ -100,7 +100,10 @@ def _verdict(
     before: Judgement | None,
 ) -> Judgement:
     if len(floors) < MIN_JUDGED:
-        why = f"{len(floors)} of {MIN_JUDGED} idle floors so far; each takes some seconds without a request"
+        why = (
+            f"{len(floors)} of {MIN_JUDGED} idle floors so far, the first {WARM_UP_FLOORS} of a start not counted; one "
+            f"is taken after each burst of requests, and every {REPEAT_SECONDS:.0f} s while no request comes"
+        )
         return Judgement(kind="not_known", why=why)
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)

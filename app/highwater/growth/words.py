@@ -81,7 +81,7 @@ def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_o
         )
     if step is not None:
         cause = "with no known event near it" if step.what is None else f"at: {step.what}"
-        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and stands otherwise"
+        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and does not move otherwise"
     if kind == "plateau" and bound is None:
         return f"it grew by {grown} and has levelled off at {value}"
     if bound is not None:

@@ -15,6 +15,7 @@ from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
 from highwater.readings.report import HostSummary
+from highwater.recorder.progress import LOST_SECONDS
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
@@ -57,6 +58,7 @@ class HostWatch:
         self._sleep = sleep
         self._window = OutlookWindow()
         self._lock = asyncio.Lock()
+        self._stopped_since: dict[tuple[int, int | None], float] = {}  # by pid and start
         self.now: HostNow | None = None
 
     async def run(self) -> None:
@@ -94,6 +96,27 @@ class HostWatch:
         """Return the processes of the last reading that are stopped now and every request needs, workers aside."""
         processes = () if self.now is None else self.now.reading.processes
         return tuple(one for one in processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
+
+    def long_stopped(self) -> str | None:
+        """Return in one sentence which of these have been stopped at every call for 5 s, and what to do; else ``None``.
+
+        Called with each poll. Before that a debugger may let go, as with a worker (``LOST_SECONDS``).
+        """
+        now, stopped = self._monotonic(), self.stopped_processes()
+        before = self._stopped_since
+        self._stopped_since = since = {
+            (one.pid, one.started): before.get((one.pid, one.started), now) for one in stopped
+        }
+        lasting = [(one, now - since[one.pid, one.started]) for one in stopped]
+        lasting = [(one, seconds) for one, seconds in lasting if seconds >= LOST_SECONDS]
+        if not lasting:
+            return None
+        named = "; ".join(
+            f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for {seconds:.0f} s"
+            for one, seconds in lasting
+        )
+        pids = " ".join(str(one.pid) for one, _ in lasting)
+        return f"{named}; requests wait until it goes on: run kill -CONT {pids}, or detach the debugger"
 
     def _read_now(self, read_at: float) -> HostNow:
         reading = self._reader.read()

@@ -58,19 +58,20 @@ def diagnose(
 
 
 def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
-    """Return one sentence: what happened, what the log says of it, what is known to be fine, and what the numbers say.
+    """Return what happened, what the log says of it, what is known to be fine, and what the numbers say.
 
-    A clue is part of it only where nothing else is known, and never one about memory that was not short.
+    A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
+    one about memory that was not short.
     """
     parts = [f"the log says that {messages[0].title.removeprefix(_REFUSED)}"] if messages else []
     parts += [finding.title for finding in findings if finding.weight == "likely"][:2]
     parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
     if _memory_was_enough(evidence, findings, messages):
-        parts += [f"memory was not short: {each.title}" for each in findings if each.name == "device_had_room"]
+        parts += [f"memory was not short ({each.title})" for each in findings if each.name == "device_had_room"]
     if not parts:
         parts = [finding.title for finding in findings if finding.weight == "clue"][:1]
-    because = f" ({evidence.reason})" if evidence.reason else ""
-    return f"{_WHAT[evidence.kind]}{because}: {'; '.join(parts) or 'nothing that is known explains it'}"
+    seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
+    return f"{_WHAT[evidence.kind]}: {'; '.join(parts) or 'nothing that is known explains it'}{seen}"
 
 
 def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
+from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
 from highwater.findings.case import EncoderEntry
 from highwater.host.reading import ProcessMemory
@@ -26,7 +27,7 @@ from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.rules import NOTHING_KNOWN
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
-from highwater.readings.engine import LOAD_FIGURES, StartFailure
+from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.rank import RankReading
@@ -56,6 +57,7 @@ class _LifeKnown:
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
     load: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
 
 
@@ -132,7 +134,7 @@ class IncidentWatcher:
         before, self._last = self._last, report
         more_ooms = self._more_ooms(report)
         self._oom_kills.notice(() if report.stale else report.ranks)
-        self._notice_start(report, None if before is None else before.start_failure)
+        self._notice_start(report, before)
         life = self._remember(report)
         if life is None:
             return
@@ -149,17 +151,18 @@ class IncidentWatcher:
             # Once: while a disk stalls, one more with each report would leave no room for the next death.
             self._may_be_open = not self._put(self._end_all)
 
-    def _notice_start(self, report: Report, before: StartFailure | None) -> None:
+    def _notice_start(self, report: Report, before: Report | None) -> None:
         """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
 
         Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
         """
         failure = report.start_failure
-        if failure is None or failure == before or self._incidents.has_log:
+        if failure is None or (before is not None and failure == before.start_failure) or self._incidents.has_log:
             return
         if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
             return
-        evidence = self._evidence("start_failed", _of_start(report), report, failure.summary.removeprefix(PREFIX))
+        life = replace(_of_start(report), model=None if before is None else before.engine.model)
+        evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
         start = FailedStart(id=failure.recorder_instance, messages=())
         self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
 
@@ -206,10 +209,12 @@ class IncidentWatcher:
         if engine.requests_running is not None:
             load = {name: getattr(engine, name) for name in LOAD_FIGURES}
             life.load = {name: value for name, value in load.items() if value is not None}
+        life.model = engine.model or life.model
         return life
 
     def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
-        evidence = self._evidence(kind, life, report, report.engine.hint or "" if reason is None else reason)
+        seen = (report.engine.hint or "").removesuffix(IS_IT_RUNNING)
+        evidence = self._evidence(kind, life, report, seen if reason is None else reason)
         self._open_with(partial(self._write, evidence, life.instance))
 
     def _open_with(self, write: Callable[[], Awaitable[None]]) -> None:
@@ -228,7 +233,7 @@ class IncidentWatcher:
         return Evidence(
             kind=kind,
             at=at,
-            engine=replace(report.engine, **life.load),
+            engine=replace(report.engine, model=report.engine.model or life.model, **life.load),
             ranks=ranks,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),

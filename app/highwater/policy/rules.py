@@ -12,6 +12,7 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from highwater.accounting.remedies import TRAITS
+from highwater.flaws import masked
 from highwater.units import MIB
 
 MIN_GAIN_BYTES = 256 * MIB
@@ -106,7 +107,7 @@ class Rule(BaseModel):
     def _known_remedies(self) -> Self:
         for remedy in self.remedies:
             if remedy not in ALL_REMEDIES:
-                raise ValueError(f"remedies: {remedy!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
+                raise ValueError(f"remedies: {masked(remedy)!r} is not a remedy; allowed: {', '.join(ALL_REMEDIES)}")
             if self.remedies.count(remedy) > 1:
                 raise ValueError(f"remedies: {remedy!r} is named more than once")
         if not self.ordered_remedies:

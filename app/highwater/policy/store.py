@@ -1,7 +1,8 @@
 """The policy in force: the configured one, or the one that ``PUT /policy`` put in its place.
 
 A change is kept in the state file, where one is configured, before it is in force; what cannot be kept is refused. At
-the next start it wins over the configuration, unless that has itself been changed since.
+the next start it wins over the configuration, unless that has itself been changed since. Putting the configured policy
+back ends the change: there is nothing to keep then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PolicyStore:
     """The policy in force, and where it comes from; ``configured`` comes from file, environment and flags.
 
     Attributes:
-        source: ``settings``, or ``put`` once it was changed.
+        source: ``settings``, or ``put`` while it is changed.
         startup_notice: What was done with an earlier change at the start; ``None`` without one.
     """
 
@@ -38,7 +39,7 @@ class PolicyStore:
         self.source: Literal["settings", "put"] = "settings"
         self.startup_notice: str | None = None
         self._file = file
-        self._configured = _digest(configured)
+        self._configured, self._meant = _digest(configured), _meaning(configured)
         self._turn = asyncio.Lock()
         section = file.read("policy")
         if section is not None:
@@ -57,9 +58,10 @@ class PolicyStore:
         """
         async with self._turn:
             policy = self.in_force.changed(change)
+            is_changed = _meaning(policy) != self._meant
             section = _Section(configured=self._configured, policy=policy).model_dump(mode="json")
-            await asyncio.to_thread(self._file.write, "policy", section)
-            self.in_force, self.source = policy, "put"
+            await asyncio.to_thread(self._file.write, "policy", section if is_changed else None)
+            self.in_force, self.source = policy, "put" if is_changed else "settings"
             return policy
 
     def _take_up(self, section: dict[str, Any]) -> str:
@@ -83,6 +85,12 @@ class PolicyStore:
         except NotKept as exc:
             return f"{notice}, but is still in the file: {exc}"
         return notice
+
+
+def _meaning(policy: PolicySettings) -> PolicySettings:
+    """Return the policy with each rule's remedies named, as ``GET /policy`` shows it."""
+    named = [rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in policy.rules]
+    return policy.model_copy(update={"rules": tuple(named)})
 
 
 def _digest(policy: PolicySettings) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from highwater.flaws import masked
+
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
 
@@ -157,9 +159,11 @@ class AllowList:
         for entry in self.extra_paths:
             flaw = read_path(entry.encode()).flaw or ("percent escapes cannot match" if "%" in entry else None)
             if flaw:
-                raise ValueError(f"{SETTING}: {entry!r}: {flaw}; an entry is a plain path such as '/invocations'")
+                raise ValueError(
+                    f"{SETTING}: {masked(entry)!r}: {flaw}; an entry is a plain path such as '/invocations'"
+                )
             if _is_never(entry):
-                raise ValueError(f"{SETTING}: {entry!r}: /{NEVER} is never proxied")
+                raise ValueError(f"{SETTING}: {masked(entry)!r}: /{NEVER} is never proxied")
 
     def decide(self, method: str, path_sent: RequestPath) -> RouteDecision:
         """Decide about one request by its method, in capitals, and its path. A WebSocket's handshake is a GET."""

@@ -12,7 +12,7 @@ from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.flaws import flaw
 from highwater.process.machine import STOPPED_STATES, Machine
-from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, TorchMemory, WorkerMemory
+from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, StartPhase, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
 from highwater.recorder.rank_progress import RankProgress, RankStatus, parse_progress, parse_stack
@@ -167,7 +167,8 @@ class RankFile:
             return None, 0.0
         table = self._table
         if table is not None:
-            newest = replace(newest, budget=table.budget, start=table.start, notes=(*newest.notes, *table.notes))
+            notes = _of_start((*newest.notes, *table.notes), table.start)
+            newest = replace(newest, budget=table.budget, start=table.start, notes=notes)
         # An invalid sample is a call that left no reading: the valid one before it is as old as it is.
         if heartbeat is None or heartbeat.mono < sample.mono or newest.taken_at != sample.at:
             return newest, self._reading_mono
@@ -241,6 +242,14 @@ def _point(at: float, memory: Mapping[str, Any]) -> MemoryPoint:
         host_memory=HostMemory(rss_bytes=count(part(memory, "host_memory").get("rss_bytes"))),
     )
     return MemoryPoint.of(account(worker, "recorder"))
+
+
+def _of_start(notes: tuple[Note, ...], start: tuple[StartPhase, ...]) -> tuple[Note, ...]:
+    """Return the notes; while a worker loads, its runner has no model yet, and that is why its weights are unknown."""
+    if not start or any(phase.name in {"weights", "warm_up"} for phase in start):
+        return notes
+    loading = Note(name="weights_bytes", reason="the model is not loaded yet")
+    return tuple(dict.fromkeys(loading if note.name == loading.name else note for note in notes))
 
 
 def _later(*records: _Record | None) -> _Record | None:

@@ -22,7 +22,7 @@ from highwater.memory.poller import Poller
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Caller
 from highwater.readings.rank import RankReading
-from highwater.readings.remedy import UNNEEDED, Mode, RemedyResult, Target
+from highwater.readings.remedy import UNNEEDED, Mode, Outcome, RemedyResult, Target
 from highwater.readings.report import Report
 from highwater.relief.quiescer import CALL_SECONDS, CannotQuiesce, Quiesced, Quiescer
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, operators_only
@@ -105,7 +105,7 @@ class Relief:
         """Run one remedy for a rule, or only record that it would have been run.
 
         Raises:
-            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
         """
         run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
@@ -333,7 +333,7 @@ class Relief:
         """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
         Raises:
-            NotAvailable: The engine is not reachable. That is recorded as a failed reset.
+            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
         """
         report = self._poller.current()
         age = report.age_seconds
@@ -345,11 +345,13 @@ class Relief:
             report = polled
         traits = report.engine.traits
         if not traits.is_up or (report.stale and traits.is_late):
-            raise self._not_available(run, in_words(report.engine))
+            # An engine that still starts has nothing to give back: no reset of it has failed.
+            outcome: Outcome = "refused" if report.engine.state == "starting" else "failed"
+            raise self._not_available(run, in_words(report.engine), outcome)
         return replace(report, ranks=()) if report.stale else report
 
-    def _not_available(self, run: RemedyRun, reason: str) -> NotAvailable:
-        self._log.add(run, result_of(run.remedy, "failed", reason=reason))
+    def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
+        self._log.add(run, result_of(run.remedy, outcome, reason=reason))
         return NotAvailable(reason)
 
 

@@ -61,7 +61,7 @@ def summary_of(result: RemedyResult) -> str:
         summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
         beside = (result.freed_bytes or 0) - result.credited_bytes
         if abs(beside) >= MIB:
-            summary += f"; use beside it {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
+            summary += f"; other use {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
     if result.reason:
         summary += f": {result.reason}"
     return summary

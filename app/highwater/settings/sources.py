@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from highwater.errors import SettingsError
 from highwater.files.settings_file import parse_yaml, read_settings_file
-from highwater.flaws import sentences
+from highwater.flaws import masked, sentences
 from highwater.policy.rules import Rule
 from highwater.settings.keys import PREFIX, is_list, keys, variable
 from highwater.settings.settings import Settings
@@ -71,7 +71,9 @@ def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known and not _SERVICE_LINK.fullmatch(name):
             near = _nearest(name, known, lambda text: re.sub("_+", "_", text))
-            yield f"{name}: is not a setting; " + (f"did you mean {near}?" if near else "see highwater serve --help")
+            yield f"{masked(name)}: is not a setting; " + (
+                f"did you mean {near}?" if near else "see highwater serve --help"
+            )
 
 
 def _nearest(given: str, known: Iterable[str], plain: Callable[[str], str] = str) -> str | None:

@@ -89,9 +89,12 @@ async def test_a_change_is_kept_and_survives_a_restart(path):
 async def test_without_a_state_file_the_answer_says_that_it_is_not_kept():
     """In force all the same."""
     async with sidecar(None) as (client, core):
-        put = await client.put("/policy", json={"rules": []})
-        assert told(put) == (200, "act", "put", False, None, [])
-        assert core.summaries("policy") == ["policy changed: mode act, rules none; until the next restart"]
+        put = await client.put("/policy", json={"mode": "observe"})
+        assert told(put) == (200, "observe", "put", False, None, [])
+        assert core.summaries("policy") == ["policy changed: mode observe, rules none; until the next restart"]
+        put = await client.put("/policy", json={"mode": "act"})
+        assert told(put) == (200, "act", "settings", False, None, [])
+        assert core.summaries("policy")[-1] == "policy changed: mode act, rules none; as configured"
 
 
 async def test_what_cannot_be_kept_is_not_done(path, monkeypatch):

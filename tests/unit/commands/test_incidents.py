@@ -80,6 +80,7 @@ def test_one_of_them_is_shown(folder):
     ("asked", "problem"),
     [
         ("20991121T143233Z-died", "there is no incident"),
+        ("20991121T143233Z-died", "`highwater incidents --folder"),
         ("../x", "there is no incident"),
         (numbered(2), "is of schema 9"),
     ],

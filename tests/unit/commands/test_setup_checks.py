@@ -124,15 +124,15 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
-        ("thresholds", {"rules": policy(), "stale": True}, "skip", "unknown until", None),
+        ("thresholds", {"rules": policy(), "stale": True}, "skip", "not known until", None),
         ("thresholds", {"rules": policy(replace(HELD, is_dormant=False)), "state": "sleeping"}, "ok", "acts at", None),
         ("thresholds", {"rules": policy(ODD)}, "warn", "rank 1: asleep: weights", "policy.md"),
         ("thresholds", {}, "ok", "device acts below 1.52 GiB, stops at 3.05 GiB", None),
         ("policy", {"rules": policy(mode="observe")}, "warn", "only observes", "HIGHWATER_POLICY__MODE=act"),
         ("policy", {"rules": policy(NO_REMEDY)}, "warn", "can only observe here: release: not loaded", "relief.md"),
-        ("policy", {"rules": policy(NO_REMEDY), **GONE}, "skip", "unknown until what stands above is right", None),
-        ("policy", {"rules": policy(), "state": "gone"}, "skip", "unknown until what stands above is right", None),
-        ("ranks", {"state": "gone"}, "skip", "unknown until what stands above is right", None),
+        ("policy", {"rules": policy(NO_REMEDY), **GONE}, "skip", "not known until the problem above is fixed", None),
+        ("policy", {"rules": policy(), "state": "gone"}, "skip", "not known until the problem above is fixed", None),
+        ("ranks", {"state": "gone"}, "skip", "not known until the problem above is fixed", None),
         ("policy", {"rules": policy(ONE_LESS)}, "ok", "here: reset_encoder_cache: before vLLM 0.16", None),
         ("policy", {}, "ok", "acts; 1 action in the last hour", None),
         ("state file", {"policy": {"source": "put", "kept": False}}, "warn", "ends with", "HIGHWATER_STATE_FILE"),
@@ -149,7 +149,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("transport", {"url": "https://gpu-7:8001", "with_token": "token"}, "ok", "TLS", None),
         ("exposure", {"can": {}, "engine_url": "http://10.0.0.7:8000"}, "warn", "10.0.0.7", "--host 127.0.0.1"),
         ("exposure", {"can": {"dev_mode": False}}, "ok", "no control paths open", None),
-        ("exposure", GONE, "skip", "unknown until what stands above is right", None),
+        ("exposure", GONE, "skip", "not known until the problem above is fixed", None),
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
         ("incidents", {"incidents": {"incidents": [], "folder": None}}, "note", "in memory only", "INCIDENTS__FOLDER"),
@@ -200,8 +200,8 @@ def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
     since, safe_since = RESETS_SINCE["reset_encoder_cache"], EVERY_RESET_SAFE_SINCE
     change = result("vLLM", facts(version="0.12.0")).change
     assert change == f"use vLLM {since} or newer, best {safe_since}, where every remedy is safe"
-    old = Capabilities(version="0.12.0")
-    status = EngineStatus(url="http://engine", state="ready", version="0.12.0")
+    old = Capabilities(version="0.10.0")
+    status = EngineStatus(url="http://engine", state="ready", version="0.10.0")
     refusals = {remedy.name: remedy.refusal(old, status, "safe") or "" for remedy in REMEDIES}
     for name, version in RESETS_SINCE.items():
         assert f"vLLM {version} and newer" in refusals[name]

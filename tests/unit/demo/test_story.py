@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.demo import story
+from highwater.demo.engine import EngineOptions
+from highwater.demo.environment import EngineEnvironment
 from highwater.demo.story import growth_table, start_table
 from highwater.units import MIB
 
@@ -39,6 +45,35 @@ def test_each_phase_says_what_it_added():
     assert shown["init"] == ["2.2", "450.0", "+50.0"]
     assert shown["weights"] == ["1.0", "-", "-"]
     assert shown["warm_up"] == ["1.0", "900.0", "-"]
+
+
+class Server:
+    """An engine or a sidecar that says when it starts."""
+
+    url = "http://127.0.0.1:8017"
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said, self.name = said, name
+
+    def __enter__(self) -> Server:
+        self.said.append(f"{self.name} started")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_the_addresses_are_said_before_the_engine_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start takes half a minute, in which the dashboard can be looked at."""
+    said: list[str] = []
+    monkeypatch.setattr(story, "DemoEngine", lambda *_, **__: Server(said, "engine"))
+    monkeypatch.setattr(story, "DemoSidecar", lambda *_, **__: Server(said, "sidecar"))
+    monkeypatch.setattr(story, "_wait_ready", lambda _: [])
+    environment = EngineEnvironment("0.32.0", Path("/nowhere"))
+    with story.stage(environment, EngineOptions(), 8017, say=said.append):
+        pass
+    assert [said[0], said[2]] == ["sidecar started", "engine started"]
+    assert "http://127.0.0.1:8017/dashboard" in said[1]
 
 
 def test_what_grew_is_shown_component_by_component():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine
 from highwater.engine.detection import REDETECT_SECONDS, Detection
 from highwater.errors import EngineRefused
@@ -72,6 +73,20 @@ async def test_recorders_allow_calls_until_one_fails(detection, engine, fake):
         await engine.rpc("memory")
     detection.trust_recorders(offers_calls=True)
     assert not engine.rpc_allowed
+
+
+async def test_where_the_workers_are_ready_to_be_called_only_the_development_mode_is_missing(detection, fake):
+    """A watched engine has the worker package already: who follows the advice must not add it a second time."""
+    fake.extension, fake.dev_mode = None, False
+    await detection.detect()
+    assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
+    detection.trust_recorders(offers_calls=True)
+    assert no_extension(detection.capabilities) == (
+        "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+    )
+    assert "has_operations" not in detection.public_capabilities
+    detection.trust_recorders(offers_calls=False)
+    assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
 
 
 async def test_another_engine_is_trusted_anew(detection, engine, fake):

@@ -36,6 +36,8 @@ CALL_LATE = Seen(contact="worker_call_late", failure="late")
 BROKEN = Seen(contact="broken", failure="broken")
 ANSWERED = Seen(contact="answered")
 
+STOPPED = "EngineCore (pid 11) has been stopped"
+
 ROWS = [
     ("it answers", [ANSWERED], "ready"),
     ("one refusal", [REFUSED], "ready"),
@@ -63,6 +65,10 @@ ROWS = [
     ("a step of ten seconds", [Seen(contact="answered", progress=moves("busy", 10.0))], "busy"),
     ("recorders that say stuck", [Seen(contact="answered", progress=moves("stuck", 130.0))], "stuck"),
     ("an API server without workers", [Seen(contact="answered", workers="dead")], "stuck"),
+    ("a stopped EngineCore", [Seen(contact="answered", stopped=STOPPED)], "stuck"),
+    ("a stopped API server", [Seen(contact="late", stopped=STOPPED)], "stuck"),
+    ("a stopped EngineCore that goes on", [Seen(contact="answered", stopped=STOPPED), ANSWERED], "ready"),
+    ("asleep, and stopped by a debugger", [Seen(contact="answered", sleeping=True, stopped=STOPPED)], "sleeping"),
     ("asleep", [Seen(contact="answered", sleeping=True)], "sleeping"),
     ("paused", [Seen(contact="answered", paused=True)], "paused"),
     ("paused, then late", [Seen(contact="answered", paused=True), CALL_LATE], "paused"),
@@ -73,6 +79,13 @@ ROWS = [
 def test_the_state_is_that_of_the_table(rounds, state):
     """Of an engine that was ready."""
     assert after(*rounds).state == state
+
+
+def test_a_stopped_process_is_named_before_the_ranks_that_wait_for_it():
+    """It is the cause, and the process to continue; the recorders show the consequence."""
+    assert after(Seen(contact="answered", stopped=STOPPED, progress=moves("stuck"))).reason == (
+        f"{STOPPED} (the ranks are stuck)"
+    )
 
 
 def test_what_never_answered_is_starting_however_long_it_does_not():

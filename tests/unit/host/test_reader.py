@@ -166,6 +166,30 @@ async def test_a_stopped_engine_core_is_found_though_it_writes_no_file_any_more(
     assert watch.stopped_processes() == ()
 
 
+async def test_a_process_that_is_stopped_for_five_seconds_is_said_with_what_to_do(host):
+    """Not before, as a debugger may let go, nor of a zombie; and anew from zero after it went on."""
+    process(host.root, 10, 1, "python vllm serve model", 700, state="Z")
+    process(host.root, 11, 10, "VLLM::EngineCore", 500, state="T")
+    process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
+    stat, seconds = host.root / "proc/11/stat", 0.0
+    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), monotonic=lambda: seconds)
+    await watch.read()
+    assert watch.long_stopped() is None
+    seconds = 4.9
+    assert watch.long_stopped() is None
+    seconds = 6.0
+    assert watch.long_stopped() == (
+        "EngineCore (pid 11) has been stopped by a signal or a debugger for 6 s; requests wait until it goes on: run "
+        "kill -CONT 11, or detach the debugger"
+    )
+    stopped = stat.read_text()
+    stat.write_text(stopped.replace(") T ", ") S "))
+    assert watch.long_stopped() is None
+    stat.write_text(stopped)
+    seconds = 12.0
+    assert watch.long_stopped() is None
+
+
 def test_a_worker_of_another_start_is_not_looked_for(host):
     """Its number may be anybody's by now."""
     process(host.root, 12, 1, "VLLM::Worker", 900, started=8)

@@ -338,8 +338,9 @@ def headline(given: Evidence, *lines: str) -> str:
 def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
-        "The engine died (connection refused): the log says that a worker's process ended; one of the engine's "
-        "processes was ended by signal 9 (SIGKILL); memory was not short: every rank had at least 22,420.0 MiB free"
+        "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
+        "signal 9 (SIGKILL); memory was not short (every rank had at least 22,420.0 MiB free). What the sidecar saw: "
+        "connection refused"
     )
 
 
@@ -347,7 +348,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
     """The real engine says `exit code: None` of a worker that was killed."""
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
-        "the log says that a worker's process ended; memory was not short: every rank had at least 22,420.0 MiB free"
+        "the log says that a worker's process ended; memory was not short (every rank had at least 22,420.0 MiB free)"
     )
 
 
@@ -392,8 +393,8 @@ def test_a_hang_says_which_step_and_that_memory_was_not_short():
     """Where memory had grown it is no cause of a hang."""
     said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
     assert said == (
-        "The engine hung: rank 0 had been in one step for 61 s; memory was not short: every rank had at least "
-        "22,420.0 MiB free"
+        "The engine hung: rank 0 had been in one step for 61 s; memory was not short (every rank had at least "
+        "22,420.0 MiB free)"
     )
 
 
@@ -554,12 +555,12 @@ def test_each_component_that_can_grow_has_its_meaning():
 
 
 def test_the_summary_names_the_cause_before_the_consequence():
-    """One sentence: what happened, what the log says first, and the likely findings."""
+    """What happened, what the log says first, and the likely findings; then what the sidecar saw."""
     given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
     messages = match(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
     assert summarize(given, diagnose(given), messages) == (
-        "The engine died (connection refused): the log says that an operator's workspace found no room on the NPU; "
-        "rank 0 had 872.0 MiB free of 62,420.0"
+        "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872.0 MiB "
+        "free of 62,420.0. What the sidecar saw: connection refused"
     )
 
 

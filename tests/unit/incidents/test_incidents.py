@@ -70,7 +70,7 @@ async def test_an_incident_holds_what_was_known(told):
         1,
         None,
     )
-    assert incident.summary.startswith("The engine died (exit -9): ")
+    assert incident.summary.endswith(". What the sidecar saw: exit -9")
     assert (incident.engine.state, incident.engine.version, incident.engine.requests_running) == ("gone", "0.32.0", 3)
     assert incident.ranks == (known,)
     assert [happened.summary for happened in incident.events] == ["first", "second"]

@@ -139,6 +139,7 @@ async def test_a_dead_engine_is_one_incident(either):
     assert (incident.engine.state, incident.engine.version) == ("gone", "0.32.0")
     assert incident.reason.startswith("nothing answers any more")
     assert "engine_url" not in incident.reason  # it was right: the engine served
+    assert "still running there" not in incident.summary  # a question, which is the hint's
     assert either.told() == [f"incident {incident.id}: {incident.summary}"]
     either.fake.down = False
     either.fake.start_again()
@@ -147,6 +148,19 @@ async def test_a_dead_engine_is_one_incident(either):
     assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
     await either.come_up()
     assert len(either.told()) == 2
+
+
+async def test_the_model_is_kept_where_only_recorders_name_it(boxed, tmp_path):
+    """Without development mode the last report, of an engine that is gone, has no name of it any more."""
+    one = boxed(dev_mode=False)
+    one.fake.start_recorders(tmp_path / "recorders" / "recorder")
+    await one.come_up()
+    one.fake.down = True
+    for worker in one.fake.workers:
+        one.fake.kill(worker)
+    for _ in range(3):
+        await one.tick(6.0)
+    assert (one.core.poller.current().engine.model, (await one.only()).engine.model) == (None, one.fake.model)
 
 
 async def test_an_engine_that_ends_in_order_is_an_event(one):
@@ -759,6 +773,7 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
         return
     incident = await one.only()
     assert (incident.kind, incident.count, incident.start) == ("start_failed", 1, "b" * 16)
+    assert incident.engine.model == one.fake.model
     assert incident.reason == "rank 0 (pid 4242 on node-a) failed in phase kv_cache after 2.0 s: ValueError: too long"
     assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
     one.fake.down = False

@@ -75,6 +75,16 @@ async def test_a_late_engine_is_starting_not_down(core):
     assert (await core.tick()).engine.state == "ready"
 
 
+async def test_an_engine_whose_core_is_stopped_is_stuck_though_its_api_server_answers(core):
+    """An idle engine's own counts stand still then, and /health says 200: nothing else shows it."""
+    await core.tick()
+    core.poller.stopped_processes = lambda: "EngineCore (pid 11) has been stopped for 6 s"
+    report = await core.tick()
+    assert (report.engine.state, report.engine.hint) == ("stuck", "EngineCore (pid 11) has been stopped for 6 s")
+    core.poller.stopped_processes = lambda: None
+    assert (await core.tick()).engine.state == "ready"
+
+
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
     """A user who waits for a 100 GB model should not have to check the URL. An old process is not mentioned."""
     core.fake.down = True
@@ -82,8 +92,8 @@ async def test_an_engine_whose_process_runs_seems_to_be_loading(core):
     report = await core.tick()
     assert report.engine.state == "starting"
     assert report.engine.hint == (
-        "the engine seems to be loading (EngineCore, pid 4711, runs); nothing answers yet at http://engine:8000 "
-        "(GET /version: All connection attempts failed); if that lasts, is engine_url right?"
+        "the engine seems to be loading: a process of it runs (EngineCore, pid 4711). Nothing answers yet at "
+        "http://engine:8000 (GET /version: All connection attempts failed); if that lasts, is engine_url right?"
     )
     core.fake.down = False
     await core.tick()

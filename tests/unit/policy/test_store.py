@@ -56,6 +56,18 @@ async def test_changes_add_up(path):
     assert started(path).in_force == PolicySettings(mode="act", rules=())
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["state file", "no state file"])
+async def test_the_configured_policy_put_back_is_no_change(path, kept):
+    """As ``GET /policy`` shows it, with the remedies of each rule named: `highwater check` has nothing to warn of."""
+    store = started(path if kept else None)
+    await store.change(PolicyChange(mode="act", rules=(CACHE,)))
+    shown = tuple(rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in CONFIGURED.rules)
+    await store.change(PolicyChange(mode="observe", rules=shown))
+    assert (store.source, store.kept_in) == ("settings", None)
+    again = started(path)
+    assert (again.in_force, again.source, again.startup_notice) == (CONFIGURED, "settings", None)
+
+
 async def test_without_a_state_file_a_change_lasts_until_the_next_start():
     """It is in force all the same, and said not to be kept."""
     store = started(None)

@@ -176,6 +176,18 @@ def test_what_could_not_be_read_comes_with_its_reading(recorder, writers):
     assert only(recorder).newest.notes == (Note(name="releasable_bytes", reason="torch [31mkeeps no segments"),)
 
 
+@pytest.mark.parametrize(
+    ("phases", "reason"), [(["init"], "the model is not loaded yet"), (["init", "weights"], "odd")]
+)
+def test_while_a_model_loads_nothing_is_wrong_with_its_weights(recorder, writers, phases, reason):
+    """The worker's own note then has an AttributeError of vLLM's runner; once they are loaded its note stays."""
+    writer = writers()
+    writer.sample()
+    start = [{"name": name, "at": 5.0, "seconds": 1.5, "used_bytes": 7} for name in phases]
+    writer.table(start=start, notes=[{"name": "weights_bytes", "reason": "odd"}])
+    assert only(recorder).newest.notes == (Note(name="weights_bytes", reason=reason),)
+
+
 def test_all_entries_are_told_until_the_next_table(recorder, writers):
     """Largest first, with their ages as of the worker's last word."""
     writer = writers()

@@ -108,6 +108,16 @@ async def test_an_engine_that_is_down_is_not_available():
     assert core.summaries("reset")[0].startswith("reset_mm_cache failed: the engine is gone")
 
 
+async def test_an_engine_that_starts_refuses_and_leaves_no_failed_reset():
+    """503 as well; `highwater status` then names no reset that failed."""
+    core = core_on()
+    core.fake.down = True
+    with pytest.raises(NotAvailable, match="the engine is starting"):
+        await core.relief.reclaim([RemedyRequest("release")], mode="safe", dry_run=False)
+    assert core.counted.remedies == [("release", "reclaim", "refused")]
+    assert (core.summaries("reset"), len(core.summaries("refusal"))) == ([], 1)
+
+
 async def test_an_engine_that_goes_in_the_middle_leaves_no_numbers():
     """What was freed is not known then: None, never 0."""
     core = await grown()
@@ -160,7 +170,7 @@ async def test_use_that_grew_meanwhile_is_not_called_freed(monkeypatch):
     monkeypatch.setattr(core.relief, "remedies", {"release": Busy()})
     (measured,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
     assert measured.result.freed_bytes == -2 * IMAGE_BYTES
-    assert "freed 0.0 MiB in 0.00 s; use beside it grew by 244.0 MiB" in core.summaries("reset")[0]
+    assert "freed 0.0 MiB in 0.00 s; other use grew by 244.0 MiB" in core.summaries("reset")[0]
 
 
 def test_every_remedy_that_a_rule_may_name_can_be_carried_out():

@@ -30,6 +30,8 @@ class _Reset(Remedy):
         if getattr(capabilities, self.name):
             return None
         since = RESETS_SINCE[self.name]
+        if capabilities.at_least(since) and not capabilities.dev_mode:
+            return f"this engine has no {self.path}: it needs VLLM_SERVER_DEV_MODE=1 in its environment"
         return f"this engine has no {self.path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from highwater.accounting.remedies import TRAITS
@@ -19,6 +19,7 @@ from highwater.errors import EngineError
 from highwater.readings.engine import EngineStatus
 from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
+from highwater.text.strict_json import part
 from highwater.units import mib
 
 MAX_SECONDS = 30.0
@@ -30,6 +31,11 @@ _ADDED_UP = (
     *("spilled_entries", "spilled_bytes", "host_bytes_added", "restored_entries", "restored_bytes"),
     *("copy_seconds", "elapsed_ms"),
 )
+_WHY_KEPT = {
+    "needed_entries": "are needed by requests",
+    "over_budget_entries": "do not fit into the host's budget",
+    "unspillable_entries": "cannot be copied",
+}
 _ASLEEP = "the engine is asleep: its pools are unmapped"
 
 
@@ -72,7 +78,24 @@ class TrimEncoderCache(Remedy):
         """Call op ``trim`` on every worker, with the same target: all ranks hold the same outputs and choose alike."""
         wanted = {**asdict(options.target), "host_budget_bytes": self._host_budget_bytes}
         payload = {key: value for key, value in wanted.items() if value is not None}
-        return await call_workers_in_rounds(engine, "trim", payload, again=_for_the_rest)
+        run = await call_workers_in_rounds(engine, "trim", payload, again=_for_the_rest)
+        return replace(run, reason=_fell_short(run.detail)) if run.ok and run.reason is None else run
+
+
+def _fell_short(answers: Answers) -> str | None:
+    """Return how much less than asked for a rank moved, and why it was not more; ``None`` where it was enough."""
+    if not answers:
+        return None
+    worst = max(answers, key=lambda answer: (answer.get("asked_bytes") or 0) - answer["spilled_bytes"])
+    asked, moved, kept = worst.get("asked_bytes"), worst["spilled_bytes"], part(worst, "kept")
+    if moved >= (1 if asked is None else asked):  # without a target all is moved that can be
+        return None
+    wanted = "" if asked is None else f" of the {mib(asked)} MiB asked for"
+    why = [f"{kept[name]} entries {what}" for name, what in _WHY_KEPT.items() if kept.get(name)]
+    if not why and not worst["encoder_cache"]["device_bytes"]:
+        why = [f"its device holds no {'more ' if moved else ''}encoder outputs"]
+    because = f": {', '.join(why)}" if why else ""
+    return f"a rank could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
 
 
 def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from highwater.errors import EngineError
 from highwater.readings.remedy import Target
 from highwater.relief.remedies.remedy import NO_OPTIONS, RunOptions
 from highwater.relief.remedies.workers import TrimEncoderCache, call_workers_in_rounds
+from highwater.units import MIB
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, FakeEngine
 
 
@@ -46,6 +47,24 @@ async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
     assert [answer["asked_bytes"] for answer in run.detail] == [10 * IMAGE_BYTES] * 2
     assert run.detail[0]["elapsed_ms"] == 36.0
     assert rests == [0.012, 0.012]
+
+
+@pytest.mark.parametrize(
+    ("images", "target", "reason"),
+    [
+        (0, Target(free_bytes=MIB), "a rank could move nothing of the 1.0 MiB asked for: its device holds no encoder"),
+        (0, Target(), "a rank could move nothing: its device holds no encoder outputs"),
+        (IMAGES, Target(free_bytes=2 * IMAGES * IMAGE_BYTES), ": its device holds no more encoder outputs"),
+        (IMAGES, Target(keep_bytes=IMAGES * IMAGE_BYTES), None),
+    ],
+)
+async def test_a_trim_that_fell_short_says_so(engine, fake, images, target, reason):
+    """A caller who asked for a size must not take "done" for it; a cache within its limit has nothing to say."""
+    for worker in fake.workers:
+        worker.entries = dict(list(worker.entries.items())[:images])
+    run = await TrimEncoderCache().run(engine, RunOptions(target=target))
+    assert run.ok
+    assert (run.reason is None) if reason is None else (reason in run.reason)
 
 
 async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):
