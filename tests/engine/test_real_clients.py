@@ -230,8 +230,8 @@ def test_a_body_that_is_no_json(ways: Ways) -> None:
     """The engine judges it, nobody before it."""
 
     def ask(url: str) -> Any:
-        head = {"content-type": "application/json"}
-        answer = httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=head, trust_env=False)
+        told = {"content": b'{"model": ', "headers": {"content-type": "application/json"}}
+        answer = httpx.post(f"{url}/v1/chat/completions", **told, trust_env=False, timeout=LIMIT_SECONDS)
         return answer.status_code, answer.headers["content-type"], answer.json()
 
     status, _, _ = ways.same(ask)

@@ -32,7 +32,7 @@ from highwater.demo.process import KeptProcess, environ_with, free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.build_support import compiled_app, environ_for
 from tests.http.conftest import Answer, Wire
-from tests.patience import patience
+from tests.patience import LIMIT_SECONDS, patience
 
 EVERYONE = ("sidecar", "direct", "nginx", "vllm-router")
 PROXIES = ("sidecar", "nginx", "vllm-router")
@@ -151,7 +151,7 @@ class Client(Wire):
         """Close; what was not sent by then never will be."""
         self.writer.transport.abort() if self.writer.is_closing() else self.writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(1):  # it is aborted then: what its peer has not taken, it never will
+            async with asyncio.timeout(1):  # by the clock: it is aborted then; what its peer left, it never takes
                 await self.writer.wait_closed()
         self.writer.transport.abort()
 
@@ -377,7 +377,7 @@ def _router_environment() -> Path:
 
 
 def _accepts(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=LIMIT_SECONDS):
         return True
     return False
 
