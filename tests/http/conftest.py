@@ -88,6 +88,7 @@ async def serving(app, *, protocol=None, listener=None, port: int = 0, **options
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
+        timeout_keep_alive=round(10 * LIMIT_SECONDS),
         **options,
     )
     server = uvicorn.Server(config)
