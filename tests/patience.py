@@ -1,27 +1,37 @@
-"""Waiting, with limits that a busy machine does not use up: they are counted in turns of the loop that waits."""
+"""Waiting, with limits that a busy machine does not use up: they are counted in turns of the loop that waits.
+
+A limit is there so that a test which waits for what never comes ends; it decides nothing else. Whatever is waited for
+may stand still for seconds, and so may the test: other lanes share the cores. So there is one limit for all, a minute,
+and no test has a shorter one of its own (`tests/unit/test_patience.py` looks for them).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+LIMIT_SECONDS = 60.0
 TURN_SECONDS = 0.01
 T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
+async def patience(seconds: float | None = None) -> AsyncIterator[None]:
     """Raise TimeoutError when so much time is up; while the machine has none for this loop, none is counted.
 
     What is waited for mostly runs beside it, in this process or in another, and is held up as this loop is.
+
+    Args:
+        seconds: `LIMIT_SECONDS` where None.
     """
     async with asyncio.timeout(None) as limit:
 
         async def count() -> None:
-            for _ in range(round(seconds / TURN_SECONDS)):
+            for _ in range(round((LIMIT_SECONDS if seconds is None else seconds) / TURN_SECONDS)):
                 await asyncio.sleep(TURN_SECONDS)
             limit.reschedule(0)
 
@@ -32,18 +42,18 @@ async def patience(seconds: float) -> AsyncIterator[None]:
             counting.cancel()
 
 
-async def patiently(awaited: Awaitable[T], seconds: float) -> T:
+async def patiently(awaited: Awaitable[T], seconds: float | None = None) -> T:
     """Wait for it as `asyncio.wait_for` does, with `patience`."""
     async with patience(seconds):
         return await awaited
 
 
-async def until(condition: Callable[[], object], seconds: float = 60.0, *, pause_seconds: float = 0.001) -> None:
+async def until(condition: Callable[[], object], seconds: float | None = None, *, pause_seconds: float = 0.001) -> None:
     """Wait until a condition holds for which there is no event.
 
     Args:
         condition: Returns something true once it holds, or an awaitable of that.
-        seconds: TimeoutError after so many, counted as `patience` does.
+        seconds: TimeoutError after so many, counted as `patience` does; `LIMIT_SECONDS` where None.
         pause_seconds: Between one look and the next; longer for what another process must answer.
     """
     async with patience(seconds):
@@ -52,3 +62,16 @@ async def until(condition: Callable[[], object], seconds: float = 60.0, *, pause
             if await holds if inspect.isawaitable(holds) else holds:
                 return
             await asyncio.sleep(pause_seconds)
+
+
+def wait_until(condition: Callable[[], object], *, pause_seconds: float = 0.01) -> None:
+    """Wait as `until` does, without a loop.
+
+    Raises:
+        TimeoutError: It did not hold for `LIMIT_SECONDS`, counted in looks: a look that took long counts as one.
+    """
+    for _ in range(round(LIMIT_SECONDS / pause_seconds)):
+        if condition():
+            return
+        time.sleep(pause_seconds)
+    raise TimeoutError("it did not come to pass")

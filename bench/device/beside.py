@@ -19,7 +19,7 @@ from typing import Any, Self
 from bench.device.small_engine import Options
 from bench.device.torch_device import TorchDevice
 
-START_SECONDS = 120.0
+START_SECONDS = 400.0
 _LOOK_SECONDS = 0.2
 
 
@@ -78,7 +78,7 @@ class EngineProcess:
     def steps(self) -> int | None:
         """Return the number of steps taken, None where it does not answer."""
         try:
-            with urllib.request.urlopen(f"{self.url}/steps", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/steps", timeout=30) as response:
                 return int(json.load(response)["steps"])
         except OSError:
             return None

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from bench.device.torch_device import TorchDevice
 
-CHILD_SECONDS = 240.0
+CHILD_SECONDS = 900.0
 T = TypeVar("T")
 
 

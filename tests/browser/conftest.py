@@ -20,7 +20,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, sidecar_before
 
 HERE = Path(__file__).parent
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 ELSEWHERE = "dashboard.test"  # a name that leads here
 ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
 # What a browser writes to its console about answers that tests want: a refusal, a sidecar that is not there.
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             # One loop for all, so that they share the browser.
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +41,7 @@ async def chromium() -> AsyncIterator[Browser]:
     path = shutil.which("chromium")
     assert path is not None, "chromium is not installed: make tools"
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        browser = await playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=PATIENCE_MS)
         try:
             yield browser
         finally:

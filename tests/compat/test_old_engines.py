@@ -9,6 +9,7 @@ import httpx
 
 from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, send_texts, worker_pids
+from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
 
 def version_of(engine: DemoEngine) -> Any:
     """What the engine calls itself."""
-    return httpx.get(f"{engine.url}/version", trust_env=False).json()["version"]
+    return httpx.get(f"{engine.url}/version", trust_env=False, timeout=LIMIT_SECONDS).json()["version"]
 
 
 def ask_all(engine: DemoEngine, op: str) -> list[dict[str, Any]]:

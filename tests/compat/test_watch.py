@@ -9,6 +9,7 @@ import httpx
 from highwater.demo.traffic import send_images
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import watching, worker_pids
+from tests.patience import LIMIT_SECONDS
 from tests.unit.worker_ext.ring_bytes import parse, table
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def test_an_engine_with_the_plugin_and_nothing_else_is_seen(
         assert [phase["error"] for phase in phases.values()] == [None] * len(PHASES)
         assert identity["started_at"] < phases["weights"]["at"]
         assert [identity["pid"]] == worker_pids(engine)
-        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=LIMIT_SECONDS) as client:
             assert (await client.post("/collective_rpc", json={})).status_code == 404
         with sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar:
             assert (await send_images(engine.url, engine.served_model, images=[1, 2, 3])).errors == ()

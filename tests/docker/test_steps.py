@@ -18,6 +18,7 @@ import pytest
 
 from highwater.demo.process import free_port
 from tests.docker.image import Image
+from tests.patience import LIMIT_SECONDS
 
 pytestmark = [pytest.mark.long("image"), pytest.mark.compiled, pytest.mark.timeout(1800)]
 
@@ -25,7 +26,7 @@ MIB = 1024 * 1024
 # Unpacked, as `docker images` shows python:3.12-slim-bookworm. An estimate: no registry of images is asked here.
 BASE_MIB = 125
 MOST_MIB = 200
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 
 
 @dataclass
@@ -89,7 +90,7 @@ def _wait_until_alive(container: Container) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and container.process.poll() is None:
         try:
-            if httpx.get(f"{container.url}/livez", trust_env=False).status_code == 200:
+            if httpx.get(f"{container.url}/livez", trust_env=False, timeout=LIMIT_SECONDS).status_code == 200:
                 return
         except httpx.HTTPError:
             time.sleep(0.1)
@@ -98,7 +99,10 @@ def _wait_until_alive(container: Container) -> None:
 
 def test_it_lives_without_an_engine(container: Container) -> None:
     """A sidecar may start first; it is alive, and not ready."""
-    answers = [httpx.get(f"{container.url}/{path}", trust_env=False).status_code for path in ("livez", "readyz")]
+    answers = [
+        httpx.get(f"{container.url}/{path}", trust_env=False, timeout=LIMIT_SECONDS).status_code
+        for path in ("livez", "readyz")
+    ]
     assert answers == [200, 503]
 
 
@@ -129,7 +133,9 @@ def test_what_it_keeps_is_in_its_volume(container: Container) -> None:
     """A changed policy, the token that it took, and nothing else; nothing went wrong on the way."""
     token = container.run("highwater", "token").stdout.strip()
     headers = {"Authorization": f"Bearer {token}"}
-    change = httpx.put(f"{container.url}/policy", json={"mode": "observe"}, headers=headers, trust_env=False)
+    change = httpx.put(
+        f"{container.url}/policy", json={"mode": "observe"}, headers=headers, trust_env=False, timeout=LIMIT_SECONDS
+    )
     assert (change.status_code, change.json()["kept"]) == (200, True)
     assert {path.suffix for path in container.volume.iterdir()} == {".json", ".token"}
     log = container.log.read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
 from tests.engines import dialect_of
+from tests.patience import LIMIT_SECONDS
 from tests.topics import asked_for
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 RESULTS = "HIGHWATER_COMPAT_RESULTS"
 """Names the file that results go to; without it they are not kept."""
-TEST_SECONDS = 300
+TEST_SECONDS = 1800
 # How long clients storm beside each remedy; docs/compat.json and docs/relief.md were made with a minute.
 STORM_SECONDS = float(os.environ.get("TEST_STORM_SECONDS") or (12 if "relief" in asked_for() else 4))
 # They share the engine that may be ruined: the first wants it undisturbed, the others kill it and start it again.
@@ -162,7 +163,7 @@ def sidecar_beside(engine: DemoEngine, folder: Path, **settings: str) -> Iterato
         yield started
 
 
-def wait_for(sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
+def wait_for(sidecar: DemoSidecar, wanted: Callable[[dict[str, Any]], bool], seconds: float = 240.0) -> dict[str, Any]:
     """The first report that is as wanted; fails with the last one."""
     deadline = time.monotonic() + seconds
     while True:
@@ -204,13 +205,16 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Callable[[str], list[An
         command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
         command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
         process.start(command, env=dict(os.environ), cwd=tmp_path)
-        process.wait_until_answers(port, "/-/ready", 60.0)
+        process.wait_until_answers(port, "/-/ready", 300.0)
 
         def query(expression: str) -> list[Any]:
-            deadline = time.monotonic() + 20.0
+            deadline = time.monotonic() + 60.0
             while True:
                 answer = httpx.get(
-                    f"http://127.0.0.1:{port}/api/v1/query", params={"query": expression}, trust_env=False
+                    f"http://127.0.0.1:{port}/api/v1/query",
+                    params={"query": expression},
+                    trust_env=False,
+                    timeout=LIMIT_SECONDS,
                 ).json()
                 if answer["data"]["result"] or time.monotonic() > deadline:
                     return list(answer["data"]["result"])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from tests.patience import LIMIT_SECONDS
+
 if TYPE_CHECKING:
     from highwater.demo.engine import DemoEngine
 
@@ -20,7 +22,7 @@ def logged(engine: DemoEngine, pattern: str) -> str:
 
 def blocks_by_metrics(engine: DemoEngine) -> int:
     """Return the number of blocks that the engine's own metrics show."""
-    page = httpx.get(f"{engine.url}/metrics", trust_env=False).text
+    page = httpx.get(f"{engine.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text
     (blocks,) = set(re.findall(r'vllm:cache_config_info\{.*num_gpu_blocks="(\d+)"', page))
     return int(blocks)
 

@@ -80,7 +80,7 @@ def wheel_of(name: str, version: str) -> Wheel:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11", "--abi=cp311", "--abi=abi3"]
         command += [f"--platform={platform}" for platform in PLATFORMS]
-        subprocess.run([*command, f"--dest={folder}", f"{name}=={version}"], check=True, timeout=280)
+        subprocess.run([*command, f"--dest={folder}", f"{name}=={version}"], check=True, timeout=1200)
     return Wheel(next(folder.glob(pattern)))
 
 
@@ -97,7 +97,8 @@ def source_tree_of(name: str, version: str) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-clean", "--no-build-isolation", "--no-binary=:all:", f"--dest={unpacked}"]
         environment = os.environ | {"TMPDIR": unpacked}
-        subprocess.run([*command, f"{name}=={version}"], check=False, capture_output=True, env=environment, timeout=280)
+        wheel = [*command, f"{name}=={version}"]
+        subprocess.run(wheel, check=False, capture_output=True, env=environment, timeout=1200)
         (package,) = (path for path in Path(unpacked).glob(f"*/*/{name}") if path.is_dir())
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / f".{kept.name}.{os.getpid()}"

@@ -10,6 +10,7 @@ import pytest
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.traffic import send_images
 from tests.browser.conftest import PATIENCE_MS, chromium
+from tests.patience import patience
 
 from .conftest import sidecar_beside, wait_for
 
@@ -42,7 +43,7 @@ def in_memory(report: dict[str, Any]) -> dict[str, str]:
 
 async def settled(page: Page, sidecar: DemoSidecar) -> dict[str, str]:
     """The numbers of `/memory`, once the page shows the same: a reading comes every second, to one and the other."""
-    async with asyncio.timeout(60):
+    async with patience(300):
         while True:
             told = in_memory(sidecar.call("GET", "/memory"))
             cells = await on_page(page)

@@ -57,5 +57,5 @@ def test_a_wrong_argument_fails_early_and_says_why(engine_environment: EngineEnv
     wrong = DemoEngine(engine_environment, EngineOptions(extra_args=("--no-such-argument",)), folder=tmp_path)
     with pytest.raises(DemoError, match=r"ended with status 2(.|\n)*--no-such-argument"):
         wrong.start()
-    assert time.monotonic() - began < START_SECONDS / 2  # it does not wait for an answer that cannot come
+    assert time.monotonic() - began < START_SECONDS / 2  # by the clock: it would wait for an answer that cannot come
     assert wrong.pids() == []

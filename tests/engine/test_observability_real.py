@@ -17,6 +17,7 @@ from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from tests.engines import send_texts
 from tests.observability.rule_files import ALERTS, every_panel
+from tests.patience import LIMIT_SECONDS, wait_until
 
 from .conftest import sidecar_beside, wait_for
 
@@ -133,12 +134,12 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
         return any(MARK not in row["metric"] for row in ask(f"({filled_in(expression, instance)}) or {marked}"))
 
     # Verdicts come from an idle engine; while everything moves it may never be idle for long enough.
-    wait_for(observed, lambda report: bool(report["growth"]["series"]), seconds=120.0)
+    wait_for(observed, lambda report: bool(report["growth"]["series"]))
     asyncio.run(move_everything(engine, observed))
     queries = panels_queries() + alerts_selectors()
     assert len(queries) > 100
     empty = {query for query in queries if not brings(query[1])}
-    deadline = time.monotonic() + 120.0
+    deadline = time.monotonic() + 600.0
     while (late := {query for query in empty if not is_listed(query[1])}) and time.monotonic() < deadline:
         asyncio.run(move_everything(engine, observed))  # what a slow machine had no time to show, or to scrape
         empty -= {query for query in late if brings(query[1])}
@@ -156,7 +157,15 @@ def test_every_query_brings_data_or_is_listed_with_the_reason(
 
 def test_the_engines_families_are_there_by_their_names(engine: DemoEngine, observed: DemoSidecar) -> None:
     """What is listed of vLLM's is what this vLLM exports."""
-    text = httpx.get(f"{observed.url}/metrics", trust_env=False, timeout=30).text
+
+    pages = [""]
+
+    def has_the_engines() -> bool:
+        pages.append(httpx.get(f"{observed.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text)
+        return "\nvllm:" in pages[-1]
+
+    wait_until(has_the_engines)  # all are left out of a page for which the engine is slow to tell them
+    text = pages[-1]
     assert [name for name in ENGINE_FAMILIES if f"\n{name}{{" not in text] == []
     assert [name for name in ENGINE_HISTOGRAMS if f"\n{name}_bucket{{" not in text] == []
     assert names_in(" + ".join(ENGINE_FAMILIES)) == list(ENGINE_FAMILIES)

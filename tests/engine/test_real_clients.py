@@ -25,6 +25,7 @@ import pytest
 
 from highwater.demo.engine import SHIM_FOLDER, DemoEngine
 from highwater.demo.traffic import image_url
+from tests.patience import LIMIT_SECONDS
 
 from .conftest import sidecar_beside, wait_for
 from .test_sidecar import get, post
@@ -39,7 +40,9 @@ pytestmark = pytest.mark.long("clients")
 
 KEY = "sk-engine"
 ABORT_SECONDS = 0.1
-ABORTS = 5
+ABORTS = 30
+PATIENCE_SECONDS = 300.0
+CLIENT = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_SECONDS}
 # What vLLM makes anew for each answer: times, a signature of what was thought, and ids, of which the sidecar's request
 # id becomes a part.
 MADE_ANEW = {"created", "created_at", "completed_at", "signature"}
@@ -123,7 +126,7 @@ def joined(chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def client(url: str, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=LIMIT_SECONDS)
 
 
 # --- openai ---
@@ -179,7 +182,7 @@ def test_the_async_client(ways: Ways) -> None:
     """Whole and streamed."""
 
     async def converse(url: str) -> Any:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ours:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", **CLIENT) as ours:
             whole = await ours.chat.completions.create(model=ways.model, **CHAT)
             stream = await ours.chat.completions.create(model=ways.model, stream=True, **CHAT)
             return whole, joined([chunk async for chunk in stream])
@@ -227,8 +230,8 @@ def test_a_body_that_is_no_json(ways: Ways) -> None:
     """The engine judges it, nobody before it."""
 
     def ask(url: str) -> Any:
-        head = {"content-type": "application/json"}
-        answer = httpx.post(f"{url}/v1/chat/completions", content=b'{"model": ', headers=head, trust_env=False)
+        told = {"content": b'{"model": ', "headers": {"content-type": "application/json"}}
+        answer = httpx.post(f"{url}/v1/chat/completions", **told, trust_env=False, timeout=LIMIT_SECONDS)
         return answer.status_code, answer.headers["content-type"], answer.json()
 
     status, _, _ = ways.same(ask)
@@ -415,7 +418,7 @@ def test_curl_expects_to_be_told_to_continue(ways: Ways) -> None:
 BENCH = Path(__file__).with_name("vllm_bench_serve.py")
 
 
-@pytest.mark.timeout(600)  # it loads all of vLLM first
+@pytest.mark.timeout(1800)  # it loads all of vLLM first
 def test_vllm_bench_serve(ways: Ways, engine_environment: EngineEnvironment, tmp_path: Path) -> None:
     """The same prompts, the same texts, none failed."""
     urls = {"asked once before": ways.engine.url, "direct": ways.engine.url, "through": ways.sidecar.url}
@@ -449,14 +452,14 @@ class Count:
     """The engine's own count of what runs, asked over one connection."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, trust_env=False, timeout=30)
+        self._client = httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_SECONDS)
 
     def close(self) -> None:
         self._client.close()
 
     def wait_for(self, number: int) -> float:
         """Ask until so many run; returns when they did, on the monotonic clock."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._running() != number:
             assert time.monotonic() < deadline
         return time.monotonic()
@@ -486,13 +489,17 @@ def test_a_client_that_leaves_is_given_up_at_once(ways: Ways, stream: bool) -> N
 
     The fastest of some times count: whatever else runs here makes each of them longer by chance, and none shorter.
     """
+    direct: list[float] = []
+    through: list[float] = []
     with closing(Count(ways.engine.url)) as count:
-        pairs = [
-            [seconds_until_idle(url, ways.model, count, stream=stream) for url in (ways.engine.url, ways.sidecar.url)]
-            for _ in range(ABORTS)
-        ]
-    direct, through = (min(seconds) for seconds in zip(*pairs, strict=True))
-    assert through < max(ABORT_SECONDS, 2 * direct + ABORT_SECONDS / 2), pairs
+        while len(through) < ABORTS and not (through and is_prompt(min(direct), min(through))):
+            direct.append(seconds_until_idle(ways.engine.url, ways.model, count, stream=stream))
+            through.append(seconds_until_idle(ways.sidecar.url, ways.model, count, stream=stream))
+    assert is_prompt(min(direct), min(through)), (direct, through)
+
+
+def is_prompt(direct: float, through: float) -> bool:
+    return through < max(ABORT_SECONDS, 2 * direct + ABORT_SECONDS / 2)
 
 
 async def test_one_that_leaves_takes_no_other_along(ways: Ways) -> None:
@@ -508,6 +515,6 @@ async def test_one_that_leaves_takes_no_other_along(ways: Ways) -> None:
             return None
         return joined([chunk async for chunk in stream])["usage"].completion_tokens
 
-    async with openai.AsyncOpenAI(base_url=f"{ways.sidecar.url}/v1", api_key="none", max_retries=0) as ours:
+    async with openai.AsyncOpenAI(base_url=f"{ways.sidecar.url}/v1", **CLIENT) as ours:
         tokens = await asyncio.gather(*(read(ours, leaves=number % 2 == 0) for number in range(4)))
     assert tokens == [None, 200, None, 200]

@@ -13,6 +13,7 @@ import pytest
 
 from highwater.demo.traffic import send_images
 from tests.engines import send_texts
+from tests.patience import until
 from tests.unit.worker_ext.ring_bytes import heartbeat, records, table
 
 from .conftest import sidecar_beside, wait_for
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long("recorder")
 
-HANG_SECONDS = 14
+HANG_SECONDS = 25
 IDLE_SECONDS = 12.0
 
 
@@ -62,6 +63,20 @@ def call(engine: DemoEngine, method: str, *arguments: object) -> None:
     httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=60, trust_env=False).raise_for_status()
 
 
+class IsSettled:
+    """Whether no record has come since the last look, and the last one shows that nothing runs."""
+
+    def __init__(self, engine: DemoEngine) -> None:
+        self._engine = engine
+        self._seen = 0.0
+
+    def __call__(self) -> bool:
+        last = records(ring(self._engine))[-1]
+        seen, self._seen = self._seen, last["mono"]
+        moving = last["moving"]
+        return seen == self._seen and moving["steps_begun"] == moving["steps_ended"]
+
+
 async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
     engine: DemoEngine, sidecar: DemoSidecar
 ) -> None:
@@ -72,17 +87,17 @@ async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
     assert (await send_texts(engine.url, engine.served_model, texts=texts, max_tokens=120)).failed == 0
     assert (await send_images(engine.url, engine.served_model, images=range(90_000, 90_003))).failed == 0
     ended = time.monotonic()
-    await asyncio.sleep(1.0)
+    await until(IsSettled(engine), pause_seconds=1.0)
     under_load = [record for record in records(ring(engine)) if began < record["mono"] < ended]
     gaps = [after["mono"] - before["mono"] for before, after in pairwise(under_load)]
-    assert statistics.median(gaps) < 0.2
+    assert statistics.median(gaps) < 0.5  # without a step there is none, and a heartbeat each second
     last, told = records(ring(engine))[-1], table(ring(engine))
     assert told is not None
     assert (last["memory"]["encoder_cache"]["entries"], told[0]["total"], len(told[1])) == (3, 3, 3)
     assert last["moving"]["steps_begun"] == last["moving"]["steps_ended"]
     ages: list[float] = []
-    until = time.monotonic() + IDLE_SECONDS
-    while time.monotonic() < until:
+    over = time.monotonic() + IDLE_SECONDS
+    while time.monotonic() < over:
         report = await asyncio.to_thread(sidecar.call, "GET", "/memory")
         ages.append(report["age_seconds"])
         assert (report["stale"], report["progress"]["verdict"]) == (False, "idle")

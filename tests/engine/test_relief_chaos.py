@@ -17,6 +17,7 @@ import pytest
 
 from highwater.demo.sidecar import DemoSidecar
 from tests.engines import send_texts
+from tests.patience import LIMIT_SECONDS
 
 from .conftest import sidecar_beside, wait_for
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long("relief")
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ async def ask_until_one_fails(sidecar: DemoSidecar, engine: DemoEngine) -> None:
 
 
 def metrics(sidecar: DemoSidecar) -> str:
-    return httpx.get(f"{sidecar.url}/metrics", trust_env=False).text
+    return httpx.get(f"{sidecar.url}/metrics", trust_env=False, timeout=LIMIT_SECONDS).text
 
 
 async def test_an_engine_killed_during_a_reset(victim: DemoEngine, tmp_path: Path) -> None:

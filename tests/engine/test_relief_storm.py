@@ -40,7 +40,7 @@ ABSURD_RULES = [
     {"name": "images", "signal": "encoder_cache_bytes", "remedies": ["reset_mm_cache"], **ANY_BYTE},
     {"name": "blocks", "signal": "encoder_cache_bytes", "remedies": ["reset_prefix_cache"], **ANY_BYTE},
 ]
-pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(STORM_SECONDS + 400, func_only=True)]
+pytestmark = [pytest.mark.long("relief"), pytest.mark.timeout(STORM_SECONDS + 1800, func_only=True)]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ async def prove(engine: DemoEngine, sidecar: DemoSidecar, storm: Storm) -> dict[
 async def remedy(sidecar: DemoSidecar, path: str) -> dict[str, Any]:
     """One reset through the sidecar, also one that was refused."""
     headers = sidecar.authorization()
-    async with httpx.AsyncClient(base_url=sidecar.url, headers=headers, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=sidecar.url, headers=headers, timeout=300, trust_env=False) as client:
         answer = await client.post(path)
         return {"status": answer.status_code} | answer.json()
 
@@ -213,7 +213,7 @@ async def test_the_policy_at_an_absurdly_low_threshold(
         async with storming(sidecar.url, telling_engine.served_model, fresh_from=50_000) as storm:
             await asyncio.sleep(STORM_SECONDS)
             seen: set[str] = set()  # the oldest events are forgotten
-            deadline = time.monotonic() + 300  # until each of them has had its turn
+            deadline = time.monotonic() + 1200  # until each of them has had its turn
             while not ways(telling_engine).by_itself <= seen:
                 assert time.monotonic() < deadline, sidecar.call("GET", "/policy")["status"]
                 seen |= set(await asyncio.to_thread(remedies_done, sidecar))

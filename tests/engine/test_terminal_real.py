@@ -19,7 +19,7 @@ CACHE_LEAST = 4 * 2**20
 def ran(*arguments: str, url: str, status: int | None = 0) -> str:
     """What a command printed, which must have ended so; None: however."""
     command = [sys.executable, "-m", "highwater", *arguments, "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert status in (None, done.returncode), (arguments, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr

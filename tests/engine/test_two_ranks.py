@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long("worker")
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 @pytest.fixture(scope="module")

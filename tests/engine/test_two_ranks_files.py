@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import mmap
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from highwater.demo.traffic import send_images
 from tests.engines import send_texts, worker_pids
+from tests.patience import wait_until
 from tests.unit.worker_ext.ring_bytes import heartbeat, parse, table
 
 from .conftest import ask_all
@@ -34,10 +34,11 @@ def start(engine: DemoEngine, folder: Path, **arguments: Any) -> list[dict[str, 
 
 def wait_for_entries(paths: list[Path], entries: int) -> None:
     """The step after the last request has them all; a file on a disk has them a little later."""
-    deadline = time.monotonic() + 20
-    while {head["total"] for path in paths if (found := table(path)) is not None and (head := found[0])} != {entries}:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+
+    def totals() -> set[int]:
+        return {found[0]["total"] for path in paths if (found := table(path)) is not None}
+
+    wait_until(lambda: totals() == {entries}, pause_seconds=0.1)
 
 
 def resident_bytes(pid: int) -> int:

@@ -22,6 +22,7 @@ import pytest
 
 from highwater.text.table import rank_title
 from tests.engines import worker_pids
+from tests.patience import LIMIT_SECONDS
 
 from .conftest import MOST_TOKENS, ask_all, sidecar_beside, wait_for
 from .test_sidecar import cpu_seconds, rss_bytes
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long("recorder")
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 240.0
 IDLE_SECONDS = 8.0
 WELL = {"/livez": 200, "/readyz": 200, "/health/deep": 200}
 NOT_WELL = {"/livez": 200, "/readyz": 503, "/health/deep": 503}
@@ -92,7 +93,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def status(url: str) -> int:
-    return httpx.get(url, trust_env=False, timeout=10).status_code
+    return httpx.get(url, trust_env=False, timeout=LIMIT_SECONDS).status_code
 
 
 def probes(sidecar: DemoSidecar) -> dict[str, int]:
@@ -207,7 +208,8 @@ def test_an_idle_engine_does_not_hang_and_is_left_alone(engine: DemoEngine, tmp_
         assert {report["progress"]["verdict"] for report in seen} == {"idle"}
         assert statistics.median(report["age_seconds"] for report in seen) < 3.0
         calls = worker_calls(engine) - calls
-        shares = [(cpu_seconds(pid) - before) / IDLE_SECONDS for pid, before in used.items()]
+        seconds = time.monotonic() - began
+        shares = [(cpu_seconds(pid) - before) / seconds for pid, before in used.items()]
         assert calls == 0
         assert max(shares) < 0.5
         assert incidents(sidecar) == []
@@ -339,7 +341,7 @@ def test_a_killed_worker_leaves_an_incident_with_its_last_minutes(engine: DemoEn
         pids = [rank["pid"] for rank in sidecar.call("GET", "/memory")["ranks"]]
         time.sleep(2.0)
         os.kill(pids[1], signal.SIGKILL)
-        wait_for(sidecar, lambda report: report["engine"]["state"] == "gone", 60.0)
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
         incident = wait_for_incident(sidecar, lambda incident: incident["kind"] == "died")
         assert [(rank["rank"], rank["pid"]) for rank in incident["ranks"]] == [*enumerate(pids)]
         for rank in incident["ranks"]:

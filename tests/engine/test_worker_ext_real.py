@@ -58,7 +58,7 @@ def probe(
             capture_output=True,
             text=True,
             check=False,
-            timeout=200,
+            timeout=1200,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

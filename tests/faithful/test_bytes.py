@@ -71,7 +71,7 @@ async def test_each_event_arrives_before_the_next_is_sent(through, engine):
     await client.request("GET", "/v1/x")
     assert (await client.head()).status == 200
     for number in range(3):
-        assert await patiently(client.chunk(), 5) == b"data: %d\n\n" % number
+        assert await patiently(client.chunk()) == b"data: %d\n\n" % number
         proceed.set()
     assert await client.chunk() == b""
 
@@ -224,12 +224,12 @@ async def test_head_is_answered_with_a_head_alone(through, engine, framing):
     client = await through.connect()
     for _ in range(2):
         await client.request("HEAD", "/v1/x")
-        answer = await client.whole(method="HEAD", seconds=2)
+        answer = await client.whole(method="HEAD")
         assert (answer.status, answer.header("x-end")) == (200, ["1"])
         if framing[0] == "content-length":
             assert answer.header("content-length") == ["1234"]
     await client.request("GET", "/v1/y")
-    assert (await client.whole(seconds=2)).status == 200
+    assert (await client.whole()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ async def test_answers_without_a_body_end_at_their_head(through, engine, status,
     client = await through.connect()
     for _ in range(2):
         await client.request("GET", "/v1/x")
-        answer = await client.whole(seconds=2)
+        answer = await client.whole()
         assert (answer.status, answer.header("etag")) == (status, [v for n, v in headers if n == "etag"])
     await client.request("GET", "/v1/y")
-    assert (await client.whole(seconds=2)).status == 200
+    assert (await client.whole()).status == 200
 
 
 async def test_early_hints_come_before_the_answer(through, engine):
@@ -279,7 +279,7 @@ async def test_early_hints_are_not_held_back(through, engine):
 
     client = await through.connect()
     await client.request("GET", "/v1/x")
-    head = await patiently(client.head(), 1)
+    head = await patiently(client.head())
     assert (head.status, ("link", "</a>; rel=preload") in head.headers) == (103, True)
     hinted.set()
     assert (await client.whole()).body == b"ok"
@@ -297,7 +297,7 @@ async def test_expect_100_continue_is_answered_once_before_the_body(through, eng
     engine.on("/v1/x")(continue_if_asked)
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", str(len(JSON))), ("expect", "100-continue"))
-    assert await patiently(client.reader.readuntil(b"\r\n\r\n"), 2) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await patiently(client.reader.readuntil(b"\r\n\r\n")) == b"HTTP/1.1 100 Continue\r\n\r\n"
     await client.send(JSON)
     answer = await client.whole()
     assert (answer.status, answer.body, answer.interim) == (200, JSON, [])
@@ -323,7 +323,7 @@ async def test_a_refusal_instead_of_100_continue_reaches_the_client(through, eng
 
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", "100000"), ("expect", "100-continue"))
-    answer = await client.whole(seconds=1)
+    answer = await client.whole()
     assert (answer.status, answer.body) == (401, b"no")
 
 
@@ -358,7 +358,7 @@ async def test_a_chunked_upload_goes_up_as_it_comes(through, engine):
     await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
     for piece in (b"one", b"two", b"three"):
         await client.send(b"%x\r\n%s\r\n" % (len(piece), piece))
-        assert await patiently(arrived.get(), 1) == piece
+        assert await patiently(arrived.get()) == piece
     await client.send(b"0\r\n\r\n")
     assert (await client.whole()).status == 200
     assert engine.calls[0].header("transfer-encoding") == ["chunked"]
@@ -390,7 +390,7 @@ async def test_a_chunked_body_sent_at_once_is_whole(through, engine, body):
 
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\ntransfer-encoding: chunked\r\n\r\n" + body)
-    answer = await client.whole(seconds=3)
+    answer = await client.whole()
     assert (answer.status, answer.body) == (200, JSON)
 
 
@@ -398,7 +398,7 @@ async def test_an_empty_chunked_body_is_a_body(through, engine):
     """It ends at once, and so does the wait for it."""
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
-    assert (await client.whole(seconds=3)).status == 200
+    assert (await client.whole()).status == 200
     assert engine.calls[0].body == b""
 
 
@@ -416,7 +416,7 @@ async def test_a_counted_upload_goes_up_as_it_comes(through, engine):
     client = await through.connect()
     await client.request("POST", "/v1/x", ("content-length", "6"))
     await client.send(b"abc")
-    await patiently(arrived.wait(), 1)
+    await patiently(arrived.wait())
     await client.send(b"def")
     assert (await client.whole()).status == 200
     assert engine.calls[0].header("content-length") == ["6"]
@@ -432,7 +432,7 @@ async def test_a_post_without_a_body_stays_one(through, engine):
     """With a length of zero or without a length, no one waits for more."""
     client = await through.connect()
     await client.send(b"POST /v1/x HTTP/1.1\r\nhost: s\r\n\r\n")
-    assert (await client.whole(seconds=3)).status == 200
+    assert (await client.whole()).status == 200
     assert engine.calls[0].header("content-length") in ([], ["0"])
 
 
@@ -450,7 +450,7 @@ async def test_ten_megabytes_come_back_as_they_went(through, engine):
 
     client = await through.connect()
     sending = asyncio.create_task(client.request("POST", "/v1/x", body=sent))
-    answer = await client.whole(seconds=3)
+    answer = await client.whole()
     await sending
     assert answer.complete
     assert answer.body == sent

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
-from tests.faithful.fronts import PATIENCE_SECONDS, Profile, fronted_by
-from tests.patience import patiently, until
+from tests.faithful.fronts import Profile, fronted_by
+from tests.patience import LIMIT_SECONDS, patiently, until
 
 IMPATIENT = Profile(
     "impatient",
@@ -21,6 +24,33 @@ SMALL = Profile(
     nginx=("client_max_body_size 100000;",),
 )
 JSON = (("content-type", "application/json"),)
+ATTEMPTS = 100
+HELD_UP_SECONDS = 0.1
+"""A quarter of those limits, less than what the tests leave of them."""
+T = TypeVar("T")
+
+
+async def undisturbed(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Return what came of the first attempt in which nothing held this process up, which is client and engine.
+
+    A front cannot tell an engine that the machine stops for a while from one that is too slow.
+    """
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - began)
+
+    for _ in range(ATTEMPTS):
+        longest, watching = 0.0, asyncio.create_task(watch())
+        found = await attempt()
+        watching.cancel()
+        if longest < HELD_UP_SECONDS:
+            return found
+    raise TimeoutError(f"in each of {ATTEMPTS} attempts something held this process up")
 
 
 def message_of(answer) -> str:
@@ -100,7 +130,7 @@ class TestHeads:
         await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
         with contextlib.suppress(ConnectionError):
             await client.send(start + more * (2**20 // len(more)))
-        answer = await client.rest(2)
+        answer = await client.rest()
         assert answer[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 431", b"HTTP/1.1 502", b"")
 
 
@@ -148,7 +178,7 @@ class TestBodies:
         """At its head: not a byte of it is waited for, and the engine hears nothing."""
         client = await through.connect()
         await client.request("POST", "/v1/x", ("content-length", "100001"), ("expect", "100-continue"))
-        answer = await client.whole(seconds=2)
+        answer = await client.whole()
         assert (answer.status, answer.interim, engine.calls) == (413, [], [])
 
     async def test_a_chunked_body_over_the_cap_is_stopped_on_its_way(self, through, engine):
@@ -167,11 +197,11 @@ class TestBodies:
         client = await through.connect()
         await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
         await client.send(b"8000\r\n" + bytes(0x8000) + b"\r\n")
-        await patiently(begun.wait(), 2)
+        await patiently(begun.wait())
         with contextlib.suppress(ConnectionError):
             await client.send((b"8000\r\n" + bytes(0x8000) + b"\r\n") * 4)
-        assert (await client.whole(seconds=2)).status == 413
-        await patiently(broken.wait(), 2)
+        assert (await client.whole()).status == 413
+        await patiently(broken.wait())
 
     @pytest.mark.usefixtures("engine")
     async def test_one_chunk_over_the_cap_is_a_413(self, through):
@@ -180,7 +210,7 @@ class TestBodies:
         await client.request("POST", "/v1/x", ("transfer-encoding", "chunked"))
         with contextlib.suppress(ConnectionError):
             await client.send(b"fffffff\r\n" + bytes(200_000))
-        assert (await client.whole(seconds=2)).status == 413
+        assert (await client.whole()).status == 413
 
     @pytest.mark.usefixtures("engine")
     async def test_a_413_reaches_a_client_that_only_writes(self, through):
@@ -218,18 +248,22 @@ class TestTime:
 
         client = await through.connect()
         await client.request("POST", "/v1/x", *JSON, body=b"{}")
-        assert (await client.whole(seconds=2)).status == 504
-        await patiently(engine.calls[0].gone.wait(), 2)
+        assert (await client.whole()).status == 504
+        await patiently(engine.calls[0].gone.wait())
 
     @pytest.mark.usefixtures("engine")
     async def test_the_wait_begins_when_the_request_has_been_sent(self, through):
         """A slow upload is no slow answer."""
-        client = await through.connect()
-        await client.request("POST", "/v1/x", ("content-length", "6"))
-        for _ in range(6):
-            await asyncio.sleep(0.12)  # what is tested is that time goes by
-            await client.send(b"x")
-        assert (await client.whole()).body == b"xxxxxx"
+
+        async def attempt() -> bytes:
+            client = await through.connect()
+            await client.request("POST", "/v1/x", ("content-length", "6"))
+            for _ in range(6):
+                await asyncio.sleep(0.12)  # what is tested is that time goes by
+                await client.send(b"x")
+            return (await client.whole()).body
+
+        assert await undisturbed(attempt) == b"xxxxxx"
 
     async def test_an_answer_that_stands_still_is_cut(self, through, engine):
         """What came is delivered, the end is not clean, and the engine is let go."""
@@ -242,9 +276,9 @@ class TestTime:
 
         client = await through.connect()
         await client.request("GET", "/v1/x")
-        answer = await client.whole(seconds=2)
+        answer = await client.whole()
         assert (answer.status, answer.body, answer.complete) == (200, b"data: 1\n\n", False)
-        await patiently(engine.calls[0].gone.wait(), 2)
+        await patiently(engine.calls[0].gone.wait())
 
     async def test_a_stream_may_take_as_long_as_it_likes(self, through, engine):
         """Three times either limit, as long as it moves."""
@@ -257,8 +291,11 @@ class TestTime:
                 await asyncio.sleep(0.16)  # what is tested is that time goes by
             await call.end()
 
-        answer = await through.ask("GET", "/v1/x")
-        assert (answer.body, answer.complete) == (b"01234567", True)
+        async def attempt() -> tuple[bytes, bool]:
+            answer = await through.ask("GET", "/v1/x")
+            return answer.body, answer.complete
+
+        assert await undisturbed(attempt) == (b"01234567", True)
 
     async def test_an_engine_that_takes_no_bytes_is_a_504(self, through, engine):
         """Otherwise nobody would see the client leave."""
@@ -321,8 +358,8 @@ class TestLeavingWithinTheConnect:
     def profile(self, black_hole) -> Profile:
         return Profile(
             "long-connect",
-            sidecar={"HIGHWATER_PROXY__CONNECT_SECONDS": f"{4 * PATIENCE_SECONDS:.0f}"},
-            nginx=(f"proxy_connect_timeout {4 * PATIENCE_SECONDS:.0f}s;",),
+            sidecar={"HIGHWATER_PROXY__CONNECT_SECONDS": f"{4 * LIMIT_SECONDS:.0f}"},
+            nginx=(f"proxy_connect_timeout {4 * LIMIT_SECONDS:.0f}s;",),
             engine_port=black_hole,
         )
 
@@ -333,10 +370,10 @@ class TestLeavingWithinTheConnect:
         for client in clients:
             await client.request("POST", "/v1/x", *JSON, body=b"{}")
         # Both sockets of each: the client's, and the one that connects to the engine.
-        await until(lambda: through.open_files() >= before + 2 * len(clients), PATIENCE_SECONDS, pause_seconds=0.01)
+        await until(lambda: through.open_files() >= before + 2 * len(clients), pause_seconds=0.01)
         for client in clients:
             client.reset()
-        await until(lambda: through.open_files() <= before + 1, PATIENCE_SECONDS, pause_seconds=0.01)
+        await until(lambda: through.open_files() <= before + 1, pause_seconds=0.01)
 
 
 @fronted_by("sidecar")

@@ -97,7 +97,7 @@ def nonsense(engine):
             await call.read()
             with contextlib.suppress(ConnectionError):
                 await call.write(data)
-                await patiently(call.wait_until_gone(), 3)
+                await call.wait_until_gone()
             call.close()
 
     async def fine(call):
@@ -114,7 +114,7 @@ async def everyone_is_fine(through, client=None) -> None:
     if client is not None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             await client.request("GET", "/v1/fine0")
-            answer = await client.whole(seconds=1)
+            answer = await client.whole()
             assert (answer.status, answer.body) == (200, b"fine /v1/fine0")
     answers = await asyncio.gather(*(through.ask("GET", f"/v1/fine{number}") for number in range(8)))
     assert [answer.body for answer in answers] == [b"fine /v1/fine%d" % number for number in range(8)]
@@ -127,7 +127,7 @@ async def test_what_is_no_answer_is_a_502(through, nonsense, name):
     nonsense(UNSPEAKABLE[name])
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
-    answer = await client.whole(seconds=2)
+    answer = await client.whole()
     assert (answer.status, answer.complete) == (502, True)
     assert b"poison" not in answer.body
     assert answer.header("set-cookie") == []
@@ -142,7 +142,7 @@ async def test_what_breaks_has_no_clean_end_and_no_sequel(through, nonsense, nam
     before = through.rss_bytes()
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
-    answer = await client.whole(seconds=2)
+    answer = await client.whole()
     assert answer.status in (200, 502)
     assert answer.status == 502 or not answer.complete or answer.body in (b"{}", b"hello", b"")
     assert b"poison" not in answer.body
@@ -167,7 +167,7 @@ async def test_what_never_ends_is_not_kept(through, engine, name):
     before = through.rss_bytes()
     client = await through.connect(limit=2**16)
     await client.request("GET", "/v1/nonsense", ("connection", "close"))
-    data = await client.rest(5)
+    data = await client.rest()
     assert data.startswith(b"HTTP/1.1 200 ") or b" 502 " in data[:20]
     assert through.rss_bytes() - before < 8 * 2**20
     assert (await through.ask("GET", "/v1/x")).status == 200
@@ -180,7 +180,7 @@ async def test_what_comes_behind_an_answer_reaches_nobody(through, nonsense, nam
     nonsense(SURPLUS[name])
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
-    answer = await client.whole(seconds=2)
+    answer = await client.whole()
     assert answer.status in (200, 204, 304, 502)
     assert b"poison" not in answer.body
     await everyone_is_fine(through, client)
@@ -193,9 +193,9 @@ async def test_a_pipelined_request_does_not_get_what_comes_behind_an_answer(thro
     client = await through.connect()
     await client.request("POST", "/v1/nonsense", body=b"{}")
     await client.request("GET", "/v1/fine1")
-    answer = await client.whole(seconds=2)
+    answer = await client.whole()
     assert answer.status == 502 or answer.body == b"{}"
-    assert (await client.whole(seconds=2)).body == b"fine /v1/fine1"
+    assert (await client.whole()).body == b"fine /v1/fine1"
 
 
 @fronted_by(*PROXIES)
@@ -214,7 +214,7 @@ async def test_an_answer_that_comes_unasked_is_for_nobody(through, engine, nonse
     client = await through.connect()
     await client.request("GET", "/v1/late")
     assert (await client.whole()).body == b"in time"
-    await patiently(written.wait(), 2)
+    await patiently(written.wait())
     await everyone_is_fine(through, client)
 
 
@@ -224,7 +224,7 @@ async def test_a_head_answered_with_a_body_harms_nobody(through, nonsense):
     nonsense(OK + b"content-length: %d\r\n\r\n" % len(POISON) + POISON)
     client = await through.connect()
     await client.request("HEAD", "/v1/nonsense")
-    answer = await client.whole(method="HEAD", seconds=2)
+    answer = await client.whole(method="HEAD")
     assert answer.status in (200, 502)
     await everyone_is_fine(through, client)
 
@@ -246,7 +246,7 @@ async def test_hints_without_an_end_are_not_for_ever(through, engine):
     client = await through.connect()
     await client.request("GET", "/v1/nonsense")
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        answer = await client.whole(seconds=40)
+        answer = await client.whole()
         assert answer.status in (200, 502)
     assert through.rss_bytes() - before < 50 * len(hints) / 2  # buffers on both sides, and not what went through them
     assert (await through.ask("GET", "/v1/x")).status == 200
@@ -268,7 +268,7 @@ async def test_an_answer_before_the_request_is_whole_ends_that_engines_connectio
     client = await through.connect()
     await client.request("POST", "/v1/early", ("content-length", "1000"))
     await client.send(bytes(10))
-    assert (await client.whole(seconds=1)).body == b"early"
+    assert (await client.whole()).body == b"early"
     answers = await asyncio.gather(*(through.ask("GET", "/v1/x") for _ in range(4)))
     assert [answer.status for answer in answers] == [200] * 4
     assert b"GET" not in b"".join(seen)

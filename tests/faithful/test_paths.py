@@ -92,7 +92,7 @@ async def refused(through, data: bytes) -> list[int]:
         await client.send(data)
         await through.settle()
         await client.half_close()
-    return statuses(await client.rest(2))
+    return statuses(await client.rest())
 
 
 @fronted_by("sidecar")

@@ -9,15 +9,15 @@ import pytest
 
 from tests.faithful.engine import BACKLOG
 from tests.faithful.fronts import fronted_by
-from tests.patience import patiently
+from tests.patience import patience, patiently
 
 MIB = 2**20
 NEIGHBOURS = 256
 BOUNDED = ("sidecar", "direct", "nginx")
 """vllm-router keeps whole uploads in memory, and how much else differs from run to run."""
 SLOW_BYTES_A_SECOND = 64 * 1024
-NOISE_SECONDS = 1.0
-"""By which a neighbour's 0.2 s may vary on a busy machine; one that waits for a slow client waits forever."""
+NOISE_SECONDS = 30.0
+"""By which a neighbour's 0.2 s may vary on a busy machine; one that waits for a slow client has to for 17 minutes."""
 ROOM_BYTES = 16 * MIB
 """For 256 connections and their buffers; what a slow client is owed is a multiple of it."""
 
@@ -45,7 +45,7 @@ async def neighbours(through, whole: bytes) -> list[float]:
         client = await through.connect(limit=2**16)
         began = time.monotonic()
         await client.request("POST", "/v1/short", ("content-type", "application/json"), body=b'{"n":1}')
-        answer = await client.whole(seconds=100)
+        answer = await client.whole(seconds=300)
         assert (answer.body, answer.complete) == (whole, True)
         await client.leave()
         return time.monotonic() - began
@@ -118,7 +118,7 @@ async def test_slow_senders_cost_no_memory_and_no_neighbour(through, engine, sho
     grown = through.rss_bytes() - before
     over.set()
     sent = sum(await asyncio.gather(*sending))
-    async with asyncio.timeout(30):
+    async with patience():
         while arrived < sent:  # noqa: ASYNC110 - what arrives counts itself
             await asyncio.sleep(0.01)
     assert grown < ROOM_BYTES
@@ -142,7 +142,7 @@ async def test_an_engine_that_reads_nothing_holds_the_client_back(through, engin
         await client.request("POST", "/v1/upload", ("content-length", str(size)))
         while sent < size:
             try:
-                await asyncio.wait_for(client.send(bytes(2**18)), 0.3)
+                await asyncio.wait_for(client.send(bytes(2**18)), 0.3)  # by the clock: who gives up early sends less
             except TimeoutError:
                 break
             sent += 2**18
@@ -168,7 +168,7 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine
         await call.begin()
         while True:
             try:
-                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.3)
+                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.3)  # by the clock: who gives up early sends less
             except TimeoutError:
                 break
             written += 2**16
@@ -180,11 +180,11 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine
     client = await through.connect(limit=2**16)
     client.writer.transport.pause_reading()
     await client.request("GET", "/v1/x")
-    await patiently(stuck.wait(), 10)
+    await patiently(stuck.wait())
     assert written < 32 * MIB
     assert through.rss_bytes() - before < ROOM_BYTES
     client.reset()
-    await patiently(engine.calls[0].gone.wait(), 2)
+    await patiently(engine.calls[0].gone.wait())
 
 
 @fronted_by("sidecar", "nginx")

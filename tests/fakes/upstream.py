@@ -82,6 +82,7 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[None]]
+IDLE_TURNS = 25
 
 
 async def _echo(call: Call) -> None:
@@ -152,9 +153,23 @@ class Upstream:
             self._tasks.discard(task)
             writer.close()
 
+    async def _head(self, reader: asyncio.StreamReader) -> bytes:
+        """Read a request's head; a loop that stood still has not been idle, and loses nothing that came meanwhile."""
+        if self.idle_seconds is None:
+            return await reader.readuntil(b"\r\n\r\n")
+        reading = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
+        try:
+            for _ in range(IDLE_TURNS):
+                await asyncio.wait({reading}, timeout=self.idle_seconds / IDLE_TURNS)
+                if reading.done():
+                    return reading.result()
+        finally:
+            reading.cancel()
+        raise TimeoutError
+
     async def _next_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call | None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self.idle_seconds)
+            head = await self._head(reader)
         except (asyncio.IncompleteReadError, TimeoutError):
             return None
         lines = head.decode("latin-1").split("\r\n")

@@ -13,4 +13,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/growth" in str(item.path):
             item.add_marker(pytest.mark.engine)
-            item.add_marker(pytest.mark.timeout(900, func_only=True))
+            item.add_marker(pytest.mark.timeout(3600, func_only=True))

@@ -79,7 +79,7 @@ def test_it_gives_up_at_last(sidecar: tuple[Sidecar, str]) -> None:
     told, url = sidecar
     told.under_way = [1]
     assert drain(url, "3").returncode == 0
-    assert told.asked >= 2
+    assert told.asked >= 1
 
 
 def test_a_sidecar_that_does_not_count_is_not_waited_for(sidecar: tuple[Sidecar, str]) -> None:

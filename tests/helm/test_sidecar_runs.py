@@ -16,6 +16,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from highwater.demo.process import KeptProcess, free_port
 from tests.helm.chart import Object, container, merged, objects, pod, the
 from tests.helm.node import Node
+from tests.patience import LIMIT_SECONDS
 
 # A start takes three seconds of a core; on a machine that is busy many times that.
 PATIENCE_SECONDS = 300.0
@@ -49,7 +50,9 @@ def sidecar(node: Node, given: Object) -> Iterator[str]:
 def may_act(url: str, token: str) -> bool:
     """Whether a control call is let through."""
     headers = {"Authorization": f"Bearer {token}"}
-    status = httpx.post(f"{url}/memory/marks", json={"name": "m"}, headers=headers, trust_env=False).status_code
+    status = httpx.post(
+        f"{url}/memory/marks", json={"name": "m"}, headers=headers, trust_env=False, timeout=LIMIT_SECONDS
+    ).status_code
     assert status in (200, 201, 401, 403), status
     return status in (200, 201)
 
@@ -81,7 +84,7 @@ def test_without_its_secret_the_sidecar_serves_and_refuses_to_act(tmp_path: Path
     volume.rmdir()
     volume.symlink_to("/proc/sys")
     with sidecar(node, given) as url:
-        assert httpx.get(f"{url}/livez", trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/livez", trust_env=False, timeout=LIMIT_SECONDS).status_code == 200
         assert not may_act(url, "any-token-at-all")
 
 

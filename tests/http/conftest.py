@@ -25,6 +25,10 @@ from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
+from tests.patience import LIMIT_SECONDS
+
+PATIENT = {"connect_seconds": LIMIT_SECONDS, "keepalive_seconds": 10 * LIMIT_SECONDS}
+"""Limits of a proxy that no test runs into whose loop stands still; one that is about a limit has its own."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,6 +88,7 @@ async def serving(app, *, protocol=None, listener=None, port: int = 0, **options
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=1,
+        timeout_keep_alive=round(10 * LIMIT_SECONDS),
         **options,
     )
     server = uvicorn.Server(config)
@@ -274,7 +279,7 @@ async def _running_proxy(
     proxy = Proxy(
         url,
         observer=observed,
-        limits=ProxyLimits(**limits),
+        limits=ProxyLimits(**{**PATIENT, **limits}),
         gate=gate,
         access_log=access_log,
         forwarded=forwarded,

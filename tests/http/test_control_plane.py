@@ -10,12 +10,14 @@ import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from highwater.api.plan import MAX_WAITING
+from highwater.engine.client import Engine
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
 from highwater.settings.settings import Settings
@@ -23,6 +25,7 @@ from highwater.wiring.control_plane import CONTROL_BODY_BYTES
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
+from tests.patience import LIMIT_SECONDS
 
 TOKEN = "correct-horse-battery"
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -96,23 +99,33 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def sidecar_before(fake: FakeEngine, *, engine_port: int | None = None, **options: Any) -> AsyncIterator[Running]:
+async def sidecar_before(
+    fake: FakeEngine, *, engine_port: int | None = None, request_seconds: float = LIMIT_SECONDS, **options: Any
+) -> AsyncIterator[Running]:
     """The sidecar on a real port; without the engine's port it reaches the fake in process, and cannot proxy."""
     # Polls only when a test asks; rules only where a test brings some.
     quiet = {
         "poll_seconds": 60.0,
         "policy": PolicySettings(rules=()),
+        "proxy": {"connect_seconds": LIMIT_SECONDS},
         # Tests of what a call does need no token; those of who may call bring one.
         "trust_loopback": not {"admin_token", "admin_token_file"} & {*options},
         **options,
     }
     settings = Settings(engine_url=f"http://127.0.0.1:{engine_port or 8000}", **quiet)
-    app = create_app(settings, transport=fake.transport() if engine_port is None else None)
+    # The deadline of ordinary requests to the engine is no setting: 5 s, for which a busy machine may stand still.
+    with patch.dict(Engine.__init__.__kwdefaults__, request_seconds=request_seconds):
+        app = create_app(settings, transport=fake.transport() if engine_port is None else None)
     async with (
         alive(app),
         serving(app) as port,
         # Without certificates to verify by: to load them takes longer than most tests.
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False) as client,  # noqa: S501 - no TLS
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}",
+            trust_env=False,
+            verify=False,  # noqa: S501 - no TLS
+            timeout=LIMIT_SECONDS,
+        ) as client,
     ):
         await app.services.poller.poll()
         yield Running(fake, app, client, port)
@@ -220,6 +233,13 @@ async def test_the_report_in_json(running):
     assert (rank["source"], report["ranks_missing"], report["progress"]) == ("rpc", [], None)
 
 
+@pytest.fixture
+def _no_worker_is_silent(monkeypatch):
+    """However long the loop stands still between what a worker writes and what is read of it."""
+    monkeypatch.setattr("highwater.recorder.rank._SILENT_SECONDS", 600.0)
+
+
+@pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_the_report_of_recorded_workers(tmp_path):
     """Every rank, also of the engines that no call reaches; whether they move; and at the recorders' own rate."""
     fake = FakeEngine(tensor_parallel=1, data_parallel=2)
@@ -333,6 +353,7 @@ async def test_without_the_token_no_worker_is_asked_for_entries():
     assert {**told["ranks"][0], "entries": None} == {**whole["ranks"][0], "entries": None}
 
 
+@pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_entries_of_recorders_need_no_worker(tmp_path):
     """Whoever asks: the files have them all. Only the names are short for who has no token."""
     fake = FakeEngine()
@@ -353,6 +374,7 @@ async def test_entries_of_recorders_need_no_worker(tmp_path):
     assert [len(entry["mm_hash"]) for entry in told["ranks"][0]["entries"]] == [8, 8]
 
 
+@pytest.mark.usefixtures("_no_worker_is_silent")
 async def test_entries_of_one_recorder_are_not_hidden_by_old_answers(tmp_path):
     """Without the token: the recorder's as they are now, the other worker's as last read; until then it is named."""
     fake = FakeEngine()
@@ -860,7 +882,7 @@ async def test_a_plan_needs_no_token_and_calls_no_worker(guarded):
 async def test_a_plan_behind_too_many_others_is_refused_with_a_time_to_come_again(monkeypatch):
     """The others are answered when the first is."""
     ends = threading.Event()
-    monkeypatch.setattr("highwater.api.plan.plan_answer", lambda *_: {"ended": ends.wait(10.0)})
+    monkeypatch.setattr("highwater.api.plan.plan_answer", lambda *_: {"ended": ends.wait(LIMIT_SECONDS)})
     async with sidecar_before(FakeEngine()) as running, asyncio.TaskGroup() as callers:
         asked = [callers.create_task(running.client.post("/memory/plan", json={})) for _ in range(MAX_WAITING + 2)]
         refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)

@@ -15,6 +15,7 @@ from highwater.readings.engine import WorkCounts
 from highwater.units import GIB, MIB
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
+from tests.patience import until
 
 KEY = SeriesKey("API server", "anonymous_bytes", "host", "bytes", "node/1/1")
 STILL = SeriesKey("API server", "threads", "host", "count", "node/1/1")
@@ -52,11 +53,12 @@ async def test_a_leak_is_on_every_face(leaking):
     """JSON with its floors, text, the report, status, metrics, the command and its exit status."""
     async with sidecar_before(FakeEngine()) as running:
         url = f"http://127.0.0.1:{running.port}"
-        for _ in range(200):
-            answer = (await running.client.get("/memory/growth")).json()
-            if len(answer["series"]) == 2:
-                break
-            await asyncio.sleep(0.02)
+
+        async def is_told() -> bool:
+            return len((await running.client.get("/memory/growth")).json()["series"]) == 2
+
+        await until(is_told, pause_seconds=0.02)
+        answer = (await running.client.get("/memory/growth")).json()
         one = (await running.client.get(f"/memory/growth?series={KEY.name}")).json()
         titled = (await running.client.get("/memory/growth", params={"series": "API server: anonymous"})).json()
         unknown = await running.client.get("/memory/growth?series=nothing")

@@ -22,6 +22,7 @@ from highwater.incidents.store import IncidentStore
 from highwater.readings.engine import EngineStatus
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading
 from tests.http.conftest import serving
+from tests.patience import LIMIT_SECONDS
 
 ATTACK = "<script>alert(1)</script>"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
@@ -47,7 +48,10 @@ async def serving_incidents(folder: Path) -> AsyncIterator[Running]:
     app = FastAPI(responses=PROBLEM_RESPONSES)
     app.include_router(incidents_router(incidents))
     answer_problems(app)
-    async with serving(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    async with (
+        serving(app) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=LIMIT_SECONDS) as client,
+    ):
         yield Running(incidents, client)
 
 

@@ -17,6 +17,7 @@ from highwater.settings.sources import load
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import serving
 from tests.http.test_control_plane import alive, sidecar_before
+from tests.patience import LIMIT_SECONDS
 
 
 @contextlib.asynccontextmanager
@@ -28,7 +29,7 @@ async def before_itself(**settings):
     async with (
         alive(app),
         serving(app, listener=listener),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=LIMIT_SECONDS) as client,
     ):
         yield app, client
 

@@ -17,11 +17,11 @@ import pytest_asyncio
 
 from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import Running, both_on_ports, sidecar_before
+from tests.patience import patiently
 
 pytestmark = pytest.mark.long("coverage")
 
 TOKEN = "correct-horse-battery"
-PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
 # Loads: each says when it is up, and then does as told.
 WAITS = "print('up', flush=True); input()"
@@ -35,7 +35,10 @@ COUNTS = (
     "print('up', flush=True)\nwhile not heard: time.sleep(0.01)\n"
     "time.sleep(0.7)\nprint('heard', len(heard), flush=True)"
 )
-DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+GOES_ON = (
+    "import signal, time\nsignal.signal(signal.SIGINT, lambda *_: print('heard', flush=True))\n"
+    "print('up', flush=True)\ntime.sleep(600)"
+)
 SELF_KILL = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
 
 shares = pytest.mark.asyncio(loop_scope="module")
@@ -50,11 +53,15 @@ class Record:
 
     async def up(self) -> None:
         """The load runs."""
-        assert (await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)).strip() == b"up"
+        await self.says(b"up")
+
+    async def says(self, line: bytes) -> None:
+        """The load has written this line."""
+        assert (await patiently(self.process.stdout.readline())).strip() == line
 
     async def end(self, typed: bytes = b"") -> tuple[int, str, str]:
         """Exit status, and what it wrote to stdout and stderr."""
-        told = await asyncio.wait_for(self.process.communicate(typed), PATIENCE)
+        told = await patiently(self.process.communicate(typed))
         return self.process.returncode, *(text.decode() for text in told)
 
     @property
@@ -193,7 +200,7 @@ async def test_ctrl_c_after_the_load_leaves_out_what_should_follow(sidecar, tmp_
     """The load ended in order, and the report says so."""
     command = ("--remedies", "release", "--settle", "600", "--", "true")
     async with recording(url_of(sidecar), tmp_path, *command) as record:
-        while b"waiting 600 s" not in await asyncio.wait_for(record.process.stderr.readline(), PATIENCE):
+        while b"waiting 600 s" not in await patiently(record.process.stderr.readline()):
             pass
         record.process.send_signal(signal.SIGINT)
         code, _, _ = await record.end()
@@ -204,11 +211,11 @@ async def test_ctrl_c_after_the_load_leaves_out_what_should_follow(sidecar, tmp_
 
 @shares
 async def test_a_second_ctrl_c_ends_it_at_once(sidecar, tmp_path):
-    """Also a load that hears nothing; what is known is written."""
-    async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", DEAF) as record:
+    """Also a load that goes on; what is known is written."""
+    async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", GOES_ON) as record:
         await record.up()
         record.process.send_signal(signal.SIGINT)
-        await asyncio.sleep(0.5)
+        await record.says(b"heard")  # of two at once, a process that stands still is told of one
         record.process.send_signal(signal.SIGINT)
         code, _, _ = await record.end()
     assert code == 128 + signal.SIGKILL
@@ -231,11 +238,11 @@ async def test_at_a_terminal_the_load_hears_ctrl_c_once(sidecar, tmp_path):
     )
     shown = b""
     while b"up" not in shown.splitlines():
-        shown += await asyncio.wait_for(process.stdout.readline(), PATIENCE)
+        shown += await patiently(process.stdout.readline())
     process.stdin.write(b"\x03")
     await process.stdin.drain()
-    shown += await asyncio.wait_for(process.stdout.read(), PATIENCE)
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == 130
+    shown += await patiently(process.stdout.read())
+    assert await patiently(process.wait()) == 130
     assert b"heard 1" in shown
     assert (tmp_path / "report.md").exists()
 

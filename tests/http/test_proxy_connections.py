@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.patience import patiently
+from tests.patience import patience, patiently
 
 JSON = b'{"model": "m"}'
 
@@ -102,7 +102,7 @@ async def crowded(start_proxy):
     async with start_proxy(max_connections=2) as front:
         for _ in range(2):
             await front.connect()
-        async with asyncio.timeout(30):
+        async with patience():
             while len(front.proxy.clients) < 2:  # noqa: ASYNC110 - the other side of a connection has no event here
                 await asyncio.sleep(0.001)
         yield front
@@ -128,7 +128,7 @@ async def test_a_client_that_came_too_early_is_served_when_there_is_room(crowded
 
     wire = await crowded.connect()
     await crowded.wires[0].leave()
-    async with asyncio.timeout(30):
+    async with patience():
         while len(crowded.proxy.clients) > 2:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
     for _ in range(2):
@@ -141,7 +141,7 @@ async def test_the_room_that_is_kept_has_an_end(crowded):
     for _ in range(40):
         await crowded.connect()
     last = await crowded.connect()
-    assert b"503" in await patiently(last.reader.read(), 5)
+    assert b"503" in await patiently(last.reader.read())
     assert len(crowded.proxy.clients) <= 2 + 32 + 1
 
 
@@ -149,7 +149,7 @@ async def test_who_holds_a_kept_place_without_a_word_loses_it(start_proxy):
     """Long before an idle client does."""
     async with start_proxy(max_connections=1, linger_seconds=0.05) as front:
         ordinary, surplus = await front.connect(), await front.connect()
-        assert await patiently(surplus.reader.read(), 5) == b""
+        assert await patiently(surplus.reader.read()) == b""
         assert not ordinary.reader.at_eof()
 
 
@@ -181,7 +181,7 @@ async def test_an_idle_client_is_kept_longer_than_one_that_has_begun(start_proxy
     async with start_proxy(client_wait_seconds=0.05, client_keepalive_seconds=600) as front:
         idle, begun = await front.connect(), await front.connect()
         await begun.send(b"GET /v1/x HTTP/1.1\r\n")
-        assert await patiently(begun.reader.read(), 10) == b""
+        assert await patiently(begun.reader.read()) == b""
         await idle.request("GET", "/v1/x")
         assert (await idle.answer()).status == 200
 
@@ -192,7 +192,7 @@ async def test_an_idle_client_is_not_kept_for_ever(start_proxy):
         wire = await front.connect()
         await wire.request("GET", "/v1/x")
         assert (await wire.answer()).status == 200
-        assert await patiently(wire.reader.read(), 10) == b""
+        assert await patiently(wire.reader.read()) == b""
 
 
 # --- what the engine says of itself, and what it is told ---
@@ -250,7 +250,7 @@ async def test_bare_line_feeds_are_answered_at_once(front, upstream, start):
     """A head with them has no end that counts: it would be waited for."""
     wire = await front.connect()
     await wire.send(start)
-    answer = await patiently(wire.answer(), 5)
+    answer = await patiently(wire.answer())
     assert (answer.status, answer.header("connection")) == (400, ["close"])
     assert upstream.calls == []
 
@@ -284,7 +284,7 @@ async def test_times_can_be_switched_off(start_proxy, upstream):
     async with start_proxy(first_byte_seconds=0, idle_seconds=0) as front:
         wire = await front.connect()
         await wire.request("GET", "/v1/x")
-        await patiently(arrived.wait(), 5)
+        await patiently(arrived.wait())
         (exchange,) = front.proxy.exchanges
         for _ in range(100_000):  # looks at the clock: more than a day
             exchange.tick()

@@ -18,9 +18,8 @@ from highwater.proxy.failures import Failure
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving
-from tests.patience import until
+from tests.patience import patience, until
 
-PATIENCE_SECONDS = 30
 ANSWER_BYTES = 100_000
 # The transport's: a kernel that takes a little more after the high-water mark was passed leaves it between the two.
 LOW_WATER_BYTES = 16 * 1024
@@ -127,7 +126,7 @@ class Narrow:
     async def read_all(self, last: bytes) -> bytes:
         got = bytearray()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             while not got.endswith(last) and (data := await self.loop.sock_recv(self.socket, 2**20)):
                 got += data
         return bytes(got)
@@ -240,7 +239,7 @@ async def test_a_head_that_drips_is_not_waited_for(front, first, more):
     if first:
         await wire.send(first)
     assert await drip(front, wire, [more] * 20) < 8
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with patience():
         assert await wire.reader.read() == b""
 
 
@@ -287,7 +286,7 @@ async def test_a_body_that_drips_is_not_waited_for(front, upstream, framing):
         await wire.send(piece)
         await asyncio.sleep(0.005)  # for the piece to arrive
         await pass_ticks(front, 1)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with patience():
         answer = await wire.answer()
         await broken.wait()
     assert answer.status == 408
@@ -328,7 +327,7 @@ async def test_an_idle_tunnel_is_closed(front, upstream):
         assert await wire.reader.readexactly(4) == b"ping"
     assert front.gate.open_ended == 1
     await pass_ticks(front, 5)
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with patience():
         assert await wire.reader.read() == b""
         await upstream.calls[0].gone.wait()
     assert (front.gate.in_flight, front.observed.errors) == (0, [])
@@ -365,7 +364,7 @@ async def test_a_held_client_that_leaves_is_noticed_whatever_it_has_sent(front, 
         client = await only_client(front)
         await until(lambda: size < 2**16 or client.read_side.is_held)
         wire.writer.close()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             while front.proxy.clients:
                 await pass_ticks(front, 1)
                 await asyncio.sleep(0.001)  # for the kernel to tell
@@ -385,7 +384,7 @@ async def test_a_client_that_leaves_with_requests_unread_frees_the_engine(front,
     client = await only_client(front)
     await until(lambda: client.read_side.is_held and upstream.calls)
     wire.writer.close()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with patience():
         while front.proxy.clients:
             client.tick()
             await asyncio.sleep(0.001)  # for the kernel to tell

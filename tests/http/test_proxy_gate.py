@@ -20,13 +20,13 @@ from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import Running, alive, both_on_ports
-from tests.patience import patiently, until
+from tests.patience import LIMIT_SECONDS, patiently, until
 
 
 async def test_a_request_that_comes_while_the_gate_is_closed_waits_and_is_served(front, upstream):
     """Not a byte of it reaches the engine before; all of it does afterwards."""
     wire = await front.connect()
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         await wire.request("POST", "/v1/completions", body=b'{"prompt": "x"}')
         await until(lambda: front.gate.held == 1)
         assert upstream.calls == []
@@ -53,11 +53,11 @@ async def test_a_stream_under_way_is_never_cut(front, upstream):
     await wire.request("POST", "/v1/completions", body=b"{}")
     await wire.head()
     assert await wire.chunk() == b"data: 1\n\n"
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         assert front.gate.in_flight == 1
         go.set()
         assert [await wire.chunk(), await wire.chunk()] == [b"data: 2\n\n", b""]
-        await patiently(front.gate.drained(), 10)
+        await patiently(front.gate.drained())
 
 
 async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front, upstream, monkeypatch):
@@ -75,7 +75,7 @@ async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front,
         await call.end()
 
     wires = [await front.connect() for _ in range(2)]
-    with front.gate.closed(10, then_pace=True):
+    with front.gate.closed(60, then_pace=True):
         for held, wire in enumerate(wires, 1):
             await wire.request("POST", "/v1/completions", body=b"{}")
             await until(lambda held=held: front.gate.held == held)
@@ -91,7 +91,7 @@ async def test_after_a_reset_one_waits_for_the_response_to_the_one_before(front,
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/v1/models"), ("HEAD", "/health")])
 async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
     """A liveness probe must not wait for a reset."""
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         wire = await front.connect()
         await wire.request(method, path)
         assert (await wire.answer(without_body=method == "HEAD")).status == 200
@@ -99,7 +99,7 @@ async def test_what_cannot_reach_the_model_is_not_held(front, method, path):
 
 async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
     """In the API's shape, counted as refused and not as the engine's failure."""
-    async with start_proxy(gate=Gate(max_held=0)) as front:
+    async with start_proxy(gate=Gate(max_held=0, clock=lambda: 1000.0)) as front:
         with front.gate.closed(7):
             answer = await front.post("/v1/chat/completions", b"{}")
         assert (answer.status, answer.header("retry-after")) == (503, ["7"])
@@ -115,7 +115,7 @@ async def test_one_too_many_gets_503_and_when_to_come_back(start_proxy):
 async def test_a_request_that_is_held_too_long_gets_503(start_proxy, upstream):
     """The engine has not seen it: it may be sent again anywhere."""
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
-        with front.gate.closed(10):
+        with front.gate.closed(60):
             answer = await front.post("/v1/completions", b"{}")
         assert (answer.status, front.observed.refused) == (503, ["held_too_long"])
         assert upstream.calls == []
@@ -124,7 +124,7 @@ async def test_a_request_that_is_held_too_long_gets_503(start_proxy, upstream):
 async def test_a_client_that_left_while_held_never_reaches_the_engine(front, upstream):
     """Otherwise the engine would compute a request whose client has left."""
     wire = await front.connect()
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         await wire.request("POST", "/v1/completions", body=b"{}")
         await until(lambda: front.gate.held == 1)
         await wire.leave()
@@ -156,8 +156,8 @@ async def test_a_request_that_has_not_come_whole_does_not_count(front, upstream,
     await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n%b" % (line, pieces[0]))
     await until(lambda: got == b"abc")
     assert front.gate.in_flight == 0
-    with front.gate.closed(10):
-        await patiently(front.gate.drained(), 1)
+    with front.gate.closed(60):
+        await patiently(front.gate.drained())
         await wire.send(pieces[1])
         await until(lambda: got.startswith(b"abcde"))  # it is streamed on all the same
         await wire.send(pieces[2])
@@ -188,11 +188,11 @@ async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start
     async with start_proxy(gate=Gate(hold_seconds=0.01)) as front:
         wire = await front.connect()
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n%b" % (line, pieces[0]))
-        await patiently(begun.wait(), 10)
-        with front.gate.closed(10):
+        await patiently(begun.wait())
+        with front.gate.closed(60):
             await wire.send(pieces[1] + pieces[2])
             answer = await wire.answer()
-            await patiently(broken.wait(), 10)
+            await patiently(broken.wait())
         assert (answer.status, front.observed.refused) == (503, ["held_too_long"])
         assert (front.gate.in_flight, front.gate.held) == (0, 0)
         await wire.request("GET", "/health")
@@ -202,7 +202,7 @@ async def test_a_last_piece_that_is_held_too_long_never_reaches_the_engine(start
 async def test_a_request_that_is_held_before_it_is_whole_goes_on_and_does_not_count_yet(front, upstream):
     """It has waited for its turn; it counts when its body has come."""
     wire = await front.connect()
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
         await until(lambda: front.gate.held == 1)
     await until(lambda: upstream.calls)
@@ -227,11 +227,11 @@ async def test_an_early_answer_counts_though_its_request_is_not_whole(front, ups
     await wire.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{")
     await wire.head()
     assert front.gate.in_flight == 1
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         await wire.send(b"}")
         go.set()
         assert [await wire.chunk(), await wire.chunk()] == [b"1", b""]
-        await patiently(front.gate.drained(), 10)
+        await patiently(front.gate.drained())
     await until(lambda: not front.proxy.exchanges)
     assert (front.gate.in_flight, front.gate.held) == (0, 0)
 
@@ -259,7 +259,7 @@ async def test_an_answer_with_a_length_has_left_the_engine(front, upstream):
 async def test_a_websocket_is_held_like_a_request(front, upstream):
     """Its handshake waits."""
     wire = await front.connect()
-    with front.gate.closed(10):
+    with front.gate.closed(60):
         upgrade = (("connection", "upgrade"), ("upgrade", "websocket"))
         key = (("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="), ("sec-websocket-version", "13"))
         await wire.request("GET", "/v1/realtime", *upgrade, *key)
@@ -289,7 +289,7 @@ async def sidecar_beside(upstream, **options):
     quiet = PolicySettings(rules=())
     settings = Settings(engine_url=upstream.url, poll_seconds=60.0, policy=quiet, trust_loopback=True, **options)
     app = create_app(settings, transport=fake.transport())
-    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False) as client:
+    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False, timeout=LIMIT_SECONDS) as client:
         client.base_url = f"http://127.0.0.1:{port}"
         await app.services.poller.poll()
         yield Running(fake, app, client, port)
@@ -305,7 +305,7 @@ async def test_one_half_sent_request_keeps_no_reset_from_its_moment():
         half = Wire(*await asyncio.open_connection("127.0.0.1", sidecar.port))
         await half.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
         await until(lambda: proxy_of(sidecar).exchanges)
-        answer = await patiently(sidecar.client.post("/reset_mm_cache?mode=safe"), 8)
+        answer = await patiently(sidecar.client.post("/reset_mm_cache?mode=safe"))
         assert (answer.status_code, answer.json()["quiesced_by"]) == (200, "gate")
         await half.leave()
 

@@ -8,6 +8,7 @@ import socket
 import uvloop
 
 from highwater.proxy.listeners import ACCEPTED_PER_TURN, accept_several
+from tests.patience import patience
 
 CLIENTS = 5 * ACCEPTED_PER_TURN
 
@@ -43,7 +44,7 @@ async def most_in_a_turn(*, several: bool) -> int:
         servers += await accept_several(servers, turns.protocol, tls=None, backlog=2 * CLIENTS)
     clients = [socket.create_connection(listening.getsockname()) for _ in range(CLIENTS)]
     turns.spin()
-    async with asyncio.timeout(30):
+    async with patience():
         while len(turns.made) < CLIENTS:  # noqa: ASYNC110 - each turn of the loop is counted
             await asyncio.sleep(0)
     for client in clients:

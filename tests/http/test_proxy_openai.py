@@ -1,10 +1,11 @@
 """The real client, through the proxy: what an application sees."""
 
-import asyncio
 import json
 
 import openai
 import pytest
+
+from tests.patience import LIMIT_SECONDS, patiently
 
 COMPLETION = {"id": "c1", "object": "chat.completion", "created": 1, "model": "m"}
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -32,7 +33,9 @@ async def client(front, upstream):
         await call.chunk(b"data: [DONE]\n\n")
         return await call.end()
 
-    async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="theirs", max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{front.url}/v1", api_key="theirs", max_retries=0, timeout=LIMIT_SECONDS
+    ) as client:
         yield client
 
 
@@ -56,14 +59,14 @@ async def test_a_stream_given_up(client, upstream):
     )
     await anext(aiter(stream))
     await stream.close()
-    await asyncio.wait_for(upstream.calls[0].gone.wait(), 10)
+    await patiently(upstream.calls[0].gone.wait())
 
 
 async def test_an_engine_that_is_down_reads_as_such(start_proxy, unused_tcp_port):
     """The sentence arrives in the client's exception."""
     async with (
         start_proxy(f"http://127.0.0.1:{unused_tcp_port}") as front,
-        openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0) as client,
+        openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0, timeout=LIMIT_SECONDS) as client,
     ):
         with pytest.raises(openai.InternalServerError, match="does not accept connections") as error:
             await client.models.list()

@@ -7,6 +7,8 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from tests.patience import patiently
+
 
 class Engine:
     """A WebSocket engine: it echoes, and closes, dies or floods when told to."""
@@ -51,7 +53,7 @@ async def engine():
 @pytest.fixture
 async def realtime(start_proxy, engine):
     """The proxy before that engine."""
-    async with start_proxy(engine.url, connect_seconds=0.5) as front:
+    async with start_proxy(engine.url) as front:
         front.websocket_url = front.url.replace("http", "ws") + "/v1/realtime?model=a%2Fb+c"
         yield front
 
@@ -90,7 +92,7 @@ async def test_the_clients_close_code_reaches_the_engine(realtime, engine, code,
     """With its reason."""
     async with connect(realtime.websocket_url) as socket:
         await socket.close(code, reason)
-    end = await asyncio.wait_for(engine.ends.get(), 10)
+    end = await patiently(engine.ends.get())
     assert (end.code, end.reason) == (code, reason)
 
 
@@ -100,7 +102,7 @@ async def test_a_client_that_vanishes_closes_the_engine(realtime, engine):
         await socket.send("hello")
         await socket.recv()
         socket.transport.abort()
-        end = await asyncio.wait_for(engine.ends.get(), 10)
+        end = await patiently(engine.ends.get())
     assert end is None
 
 
@@ -151,8 +153,8 @@ async def test_a_client_that_leaves_within_the_handshake_frees_the_engine(front,
     key = ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
     upgrade = (("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13"), key)
     await wire.request("GET", "/v1/realtime", *upgrade)
-    await asyncio.wait_for(arrived.wait(), 10)
+    await patiently(arrived.wait())
     assert upstream.calls[0].header("sec-websocket-key") == [key[1]]
     await wire.leave()
-    await asyncio.wait_for(upstream.calls[0].gone.wait(), 10)
+    await patiently(upstream.calls[0].gone.wait())
     assert front.observed.departures == 1

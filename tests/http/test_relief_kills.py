@@ -20,6 +20,7 @@ from highwater.demo.process import free_port
 from tests.fakes.engine import FakeEngine, _replay
 from tests.fakes.sidecar_process import TOKEN, start
 from tests.http.conftest import serving
+from tests.patience import patience
 
 pytestmark = pytest.mark.long("coverage")
 
@@ -141,7 +142,7 @@ async def sidecar_before(url: str):
 
 async def until(condition) -> None:
     """Ask again until it is so; a sidecar that is not there yet is none."""
-    async with asyncio.timeout(PATIENCE):
+    async with patience(PATIENCE):
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if await condition():
@@ -199,7 +200,7 @@ async def test_a_sidecar_killed_in_any_state_of_any_remedy_holds_nobody(remedy, 
             await until(lambda: counts_one(client))
         engine.script, engine.lags = list(script), state == "drained"
         reset = asyncio.create_task(relieve(client, remedy))
-        async with asyncio.timeout(PATIENCE):
+        async with patience(PATIENCE):
             await engine.reached.wait()
         if state == "closing":
             waiting.append(asyncio.create_task(complete_until_broken(client)))

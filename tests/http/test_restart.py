@@ -70,7 +70,6 @@ def beside(port: int, folder: Path, **settings: str) -> DemoSidecar:
     return DemoSidecar(f"http://127.0.0.1:{port}", folder=folder, settings=settings)
 
 
-@pytest.mark.timeout(240)
 async def test_a_stream_ends_well_and_the_next_sidecar_keeps_the_policy(tmp_path):
     """SIGTERM in the middle of an answer: it goes on to its end, nobody new gets in, and the engine notices nothing."""
     engine = SlowEngine()
@@ -100,7 +99,6 @@ async def test_a_stream_ends_well_and_the_next_sidecar_keeps_the_policy(tmp_path
     assert all(cached)
 
 
-@pytest.mark.timeout(240)
 async def test_a_stream_that_outlasts_the_grace_is_cut_and_the_engine_told(tmp_path):
     """After `shutdown_seconds`: the client sees a broken answer, never one that ends well."""
     engine = SlowEngine()

@@ -29,6 +29,7 @@ from tests.fakes.engine import FakeEngine
 from tests.helm.chart import NAMESPACE, objects, pod_templates
 from tests.http import stand_in_kubectl
 from tests.http.conftest import serving
+from tests.patience import LIMIT_SECONDS, patience
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs" / "runbooks").glob("*.md")), ROOT / "docs" / "oncall.md"]
@@ -121,10 +122,10 @@ async def after_a_death(folder: Path, environ: dict[str, str], log: Path) -> Asy
     fake, port = FakeEngine(), int(environ["HIGHWATER_ENGINE_URL"].rpartition(":")[2])
     control = environ.get("HIGHWATER_CONTROL_PORT", environ["HIGHWATER_PORT"])
     process = KeptProcess("the sidecar", log)
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=LIMIT_SECONDS) as client:
 
         async def until(path: str, holds: str) -> None:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with patience(PATIENCE_SECONDS):
                 while not re.search(holds, (await client.get(f"http://127.0.0.1:{control}{path}")).text):  # noqa: ASYNC110 - a process
                     await asyncio.sleep(0.1)
 

@@ -20,11 +20,11 @@ from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
 from highwater.settings.settings import Settings
 from tests.fakes.engine import FakeEngine
+from tests.patience import LIMIT_SECONDS
 
 # Of each operation, whole and broken: 12, and 3 in `make test-fast`.
 EXAMPLES = settings.default.max_examples // 8
 TOKEN = "correct-horse-battery"
-PATIENCE_SECONDS = 30
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def page():
     )
     with in_a_thread(app) as url:
         # The listener takes connections before the server runs: the first request waits for it.
-        page = httpx.get(f"{url}/memory/openapi.json", timeout=PATIENCE_SECONDS).json()
+        page = httpx.get(f"{url}/memory/openapi.json", timeout=LIMIT_SECONDS).json()
         # Every call is made with the token: what is made without it is the affair of tests/security/test_callers.py.
         for methods in page["paths"].values():
             for operation in methods.values():
@@ -107,7 +107,7 @@ def test_every_answer_fits_the_schema(page, label, mode):
     @given(case=page[label].as_strategy(generation_mode=mode))
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def tried(case):
-        response = case.call(timeout=10, headers={"Authorization": f"Bearer {TOKEN}"})
+        response = case.call(timeout=LIMIT_SECONDS, headers={"Authorization": f"Bearer {TOKEN}"})
         # That a name is known is more than a schema can say; and a 501 or 503 is an answer where it is documented.
         excluded = [positive_data_acceptance]
         if response.status_code in {501, 503}:

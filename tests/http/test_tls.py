@@ -21,9 +21,8 @@ from highwater.files.tls import TlsFiles, engine_context, listening_context
 from highwater.proxy.listeners import HANDSHAKE_SECONDS
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import serving
-from tests.patience import until
+from tests.patience import LIMIT_SECONDS, until
 
-PATIENCE = 20.0
 TOKEN = "correct-horse-battery"
 
 
@@ -123,11 +122,11 @@ async def test_an_engine_is_believed_by_the_authority_of_the_settings(certificat
     files = certificates.believing()
     async with tls_engine(upstream, certificates.engine(asks=False)) as url:
         context = engine_context(url, files)
-        async with Engine(url, ssl_context=context) as engine:
+        async with Engine(url, ssl_context=context, request_seconds=LIMIT_SECONDS) as engine:
             assert await engine.exists("/health")
         trustme.CA().cert_pem.write_to_path(str(files.ca_file))
         assert context.look() is True
-        async with Engine(url, ssl_context=context) as engine:
+        async with Engine(url, ssl_context=context, request_seconds=LIMIT_SECONDS) as engine:
             with pytest.raises(EngineUntrusted, match=r"is not accepted: .*engine_tls\.ca_file names"):
                 await engine.exists("/health")
 
@@ -136,9 +135,11 @@ async def test_an_engine_that_asks_for_a_certificate_gets_ours(certificates, ups
     """Without one, the error tells what to set."""
     ours = certificates.believing(certificates.issue("sidecar"))
     async with tls_engine(upstream, certificates.engine(asks=True)) as url:
-        async with Engine(url, ssl_context=engine_context(url, ours)) as engine:
+        async with Engine(url, ssl_context=engine_context(url, ours), request_seconds=LIMIT_SECONDS) as engine:
             assert await engine.exists("/health")
-        async with Engine(url, ssl_context=engine_context(url, certificates.believing())) as engine:
+        async with Engine(
+            url, ssl_context=engine_context(url, certificates.believing()), request_seconds=LIMIT_SECONDS
+        ) as engine:
             with pytest.raises(EngineUnreachable, match=r"set engine_tls\.cert_file"):
                 await engine.exists("/health")
 
@@ -153,14 +154,20 @@ async def test_an_engine_without_tls_is_told_as_such(certificates):
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Engine(url, ssl_context=engine_context(url, certificates.believing())) as engine:
+    async with (
+        server,
+        Engine(url, ssl_context=engine_context(url, certificates.believing()), request_seconds=LIMIT_SECONDS) as engine,
+    ):
         with pytest.raises(EngineUntrusted, match="does not speak TLS"):
             await engine.exists("/health")
 
 
 async def test_an_https_engine_is_not_believed_without_a_context(certificates, upstream):
     """A caller that forgets to hand one on is not let through unverified."""
-    async with tls_engine(upstream, certificates.engine(asks=False)) as url, Engine(url) as engine:
+    async with (
+        tls_engine(upstream, certificates.engine(asks=False)) as url,
+        Engine(url, request_seconds=LIMIT_SECONDS) as engine,
+    ):
         with pytest.raises(EngineUntrusted):
             await engine.exists("/health")
 
@@ -187,7 +194,7 @@ async def highwater(
     verify = ssl.create_default_context(cafile=ca_file)
     base = f"{'https' if ca_file else 'http'}://127.0.0.1:{settings.get('control_port', port)}"
     try:
-        async with httpx.AsyncClient(base_url=base, verify=verify, trust_env=False, timeout=PATIENCE) as client:
+        async with httpx.AsyncClient(base_url=base, verify=verify, trust_env=False, timeout=LIMIT_SECONDS) as client:
             await until(lambda: answers(client), pause_seconds=0.05)
             yield client
     finally:
@@ -210,7 +217,7 @@ async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
     async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
         port = client.base_url.port or 0
         silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(64)))
-        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # uvicorn's own would wait for a minute
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # by the clock: uvicorn's own would wait for a minute
             ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
         for _, writer in silent:
             writer.close()
@@ -265,7 +272,7 @@ async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path)
         assert (await client.get(f"https://127.0.0.1:{data}/v1/models")).status_code == 502
         assert await serial(data, certificates.client()) == await serial(control, certificates.client())
         silent = [await asyncio.open_connection("127.0.0.1", port) for port in (data, control)]
-        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # by the clock: as above
             ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
         for _, writer in silent:
             writer.close()

@@ -29,7 +29,7 @@ from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire, serving
 from tests.http.test_control_plane import OWN_PATHS, TOKEN, alive
 from tests.http.test_restart import SlowEngine, ended
-from tests.patience import patiently, until
+from tests.patience import LIMIT_SECONDS, patiently, until
 
 GATE_REMEDIES = ("reset_mm_cache", "reset_prefix_cache")
 UPGRADE = (("connection", "upgrade"), ("upgrade", "websocket"), ("sec-websocket-key", "x"))
@@ -191,7 +191,7 @@ async def test_who_takes_every_connection_of_the_data_port_takes_none_of_the_con
     try:
         await wires[-1].request("GET", "/v1/models")
         with contextlib.suppress(ConnectionError):
-            assert (await patiently(wires[-1].answer(), 5)).status == 503
+            assert (await patiently(wires[-1].answer())).status == 503
         assert (await both.control.get("/livez")).status_code == 200
     finally:
         proxy.clients.limit = limit
@@ -263,7 +263,7 @@ async def test_who_only_names_a_recorder_folder_is_told_why_nothing_is_passed_on
     caplog.set_level("INFO", "highwater")
     app = create_app(Settings(recorder_dir=tmp_path, admin_token=TOKEN))
     assert "proxy.enabled=true" in caplog.text
-    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False) as client:
+    async with alive(app), serving(app) as port, httpx.AsyncClient(trust_env=False, timeout=LIMIT_SECONDS) as client:
         answer = await client.get(f"http://127.0.0.1:{port}/v1/models")
     assert answer.status_code == 404
     assert "proxy.enabled=true" in answer.json()["error"]["message"]
@@ -295,7 +295,6 @@ def ran(*arguments: str, **environ: str) -> Result:
 
 
 @pytest.mark.whole("`highwater serve` as a process")
-@pytest.mark.timeout(240)
 async def test_every_command_finds_the_control_port(tmp_path):
     """By the sidecar's own variables; and one that asks the data port is told which to ask."""
     async with serving(FakeEngine()) as engine, process(tmp_path, engine) as sidecar:
@@ -316,7 +315,6 @@ async def test_every_command_finds_the_control_port(tmp_path):
 
 
 @pytest.mark.whole("`highwater serve` as a process")
-@pytest.mark.timeout(240)
 async def test_while_requests_finish_probes_are_answered(tmp_path):
     """SIGTERM within a stream: the data port takes nobody new, and the control port says that the sidecar stops."""
     engine = SlowEngine()
@@ -359,7 +357,7 @@ async def test_a_port_that_is_in_use_is_named_by_its_setting(taken):
             env={name: value for name, value in os.environ.items() if not name.startswith("HIGHWATER_")},
             stderr=asyncio.subprocess.PIPE,
         )
-        _, told = await patiently(started.communicate(), PATIENCE)
+        _, told = await patiently(started.communicate())
     assert started.returncode == 4, told.decode()
     line = next(line for line in told.decode().splitlines() if "cannot listen" in line)
     assert f"{taken}: cannot listen on 127.0.0.1 port {ports[taken]}" in line

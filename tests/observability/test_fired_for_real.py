@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,7 +28,7 @@ from .test_rules import yaml_blocks
 # Instead of the alert's ten minutes; everything else is as shipped.
 HOLD_SECONDS = 2
 ALERT = "HighwaterShortageNotRelieved"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 
 
 @contextlib.contextmanager
@@ -69,8 +68,9 @@ def prometheus(folder: Path, target: int, alertmanager_port: int) -> Iterator[No
     rules.write_text(json.dumps({"groups": [shortened]}))
     job = {
         "job_name": "highwater",
-        "scrape_interval": "500ms",
-        "scrape_timeout": "500ms",
+        # No scrape may take longer than what is between two: 50 ms for an idle machine, many times that for a busy one.
+        "scrape_interval": "5s",
+        "scrape_timeout": "5s",
         "static_configs": [{"targets": [f"127.0.0.1:{target}"], "labels": {"pod": "vl-0"}}],
     }
     config = folder / "prometheus.yml"
@@ -122,7 +122,6 @@ async def in_thread(make: Callable[[], contextlib.AbstractContextManager[Any]]):
         await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
-@pytest.mark.timeout(400)
 async def test_high_water_that_nobody_relieves_reaches_the_people_on_call(tmp_path: Path):
     """An engine after the story's benchmark, a policy that only observes: it fires, tells what and where, resolves."""
     for name in ("prometheus", "prometheus-alertmanager"):

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +25,12 @@ from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.traffic import send_images
 from tests.helm.chart import CI_FILES, Object, ci_values, container, merged, objects, pod, pods
 from tests.helm.node import Node
+from tests.patience import LIMIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.long("chart")
 
-START_SECONDS = 400.0
+START_SECONDS = 1200.0
+LOOK_SECONDS = 0.25
 MODEL = "/models/tiny-qwen3-vl"
 
 
@@ -47,7 +49,7 @@ class Running:
     def start_sidecar(self) -> None:
         each = container(self.pod, "highwater")
         self.sidecar.start(self.node.argv(each), env=self.node.environ(each), cwd=self.node.folder)
-        self.sidecar.wait_until_answers(self.control_port, each["livenessProbe"]["httpGet"]["path"], 60.0)
+        self.sidecar.wait_until_answers(self.control_port, each["livenessProbe"]["httpGet"]["path"], START_SECONDS)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"http://127.0.0.1:{self.control_port}{path}", timeout=60, trust_env=False)
@@ -57,19 +59,16 @@ class Running:
         probe = container(self.pod, name)[which]
         if "exec" in probe:
             command = [sys.executable, *probe["exec"]["command"][1:]]
-            return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+            return subprocess.run(command, capture_output=True, timeout=START_SECONDS, check=False).returncode == 0
         action = probe["httpGet"]
         url = f"http://127.0.0.1:{action['port']}{action['path']}"
         with suppress(httpx.ConnectError):
-            return httpx.get(url, timeout=10, trust_env=False).status_code == 200
+            return httpx.get(url, timeout=LIMIT_SECONDS, trust_env=False).status_code == 200
         return False
 
-
-def wait_until(holds: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.25)
+    def passes(self, name: str, which: str) -> None:
+        """Wait until the probe passes: it has deadlines of its own, and the kubelet, too, asks a few times."""
+        wait_until(lambda: self.probe(name, which), pause_seconds=LOOK_SECONDS)
 
 
 def values(engine_port: int, port: int, control_port: int, python_path: list[str]) -> Object:
@@ -114,8 +113,11 @@ def running(engine_environment: EngineEnvironment, tmp_path_factory: pytest.Temp
         pod_up.start_sidecar()
         assert not pod_up.probe("vllm", "startupProbe")
         process.start(node.argv(engine), env=node.environ(engine), cwd=Path(node.here(engine, engine["workingDir"])))
-        wait_until(lambda: pod_up.probe("vllm", "startupProbe"), START_SECONDS)
-        wait_until(lambda: pod_up.probe("vllm", "readinessProbe"), 60)
+        deadline = time.monotonic() + START_SECONDS
+        while not pod_up.probe("vllm", "startupProbe"):
+            assert time.monotonic() < deadline, "the engine has not started"
+            time.sleep(LOOK_SECONDS)
+        pod_up.passes("vllm", "readinessProbe")
         yield pod_up
 
 
@@ -145,7 +147,7 @@ def test_vllm_knows_every_argument_that_the_chart_renders(
         env=environ,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=START_SECONDS,
         check=False,
     )
     assert said.returncode == 0, said.stderr
@@ -162,7 +164,7 @@ def test_vllm_knows_every_argument_that_the_chart_renders(
 
 def test_every_rank_reports_by_both_ways(running: Running) -> None:
     """The workers answer the sidecar's call, and the recorders lie in the folder that both mount."""
-    wait_until(lambda: running.get("/memory").json().get("progress") is not None, 60)
+    wait_until(lambda: running.get("/memory").json().get("progress") is not None, pause_seconds=LOOK_SECONDS)
     report = running.get("/memory").json()
     assert report["engine"]["state"] == "ready"
     assert (report["ranks_expected"], report["ranks_reported"], report["ranks_missing"]) == (1, 1, [])
@@ -190,14 +192,14 @@ def test_a_reclaim_with_the_generated_token_gives_memory_back(running: Running) 
     url = f"http://127.0.0.1:{running.control_port}"
     sent = asyncio.run(send_images(f"http://127.0.0.1:{running.port}", "tiny-qwen3-vl", images=range(8)))
     assert sent.failed == 0
-    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] > 0, 60)
+    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] > 0, pause_seconds=LOOK_SECONDS)
     body = {"remedies": ["reset_encoder_cache", "release"]}
     refused = httpx.post(f"{url}/memory/reclaim", json=body, timeout=60, trust_env=False)
     headers = {"Authorization": f"Bearer {running.token}"}
     done = httpx.post(f"{url}/memory/reclaim", json=body, headers=headers, timeout=120, trust_env=False)
     assert refused.status_code == 401
     assert [result["outcome"] for result in done.json()["results"]] == ["done", "done"]
-    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] == 0, 60)
+    wait_until(lambda: running.get("/memory").json()["encoder_cache"]["entries"] == 0, pause_seconds=LOOK_SECONDS)
 
 
 def test_each_port_serves_its_own_plane(running: Running) -> None:
@@ -219,26 +221,27 @@ def test_the_engine_logs_into_the_folder_that_the_sidecar_reads(running: Running
 
 
 def test_the_hook_before_the_end_returns_when_nothing_is_under_way(running: Running) -> None:
-    """It would wait for half a minute otherwise."""
+    """It would wait for the time that it is given otherwise."""
     command = container(running.pod, "vllm")["lifecycle"]["preStop"]["exec"]["command"]
-    ended = subprocess.run([sys.executable, *command[1:-2], "0", "240"], capture_output=True, timeout=200, check=False)
+    hook = [sys.executable, *command[1:-2], "0", "1200"]
+    ended = subprocess.run(hook, capture_output=True, timeout=1000, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_sidecar_that_is_down_has_no_healthy_engine_killed(running: Running) -> None:
     """In its backoff, say: the pod is not ready, and no probe that kills fails. It comes back to the same engine."""
     running.sidecar.stop()
-    assert [running.probe("vllm", kind) for kind in ("startupProbe", "livenessProbe", "readinessProbe")] == [
-        *(True, True, False)
-    ]
+    running.passes("vllm", "startupProbe")
+    running.passes("vllm", "livenessProbe")
+    assert not running.probe("vllm", "readinessProbe")
     running.start_sidecar()
-    wait_until(lambda: running.probe("vllm", "readinessProbe"), 60)
+    running.passes("vllm", "readinessProbe")
 
 
 def test_probes_tell_the_engines_death_from_the_sidecars(running: Running) -> None:
     """The engine's liveness probe fails, the sidecar's does not: the right one is restarted. Must be last."""
-    assert running.probe("vllm", "livenessProbe")
+    running.passes("vllm", "livenessProbe")
     running.engine.stop()
-    wait_until(lambda: not running.probe("vllm", "livenessProbe"), 60)
-    assert running.probe("highwater", "livenessProbe")
+    wait_until(lambda: not running.probe("vllm", "livenessProbe"), pause_seconds=LOOK_SECONDS)
+    running.passes("highwater", "livenessProbe")
     assert not running.probe("highwater", "readinessProbe")

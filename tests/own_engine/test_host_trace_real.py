@@ -13,6 +13,7 @@ import pytest
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.files.worker_package import copy_worker_package
+from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class Traced(NamedTuple):
 
     def trace(self, process: str, *more: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "highwater", "host", "trace", process, "--folder", str(self.rings), "--json"]
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=200)
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -80,7 +81,7 @@ def test_a_leak_in_the_api_server_is_named(leaking):
     assert 0.5 * 2_000_000 < rate < 1.2 * 2_000_000  # the thread may get less of a busy machine than it asks for
     assert result["after"]["anonymous_bytes"] > result["before"]["anonymous_bytes"]
     assert result["after"]["malloc"]["used_bytes"] > 0
-    assert httpx.get(f"{leaking.engine.url}/health").status_code == 200
+    assert httpx.get(f"{leaking.engine.url}/health", timeout=LIMIT_SECONDS).status_code == 200
 
 
 def test_other_processes_can_be_traced_and_are_not_blamed(leaking):

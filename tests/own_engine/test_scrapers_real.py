@@ -16,6 +16,7 @@ import pytest
 
 from tests.engine.conftest import sidecar_beside
 from tests.engines import send_texts
+from tests.patience import LIMIT_SECONDS, wait_until
 from tests.scrapers import LLM_D, PROMETHEUS_ACCEPTS, llm_d, production_stack
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long("clients")
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
+ATTEMPTS = 20
+PROMPT_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +45,22 @@ def scraped(
 
 def page_of(url: str) -> httpx.Response:
     """The page as Prometheus asks for it."""
-    response = httpx.get(f"{url}/metrics", headers={"Accept": PROMETHEUS_ACCEPTS}, trust_env=False, timeout=30)
+    headers = {"Accept": PROMETHEUS_ACCEPTS}
+    response = httpx.get(f"{url}/metrics", headers=headers, trust_env=False, timeout=LIMIT_SECONDS)
     assert response.headers["content-type"].startswith("text/plain; version=")
     return response
+
+
+def both_of(sidecar: DemoSidecar) -> str:
+    """The sidecar's page with vLLM's families, which it leaves out where the engine is slow to tell them."""
+    pages: list[str] = []
+
+    def is_whole() -> bool:
+        pages.append(page_of(sidecar.url).text)
+        return "vllm:" in pages[-1]
+
+    wait_until(is_whole)
+    return pages[-1]
 
 
 def declared(text: str) -> list[str]:
@@ -56,7 +72,7 @@ def test_every_family_of_vllm_is_there_and_none_twice(scraped: tuple[DemoEngine,
     """Its own page is in the classic format too, whatever Prometheus asks for."""
     engine, sidecar = scraped
     asyncio.run(send_texts(engine.url, engine.served_model, texts=["one", "two"]))
-    direct, beside = page_of(engine.url).text, page_of(sidecar.url).text
+    direct, beside = page_of(engine.url).text, both_of(sidecar)
     assert [name for name in declared(beside) if not name.startswith("highwater_")] == declared(direct)
     assert len(set(declared(beside))) == len(declared(beside))
     assert "vllm:request_success_created" in declared(beside)
@@ -90,22 +106,24 @@ def test_routers_see_the_load_while_there_is_some(scraped: tuple[DemoEngine, Dem
 def test_no_figure_is_frozen(scraped: tuple[DemoEngine, DemoSidecar]) -> None:
     """Neither while the engine hangs nor once it is gone, and no scrape waits for it."""
     engine, sidecar = scraped
-    assert "vllm:" in page_of(sidecar.url).text
+    both_of(sidecar)
     stopped = engine.pids()
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        text = page_of(sidecar.url).text
-        assert time.monotonic() - began < 3.0  # a quarter of a second, on a machine that has time
+        times: list[float] = []
+        # A quarter of a second, on a machine that has time; one that waits for the engine waits for 5 s, each time.
+        while len(times) < ATTEMPTS and (not times or min(times) > PROMPT_SECONDS):
+            began = time.monotonic()
+            text = page_of(sidecar.url).text
+            times.append(time.monotonic() - began)
+        assert min(times) < PROMPT_SECONDS
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     assert (production_stack(text), llm_d(text)) == ((0, 0), {})
     assert "highwater_engine_up" in declared(text)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while "vllm:" not in page_of(sidecar.url).text:
-        assert time.monotonic() < deadline
+    both_of(sidecar)
     engine.stop()
     text = page_of(sidecar.url).text
     assert "vllm:" not in text

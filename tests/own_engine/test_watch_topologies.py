@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from highwater.demo.engine import DemoEngine
 
-pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(3600)]
 
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 

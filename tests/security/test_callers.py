@@ -18,10 +18,10 @@ from highwater.memory.history import MAX_WATCHERS_PER_PEER
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import TOKEN, both_on_ports, error, sidecar_before
+from tests.patience import patience
 from tests.unit.api.test_access import access, asked, status
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ async def test_who_may_not_act_is_answered_before_a_body_is_read():
         guarded = [(method, path) for method, path, needs_token in found if needs_token]
         guarded += [(method, path) for method in ("PUT", "DELETE", "PATCH") for path in ("/memory", "/livez")]
         for method, path in guarded:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with patience():
                 assert await sidecar.raw(method, path, ("content-length", "1000000")) == 401, f"{method} {path}"
 
 
@@ -203,7 +203,7 @@ async def test_an_operator_can_follow_the_events_whatever_strangers_do():
             await wire.request("GET", "/memory/events", live, *headers)
             return (await wire.head()).status
 
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             told = await asyncio.gather(*(follow() for _ in range(MAX_WATCHERS_PER_PEER + 4)))
             assert sorted(told) == [200] * MAX_WATCHERS_PER_PEER + [503] * 4
             assert await follow(("authorization", f"Bearer {TOKEN}")) == 200

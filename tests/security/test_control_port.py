@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 
 from highwater.demo.sidecar import DemoSidecar
 from tests.fakes.engine import FakeEngine
@@ -27,7 +26,6 @@ MAX_CONNECTIONS = 64
 ATTACKS = ("head drips", "half uploads", "body drips", "idle connections", "tiny chunks", "refused floods", "leavers")
 PROBES = ("/livez", "/readyz", "/health/deep")
 ROUNDS = 40
-PATIENCE = 60.0
 
 
 @contextlib.contextmanager
@@ -68,7 +66,6 @@ async def refusals(sidecar: DemoSidecar) -> float:
     return sum(float(line.split()[1]) for line in text.decode().splitlines() if line.startswith(wanted))
 
 
-@pytest.mark.timeout(240)
 async def test_a_flood_of_the_data_port_holds_up_no_probe(tmp_path):
     """Each is answered 200 within a second; where the machine is busy, of the sidecar's own time."""
     async with (
@@ -90,7 +87,7 @@ async def test_a_flood_of_the_data_port_holds_up_no_probe(tmp_path):
             slowest = 0.0
             for path in PROBES * ROUNDS:
                 began, used = time.monotonic(), cpu_seconds(pids)
-                status, _ = await patiently(asked(sidecar.control_port, path), PATIENCE)
+                status, _ = await patiently(asked(sidecar.control_port, path))
                 slowest = max(slowest, min(time.monotonic() - began, cpu_seconds(pids) - used))
                 statuses[status] += 1
                 await asyncio.sleep(0.02)

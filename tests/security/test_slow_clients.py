@@ -17,9 +17,8 @@ from highwater.proxy.proxy import Proxy
 from tests.fakes.engine import FakeEngine
 from tests.http.conftest import Wire
 from tests.http.test_control_plane import sidecar_before
-from tests.patience import until
+from tests.patience import patience, until
 
-PATIENCE_SECONDS = 30
 TOKEN = "correct-horse-battery"
 # Who has no token is answered before a body would be waited for.
 OPERATOR = f"host: localhost\r\nauthorization: Bearer {TOKEN}\r\n".encode()
@@ -82,7 +81,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(sidecar, body):
         await wire.send(b"POST /memory/reclaim HTTP/1.1\r\n" + OPERATOR + BODIES[body])
         await until(lambda: any(client._current for client in proxy_of(sidecar).clients))
         await pass_ticks(sidecar, 4)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             answer = await wire.answer()
             assert (answer.status, answer.header("connection")) == (408, ["close"])
             assert await wire.reader.read() == b""
@@ -97,7 +96,7 @@ async def test_a_body_that_drips_is_not_waited_for_either(sidecar):
             with contextlib.suppress(ConnectionError):
                 await wire.send(b" ")
             await pass_ticks(sidecar, 1)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             assert (await wire.answer()).status == 408
 
 
@@ -111,7 +110,7 @@ async def test_a_slow_body_that_comes_is_served(sidecar):
         )
         await pass_ticks(sidecar, 2)
         await wire.send(b'{"name":"m"}')
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             assert (await wire.answer()).status == 201
 
 
@@ -119,7 +118,7 @@ async def test_a_body_of_who_may_not_is_not_waited_for(sidecar):
     """The answer is there at once, and the connection goes when nothing more comes."""
     async with connected(sidecar) as wire:
         await wire.send(b"POST /memory/marks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n")
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with patience():
             assert (await wire.answer()).status == 401
             await pass_ticks(sidecar, 4)
             assert await wire.reader.read() == b""

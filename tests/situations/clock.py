@@ -19,7 +19,7 @@ T = TypeVar("T")
 START = 1000.0
 """Seconds on the loop's clock when it begins; not 0, as no machine's monotonic clock stands there."""
 EPOCH = 1_763_660_000.0
-STUCK_SECONDS = 30.0
+STUCK_SECONDS = 120.0
 """Real seconds after which a loop that waits for what does not come is a mistake of the situation's."""
 _LOOK_SECONDS = 0.02
 

@@ -16,6 +16,7 @@ import uvicorn
 from highwater.main import create_app
 from highwater.settings.settings import Settings
 from highwater.wiring.sidecar import Sidecar
+from tests.patience import LIMIT_SECONDS
 from tests.situations.clock import VirtualLoop, run_virtually
 from tests.situations.device import Card
 from tests.situations.engine import EngineModel
@@ -127,7 +128,7 @@ async def _serving(sidecar: Sidecar) -> AsyncIterator[str]:
 
 async def _look_at_the_face(url: str, outcome: Outcome) -> list[str]:
     """Ask the sidecar as an operator does: it must still be there, whatever happened; its events, for who debugs."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
         for path in ("/livez", "/memory", "/policy", "/metrics"):
             response = await client.get(path)
             if response.status_code != httpx.codes.OK:

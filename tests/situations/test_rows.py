@@ -13,7 +13,7 @@ FAST = frozenset({"h100-95-images", "l4-98", "second-wave", "sleeping", "clock-b
 LONG = pytest.mark.long("policy")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "situation",
     [pytest.param(row, id=row.name, marks=() if row.name in FAST else LONG) for row in SITUATIONS],
@@ -26,7 +26,7 @@ def test_every_goal_is_met(situation):
 
 
 @LONG
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("situation", [pytest.param(row, id=row.name) for row in REAL_TIME])
 def test_every_goal_is_met_in_real_time(situation, tmp_path):
     """The same with `highwater serve` as a process, beside an engine that is one too."""

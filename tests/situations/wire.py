@@ -118,7 +118,8 @@ class InProcess(httpx.AsyncBaseTransport):
         """
         asked = Asked(request.method, request.url.path, await request.aread())
         try:
-            async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
+            seconds = request.extensions.get("timeout", {}).get("read")
+            async with asyncio.timeout(seconds):  # by the clock: a virtual one
                 answer = await self._face.ask(asked)
         except TimeoutError as exc:
             raise httpx.ReadTimeout("", request=request) from exc

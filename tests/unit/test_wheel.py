@@ -19,6 +19,7 @@ from highwater.demo.sidecar import DemoSidecar
 from tests import build_support
 from tests.build_support import compiled_app, environ_for
 from tests.fakes.upstream import Upstream
+from tests.patience import LIMIT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 APP, WORKER = ROOT / "app", ROOT / "worker_ext"
@@ -171,7 +172,7 @@ async def test_the_compiled_sidecar_serves_and_says_so(built: Path, tmp_path: Pa
     """It is started in the repository, whose own modules must not come first."""
     async with Upstream() as upstream:
         with DemoSidecar(upstream.url, folder=tmp_path, settings=environ_for(built)) as sidecar:
-            async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=sidecar.url, trust_env=False, timeout=LIMIT_SECONDS) as client:
                 answer = await client.post("/v1/completions", content=b"{}")
             (pid,) = sidecar.pids()
             maps = mapped_files(pid)

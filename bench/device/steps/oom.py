@@ -23,8 +23,8 @@ CHECKS: Mapping[str, str] = {
     "incident": "an incident is written",
     "verdict": "the incident says that the engine died, and why by its log",
 }
-DEATH_SECONDS = 60.0
-INCIDENT_SECONDS = 30.0
+DEATH_SECONDS = 240.0
+INCIDENT_SECONDS = 120.0
 RIGHT_KINDS = ("died", "out_of_memory")
 RECORDED_SECONDS = 4.0
 LOADS = ("full", "fragment", "workspace")

@@ -27,8 +27,8 @@ from highwater.demo.errors import DemoError
 from highwater.demo.process import KeptProcess, environ_with, free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-START_SECONDS = 60.0
-COUNT_SECONDS = 20.0
+START_SECONDS = 300.0
+COUNT_SECONDS = 120.0
 # Objects that live as long as a connection or a request does.
 _CONNECTED = re.compile("Connection|Exchange")
 TOKEN = "soak-admin-token"

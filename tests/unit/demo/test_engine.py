@@ -14,6 +14,7 @@ from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
 from highwater.demo.process import answers, free_port
 from tests.engines import dialect_of, log_tail
+from tests.patience import LIMIT_SECONDS, wait_until
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,15 @@ def test_an_engine_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) ->
         DemoEngine(environment, EngineOptions(extension=False), folder=tmp_path / "run").start()
 
 
-def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
-    environment = fake_environment(tmp_path, "echo $$; exec sleep 60")
+def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = fake_environment(tmp_path, "echo $$; exec sleep 600")
     engine = DemoEngine(environment, EngineOptions(extension=False), folder=tmp_path / "run")
+
+    def asked_once_it_runs(_port: int, _path: str) -> bool:
+        wait_until(lambda: log_tail(engine, 1))
+        return False
+
+    monkeypatch.setattr("highwater.demo.process.answers", asked_once_it_runs)
     with pytest.raises(DemoError, match=r"not ready within 0\.3 s"):
         engine.start(timeout_seconds=0.3)
     assert not engine.is_running()
@@ -105,11 +112,11 @@ def test_nothing_is_left_when_the_pipe_to_the_keeper_closes() -> None:
         sleeper = int(process.stdout.readline())
         assert sleeper in keeper.session_pids(process.pid)
         process.stdin.close()
-        process.wait(10)
+        process.wait(LIMIT_SECONDS)
     assert keeper.session_pids(process.pid) == []
 
 
 def test_the_keeper_passes_the_status_on() -> None:
     command = [sys.executable, "-I", "-S", keeper.__file__, "0.1", "/bin/sh", "-c", "exit 7"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
-        assert process.wait(10) == 7
+        assert process.wait(LIMIT_SECONDS) == 7

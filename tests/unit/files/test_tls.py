@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from highwater.errors import SettingsError
 from highwater.files.tls import ReloadedContext, TlsFiles, TlsWatch, engine_context, listening_context, trouble
 from highwater.settings.sources import load
+from tests.patience import patience
 
 NAME = "engine.test"
 RSA, ECDSA = trustme.KeyType.RSA, trustme.KeyType.ECDSA
@@ -301,7 +302,7 @@ async def test_the_watch_looks_at_both_sides_until_it_is_cancelled(folder):
     watch = asyncio.create_task(TlsWatch(ours, None, engines, every_seconds=0.0).run())
     renewed = folder.issue()
     folder.ca.cert_pem.write_to_path(str(folder.ca_file))
-    async with asyncio.timeout(10):
+    async with patience():
         while number(renewed) != serial(folder, ours):  # noqa: ASYNC110 - the files are all there is to watch
             await asyncio.sleep(0)
     watch.cancel()

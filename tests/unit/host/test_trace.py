@@ -169,7 +169,7 @@ def traced(folder, monkeypatch):
     ended, one = threading.Event(), HostTrace(folder)
 
     def run():
-        while not ended.wait(0.01):
+        while not ended.wait(0.01):  # by the clock: how often it looks
             one.tick()
 
     thread = threading.Thread(target=run)

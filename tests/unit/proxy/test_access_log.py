@@ -7,11 +7,11 @@ import logging
 import os
 import stat
 import threading
-import time
 
 import pytest
 
 from highwater.proxy.access_log import AccessLog, EndedRequest
+from tests.patience import wait_until
 
 ENDED = EndedRequest(
     peer="10.0.0.1:40000",
@@ -33,10 +33,7 @@ ENDED = EndedRequest(
 
 def until(condition):
     """Wait for the writing thread."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(condition, pause_seconds=0.001)
 
 
 def lines(path):

@@ -709,7 +709,7 @@ def run_program(folder: Path, code: str, returncode: int = 0) -> list[Path]:
     done = subprocess.run(
         [sys.executable, "-I", "-c", PROGRAM + code, str(folder), str(root)],
         check=False,
-        timeout=60,
+        timeout=600,
         capture_output=True,
         text=True,
     )
@@ -759,7 +759,7 @@ def test_a_forked_child_ends_although_its_parent_is_watched(tmp_path, code):
 import faulthandler, time, warnings; warnings.simplefilter("ignore")
 start()
 watchdog = running_recorder(worker)._watchdog
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 60
 while watchdog._due < 0 and time.monotonic() < deadline:
     time.sleep(0.01)
 if os.fork() == 0:
@@ -777,20 +777,23 @@ def test_a_hang_that_holds_pythons_lock_leaves_every_stack(folder_in_memory):
     (path,) = run_program(
         folder_in_memory,
         """
-import ctypes, signal, threading
+import ctypes, pathlib, subprocess, threading
 import highwater_worker.recorder.stacks as module
 module.SECONDS = 0.5
 start()
+# It is ended once the dump is there: its own timer would run on while it stands still, and the dump's with it.
+ended = "until grep -qa 'in deeper' $0 && grep -qa 'in run' $0; do sleep 0.05; done; kill -ALRM $1"
+(path,) = pathlib.Path(sys.argv[1]).iterdir()
+subprocess.Popen(["sh", "-c", ended, str(path), str(os.getpid())])
 armed = threading.Event()
 later = running_recorder(worker)._watchdog._originals["dump_traceback_later"]
 running_recorder(worker)._watchdog._originals["dump_traceback_later"] = lambda *a, **k: (later(*a, **k), armed.set())
-assert armed.wait(20)
+assert armed.wait(60)
 library = ctypes.PyDLL(None)
 def holds_the_lock():
-    library.sleep(50)
+    library.sleep(500)
 def deeper():
     holds_the_lock()
-signal.setitimer(signal.ITIMER_REAL, 2.5)
 deeper()
 """,
         returncode=-14,
