@@ -38,11 +38,9 @@ test-whole: $(READY) tools peers ## What .ci/run runs: the tests, lint, types, a
 	TEST_COMPILED=1 $(BIN)/python -m tests.check --whole
 
 # Compiled tests are kept from run to run: to rewrite the asserts of all in each process takes longer than many tests.
-# One process more than cores: tests of servers wait for much of their time. Plugins that no test uses are not loaded,
-# and a test's folder goes with it: to remove thousands at the end takes one process half a minute.
-FASTER := -p no:schemathesis -p no:anyio -p no:platformdirs -o tmp_path_retention_policy=failed
+# One process more than cores: tests of servers wait for much of their time.
 test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, some 200 CPU-seconds; it says what it leaves out
-	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.frozen -p tests.fast $(FASTER) \
+	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.cheaper -p tests.fast \
 	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
 
 test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)

@@ -76,7 +76,7 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
 def pytest_lane(name: str, *folders: str, coverage: bool = False) -> Lane:
     """Return the lane that runs the tests of some folders."""
     run = ("coverage", "run", "-m", "pytest") if coverage else ("pytest",)
-    plugins = ("-p", "tests.frozen", "-p", "tests.seen", "--seen", str(LOGS / f"{name}.json"))
+    plugins = ("-p", "tests.cheaper", "-p", "tests.seen", "--seen", str(LOGS / f"{name}.json"))
     arguments = ("-q", *plugins, *_DURATIONS, *folders)
     return Lane(name, (program("python", "-m", *run, *arguments),), folders)
 

@@ -1,7 +1,6 @@
 """A pytest plugin (`-p tests.fast`): leaves to the whole check what `make test-fast` does not run, and says so.
 
-It also makes tests cheaper. Hypothesis draws a quarter of the examples, except in tests that give a number.
-Two libraries do not load what no test asks for.
+Hypothesis draws a quarter of the examples, except in tests that give a number.
 
 Left out are tests marked `whole`, which gives the reason, those that need a C compiler, and long ones, as `TEST_LONG`
 has it. `make test` and `.ci/run` know nothing of this plugin: they run every test marked `whole`, whatever has changed.
@@ -9,42 +8,18 @@ has it. `make test` and `.ci/run` know nothing of this plugin: they run every te
 
 from __future__ import annotations
 
-import os
-import ssl
-import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 EXAMPLES = 25
-# jsonschema compiles 38 of its grammars at import: two seconds, for formats (`iri`) that no schema of ours has.
-sys.modules.setdefault("rfc3987_syntax", None)  # so that its import fails
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("fast", max_examples=EXAMPLES)  # else as tests/conftest.py has it
     settings.load_profile("fast")
     config.pluginmanager.register(LeftOut(config), "left-out")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_authorities_of_the_system() -> Iterator[None]:
-    """Load no authorities unless a test names its own: that is half of what a client costs, and no test meets them."""
-    load, at_start = ssl.SSLContext.set_default_verify_paths, _named_authorities()
-
-    def load_named(context: ssl.SSLContext) -> None:
-        if _named_authorities() != at_start:
-            load(context)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl.SSLContext, "set_default_verify_paths", load_named)
-        yield
-
-
-def _named_authorities() -> list[str | None]:
-    return [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
 
 
 class LeftOut:

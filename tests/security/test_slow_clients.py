@@ -165,8 +165,10 @@ async def test_a_large_answer_holds_up_no_stream():
         ranks = tuple(replace(report.ranks[0], rank=number) for number in range(8))
         for second in range(2000):
             sidecar.app.services.history.add(replace(report, ranks=ranks, taken_at=float(second)))
+        shares = list[float]()
         # A busy machine may stop anybody once; it does not always do so in the middle of this.
-        shares = [await longest_stop(f"{sidecar.client.base_url}/memory/history") for _ in range(5)]
+        while len(shares) < 5 and not any(share < 1 / 2 for share in shares):
+            shares.append(await longest_stop(f"{sidecar.client.base_url}/memory/history"))
     assert min(shares) < 1 / 2
 
 

@@ -160,7 +160,7 @@ def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side)
         "@pytest.mark.whole('days of it')\n@pytest.mark.parametrize('n', [1, 2])\ndef test_b(n): assert False\n"
         "@pytest.mark.compiled\ndef test_c(): assert False\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "tests.frozen", "-p", "tests.fast"]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "tests.cheaper", "-p", "tests.fast"]
     command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *side_by_side]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stdout
