@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.imports import imported_by
 from tests.topics import ROOT, TOPICS, Topic, digests, marked
 
 SLOTS = 2
+# A pytest of its own loads the plugins that its test names, and no other package's: most of its start is theirs.
+BARE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +154,9 @@ def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run):
 
 
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
-@pytest.mark.parametrize("side_by_side", [(), ("--numprocesses", "2")], ids=["one process", "two workers"])
+@pytest.mark.parametrize(
+    "side_by_side", [(), ("-p", "xdist", "--numprocesses", "2")], ids=["one process", "two workers"]
+)
 def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side):
     """Each reason with its count, and every test of it once; what has no such mark runs."""
     (tmp_path / "test_few.py").write_text(
@@ -162,7 +167,7 @@ def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side)
     )
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "tests.cheaper", "-p", "tests.fast"]
     command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *side_by_side]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=BARE, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stdout
     assert "3 tests left to the whole check (`make test`, `.ci/run`)" in done.stdout
     assert "    2 days of it\n    1 the data plane compiled\n" in done.stdout
@@ -185,7 +190,7 @@ def pytester_run(tmp_path):
         seen = tmp_path / "seen.json"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.seen", "--seen", str(seen)]
         command += ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path / "test_few.py"), *arguments]
-        status = subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+        status = subprocess.run(command, cwd=ROOT, env=BARE, capture_output=True, check=False).returncode
         return json.loads(seen.read_text()) | {"status": status}
 
     return run_tests
