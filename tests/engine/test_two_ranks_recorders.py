@@ -295,6 +295,10 @@ async def a_request_under_way(engine: DemoEngine, sidecar: DemoSidecar) -> Async
             await asyncio.gather(reading, return_exceptions=True)
 
 
+def is_said_to_be_stopped(report: dict[str, Any]) -> bool:
+    return is_unresponsive(report) and "stopped by a signal" in report["engine"]["hint"]
+
+
 @on_two_workers
 async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp_path: Path) -> None:
     """Both workers live and wait for what EngineCore does not send them."""
@@ -304,6 +308,8 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp
                 report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
                 assert (report["ranks_reported"], report["progress"]["verdict"]) == (2, "stuck")
                 assert "schedules no work" in report["engine"]["hint"]
+                report = await asyncio.to_thread(wait_for, sidecar, is_said_to_be_stopped, PATIENCE_SECONDS)
+                assert f"run kill -CONT {core_of(worker_pids(engine)[0])}" in report["engine"]["hint"]
                 assert (probes(sidecar), status(f"{engine.url}/health")) == (NOT_WELL, 200)
             await asyncio.to_thread(wait_for, sidecar, is_ready, PATIENCE_SECONDS)
         incident = await asyncio.to_thread(wait_for_incident, sidecar, lambda one: one["ended_at"] is not None)

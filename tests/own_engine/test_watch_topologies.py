@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from highwater.demo.errors import DemoError
 from tests.engine.conftest import sidecar_beside, wait_for
+from tests.engine.test_two_ranks_recorders import core_of, wait_for_incident
 from tests.engines import send_texts, watching, worker_pids
 from tests.unit.worker_ext.ring_bytes import parse, table
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from highwater.demo.engine import DemoEngine
+    from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = [pytest.mark.long("watch"), pytest.mark.timeout(3600)]
 
@@ -50,6 +54,32 @@ async def test_every_rank_is_seen(engine_factory: Callable[..., DemoEngine], tmp
             report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
             assert (report["ranks_expected"], report["ranks_missing"]) == (2, [])
             assert all(rank["components"]["kv_cache_bytes"] > 0 for rank in report["ranks"])
+            if "tensor_parallel" in options:
+                assert_a_planned_stop_is_no_incident(engine, sidecar)
+
+
+def assert_a_planned_stop_is_no_incident(engine: DemoEngine, sidecar: DemoSidecar) -> None:
+    """EngineCore has `--shutdown-timeout` for its workers, and outlives them."""
+    engine.stop()
+    wait_for(sidecar, lambda report: report["engine"]["state"] == "gone")
+    events = sidecar.call("GET", "/memory/events")["events"]
+    assert any("the engine ended in order" in event["summary"] for event in events), events
+    assert sidecar.call("GET", "/memory/incidents")["incidents"] == []
+
+
+async def test_an_engine_core_that_is_killed_is_an_incident(
+    engine_factory: Callable[..., DemoEngine], tmp_path: Path
+) -> None:
+    """Its workers then end by themselves, as they do in a planned stop; nobody reads the engine's log here."""
+    rings = tmp_path / "rings"
+    with (
+        engine_factory(multimodal=False, tensor_parallel=2, **watching(rings)) as engine,
+        sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar,
+    ):
+        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 2)
+        os.kill(core_of(report["ranks"][0]["pid"]), signal.SIGKILL)
+        incident = wait_for_incident(sidecar, lambda one: one["kind"] == "died")
+        assert "ended" not in {rank["status"] for rank in incident["ranks"]}
 
 
 async def test_an_engine_whose_recorders_cannot_write_serves_all_the_same(

@@ -160,8 +160,11 @@ class HostReader:
         for before in self._found:
             one = None if before.pid in known else read_process(self._machine.proc, before.pid)
             if one is not None and one.started == before.started:
-                rows.append(self._named(one, workers.get(one.pid)))
-        return rows
+                rows.append(one)
+        # Its command line is that of an engine's only API server.
+        launchers = {one.parent_pid for one in rows if "::APIServer" in one.name}
+        told = (replace(one, role="launcher") if one.pid in launchers else one for one in rows)
+        return [self._named(one, workers.get(one.pid)) for one in told]
 
     def _named(self, one: ProcessMemory, worker: RankReading | None) -> ProcessMemory:
         role: Role = "worker" if worker is not None and one.role == "other" else one.role

@@ -97,25 +97,30 @@ class HostWatch:
         processes = () if self.now is None else self.now.reading.processes
         return tuple(one for one in processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
 
-    def long_stopped(self) -> str | None:
-        """Return in one sentence which of these have been stopped at every call for 5 s, and what to do; else ``None``.
+    def stopped_engine(self) -> str | None:
+        """Return in one sentence which stopped processes every request waits for, and what to do; ``None`` if none.
 
-        Called with each poll. Before that a debugger may let go, as with a worker (``LOST_SECONDS``).
+        These are an EngineCore, or all API servers: while one of several is stopped, the others serve. Called with each
+        poll, it remembers since when; for the first five seconds a debugger may let go, as with a worker.
         """
-        now, stopped = self._monotonic(), self.stopped_processes()
-        before = self._stopped_since
-        self._stopped_since = since = {
-            (one.pid, one.started): before.get((one.pid, one.started), now) for one in stopped
+        now, before = self._monotonic(), self._stopped_since
+        stopped = {(one.pid, one.started): one for one in self.stopped_processes()}
+        self._stopped_since = {key: before.get(key, now) for key in stopped}
+        lasting = {
+            one.pid: (one, now - since)
+            for key, one in stopped.items()
+            if now - (since := self._stopped_since[key]) >= LOST_SECONDS
         }
-        lasting = [(one, now - since[one.pid, one.started]) for one in stopped]
-        lasting = [(one, seconds) for one, seconds in lasting if seconds >= LOST_SECONDS]
-        if not lasting:
+        processes = () if self.now is None else self.now.reading.processes
+        api_servers = {one.pid for one in processes if one.role == "api_server"}
+        holds_all = any(one.role == "engine_core" for one, _ in lasting.values()) or api_servers <= lasting.keys()
+        if not lasting or not holds_all:
             return None
         named = "; ".join(
             f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for {seconds:.0f} s"
-            for one, seconds in lasting
+            for one, seconds in lasting.values()
         )
-        pids = " ".join(str(one.pid) for one, _ in lasting)
+        pids = " ".join(map(str, lasting))
         return f"{named}; requests wait until it goes on: run kill -CONT {pids}, or detach the debugger"
 
     def _read_now(self, read_at: float) -> HostNow:

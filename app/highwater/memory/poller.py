@@ -48,7 +48,7 @@ class Poller:
         pace: Called after each poll; returns after how many seconds the memory is read again, if sooner than at the
             next poll: from the recorders' files alone, or, without recorders, by a poll.
         engine_process: Returns name and pid of a process of the engine that runs, as far as one is seen.
-        stopped_processes: Returns which processes of the engine, workers aside, have been stopped for long, in one
+        stopped_engine: Returns which processes of the engine, workers aside, have been stopped for long, in one
             sentence; ``None`` if none. Called once in each poll.
         last_load: The engine's last known load.
     """
@@ -59,7 +59,7 @@ class Poller:
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
         self.engine_process: Callable[[], str | None] = lambda: None
-        self.stopped_processes: Callable[[], str | None] = lambda: None
+        self.stopped_engine: Callable[[], str | None] = lambda: None
         self.last_load = EngineLoad()
         self._rounds = rounds
         self._times = rounds.times
@@ -230,7 +230,7 @@ class Poller:
             workers=workers_left(outcome.records, self._rounds.ranks_expected)
             if outcome.observation.workers is None
             else None,
-            stopped=self.stopped_processes(),
+            stopped=self.stopped_engine(),
             is_another_loading=outcome.is_another_loading,
             sleeping=None if load is None else bool(load.sleeping),
             paused=False if paused is None and is_answered and not outcome.rested else paused,

@@ -41,7 +41,7 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
         internal_error=internal_errors.counter("host"),
     )
     poller.engine_process = watch.engine_process
-    poller.stopped_processes = watch.long_stopped
+    poller.stopped_engine = watch.stopped_engine
     return watch
 
 

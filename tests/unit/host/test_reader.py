@@ -174,20 +174,43 @@ async def test_a_process_that_is_stopped_for_five_seconds_is_said_with_what_to_d
     stat, seconds = host.root / "proc/11/stat", 0.0
     watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), monotonic=lambda: seconds)
     await watch.read()
-    assert watch.long_stopped() is None
+    assert watch.stopped_engine() is None
     seconds = 4.9
-    assert watch.long_stopped() is None
+    assert watch.stopped_engine() is None
     seconds = 6.0
-    assert watch.long_stopped() == (
+    assert watch.stopped_engine() == (
         "EngineCore (pid 11) has been stopped by a signal or a debugger for 6 s; requests wait until it goes on: run "
         "kill -CONT 11, or detach the debugger"
     )
     stopped = stat.read_text()
     stat.write_text(stopped.replace(") T ", ") S "))
-    assert watch.long_stopped() is None
+    assert watch.stopped_engine() is None
     stat.write_text(stopped)
     seconds = 12.0
-    assert watch.long_stopped() is None
+    assert watch.stopped_engine() is None
+
+
+async def test_one_stopped_api_server_of_several_does_not_hold_the_engine(host):
+    """The others serve; a chart that restarts an engine which is stuck would end their streams."""
+    process(host.root, 9, 1, "python vllm serve model --api-server-count 2", 100)
+    process(host.root, 10, 9, "VLLM::APIServer_0", 700, state="T")
+    process(host.root, 13, 9, "VLLM::APIServer_1", 700)
+    process(host.root, 11, 9, "VLLM::EngineCore", 500)
+    process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
+    seconds = 0.0
+    watch = HostWatch(host.reader(workers=lambda: [worker(12, 7)]), monotonic=lambda: seconds)
+    await watch.read()
+    assert watch.stopped_engine() is None
+    seconds = 6.0
+    assert [one.pid for one in watch.stopped_processes()] == [10]
+    assert watch.stopped_engine() is None
+    stat = host.root / "proc/13/stat"
+    stat.write_text(stat.read_text().replace(") S ", ") T "))
+    assert watch.stopped_engine() is None
+    seconds = 12.0
+    said = watch.stopped_engine()
+    assert said is not None
+    assert "run kill -CONT 10 13, or" in said
 
 
 def test_a_worker_of_another_start_is_not_looked_for(host):

@@ -78,10 +78,10 @@ async def test_a_late_engine_is_starting_not_down(core):
 async def test_an_engine_whose_core_is_stopped_is_stuck_though_its_api_server_answers(core):
     """An idle engine's own counts stand still then, and /health says 200: nothing else shows it."""
     await core.tick()
-    core.poller.stopped_processes = lambda: "EngineCore (pid 11) has been stopped for 6 s"
+    core.poller.stopped_engine = lambda: "EngineCore (pid 11) has been stopped for 6 s"
     report = await core.tick()
     assert (report.engine.state, report.engine.hint) == ("stuck", "EngineCore (pid 11) has been stopped for 6 s")
-    core.poller.stopped_processes = lambda: None
+    core.poller.stopped_engine = lambda: None
     assert (await core.tick()).engine.state == "ready"
 
 

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
 from multiprocessing.util import Finalize
 from threading import Event, Thread, get_ident, main_thread
 from typing import Any, NamedTuple
@@ -113,6 +114,7 @@ class Recorder:
         self._woken = Event()
         self._wait = wait or self._wait_for_news
         self._pid = os.getpid()
+        self._parent = os.getppid()
         self._thread: Thread | None = None
         self._finalizer: Finalize[bool] | None = None
         # Of the engine's thread:
@@ -299,13 +301,20 @@ class Recorder:
                 break
         self._watchdog.stop()
         self._flush()
-        # A life that ends with a step that failed does not end in order, though its processes may.
-        self._write_heartbeat(self._now(), None, is_last=not self.steps.has_failed)
+        self._write_heartbeat(self._now(), None, is_last=self._ends_in_order())
         self._stopping = True
         self._stacks.close()
         self.ring.close()
         if self._is_worker_gone:
             self._forget_end()
+
+    def _ends_in_order(self) -> bool:
+        """Return whether the engine goes well: no step has failed, and the process that started the worker lives.
+
+        When EngineCore is killed its workers end by themselves, as they do when it tells them to.
+        """
+        has_lost_parent = parent_process() is not None and os.getppid() != self._parent
+        return not (self.steps.has_failed or has_lost_parent)
 
     def _beat(self) -> float:
         """Write everything that is due, and return the seconds until the next time; never raises."""

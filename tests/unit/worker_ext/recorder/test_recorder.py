@@ -551,6 +551,22 @@ def test_heartbeats_come_ten_a_second_while_something_happens_and_one_while_noth
     assert heartbeat(path)["kind"] == "stopped"
 
 
+@pytest.mark.parametrize(
+    ("is_child", "parent", "last"),
+    [(True, os.getppid(), "stopped"), (True, 1, "heartbeat"), (False, 1, "stopped")],
+    ids=["told by its parent", "its parent was killed", "nobody's child, its shell is gone"],
+)
+def test_a_worker_whose_parent_was_killed_does_not_end_in_order(  # noqa: PLR0917 - pytest passes them by name
+    worker, tmp_path, monkeypatch, is_child, parent, last
+):
+    """EngineCore's death and its word end a worker alike: only the first is for an incident."""
+    monkeypatch.setattr("highwater_worker.recorder.recorder.parent_process", lambda: object() if is_child else None)
+    recorder, path = recorder_on(Time(waits=3), worker, tmp_path)
+    monkeypatch.setattr("os.getppid", lambda: parent)
+    recorder.run()
+    assert heartbeat(path)["kind"] == last
+
+
 def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
     """A step, an output, an operation: each since when."""
     time, seen = Time(), []
