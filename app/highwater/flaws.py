@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _SHOWN_LENGTH = 120
-_LIKE_A_URL = re.compile("://|:.*(@|%40|%2540|\uff20)", re.DOTALL)
+# A URL that was encoded as a whole, or twice, writes them as %3A and %40; full-width ones are the same to those who
+# normalize them. Both patterns, and what uses them, take time in proportion to a text's length: anybody may send one.
+_COLON = re.compile("[:\uff1a]|%(?:25)*3a", re.IGNORECASE)
+_AT = re.compile("[@\uff20\ufe6b]|%(?:25)*40")
 # Where pydantic names a Python type, and not what an operator writes.
 _PLAIN = {
     "bool_parsing": "must be true or false",
@@ -39,12 +42,11 @@ def without_credentials(url: object) -> object:
     """
     if not isinstance(url, str):
         return url if url is None or isinstance(url, int | float) else "***"
-    # A URL that was encoded as a whole writes an @ as %40; a full-width one is an @ to those who normalize it.
-    *before, rest = re.split("@|%40|%2540|\uff20", url)
+    *before, rest = _AT.split(url)
     if any(mark in part for part in before for mark in "?#"):
         return "***"
-    masked = re.sub("([?#]).*", r"\1***", rest, flags=re.DOTALL)
-    return f"***@{masked}" if before else masked
+    shown = re.sub("([?#]).*", r"\1***", rest, flags=re.DOTALL)
+    return f"***@{shown}" if before else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def sentences(
     what is `MayHoldSecret` among them is shown as that says.
     """
     for error in errors:
-        key = ".".join(str(masked(part)) for part in error["loc"])
+        key = ".".join(masked(str(part)) for part in error["loc"])
         if error["type"] == "extra_forbidden":
             near = nearest(key)
             yield f"{key}: there is no such key" + (f"; did you mean {near}?" if near else "")
@@ -85,16 +87,17 @@ def _shown(given: object, field: FieldInfo | None) -> str:
     for mark in () if field is None else field.metadata:
         if isinstance(mark, MayHoldSecret):
             return "" if mark.shown is None else f"{mark.shown(given)!r} "
-    return f"{masked(given)!r} "
-
-
-def masked(given: object) -> object:
-    """Return a refused value without the credentials of its URLs: one may be given where none belongs, also as key."""
     if isinstance(given, str):
-        return without_credentials(given) if _LIKE_A_URL.search(given) else given
-    if isinstance(given, Mapping):
-        return {masked(key): masked(value) for key, value in given.items()}
-    if isinstance(given, list | tuple):
-        parts = [masked(each) for each in given]
-        return parts if isinstance(given, list) else tuple(parts)
-    return given
+        return f"{masked(given)!r} "
+    shown = repr(given)
+    return "" if _may_hold_credentials(shown) else f"{shown} "
+
+
+def masked(text: str) -> str:
+    """Return a refused text without the credentials of its URL: one may be given where none belongs, also as a key."""
+    return str(without_credentials(text)) if _may_hold_credentials(text) else text
+
+
+def _may_hold_credentials(text: str) -> bool:
+    colon = _COLON.search(text)
+    return colon is not None and ("://" in text or _AT.search(text, colon.end()) is not None)

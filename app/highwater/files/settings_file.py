@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             line = key_node.start_mark.line + 1
             if key in lines:
-                name = plain(str(masked(str(key))), _SHOWN_KEY)
+                name = plain(masked(str(key)), _SHOWN_KEY)
                 raise SettingsError(
                     [f"{name}: is given twice, on line {lines[key]} and on line {line}; keep one of the two"]
                 )
@@ -54,7 +54,7 @@ def read_settings_file(path: str) -> dict[str, Any]:
         SettingsError: It cannot be read, is not a regular file, has over 1 MiB, or is not a table; in one line that
             never quotes its content, which may be the token.
     """
-    name, suffix = str(masked(path)), Path(path).suffix
+    name, suffix = masked(path), Path(path).suffix
     if suffix not in {".toml", ".yaml", ".yml"}:
         raise _problem(f"{name}: a file must end in .toml, .yaml or .yml, not {Path(name).suffix or 'nothing'}")
     try:
@@ -81,7 +81,7 @@ def _table(name: str, content: object) -> dict[str, Any]:
         raise _problem(f"{name}: must be a table of settings, not {type(content).__name__}")
     for key in content:
         if not isinstance(key, str):  # YAML takes 1, null and a date for what they are
-            shown = "null" if key is None else plain(str(masked(str(key))), _SHOWN_KEY)
+            shown = "null" if key is None else plain(masked(str(key)), _SHOWN_KEY)
             raise _problem(f"{name}: {shown}: there is no such key; a key is the name of a setting")
     return content
 

@@ -1,0 +1,80 @@
+"""What an error shows of a refused value: enough to find it, and no credentials."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from highwater.flaws import masked, sentences
+
+MIB = 1024 * 1024
+
+
+class Limits(BaseModel):
+    """A model with a key that is a number."""
+
+    limit: int
+
+
+def refusal(value: object) -> str:
+    """The sentence about a value that is no number."""
+    with pytest.raises(ValidationError) as caught:
+        Limits.model_validate({"limit": value})
+    return "\n".join(sentences(caught.value.errors()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:s3cret@host",
+        "user:s3cret@host:80",
+        "user%3As3cret%40host",
+        "http%3A%2F%2Fuser%3As3cret%2540host",
+        "user%253As3cret%252540host",
+        "user\uff1as3cret\uff20host",
+        "user:s3cret\ufe6bhost",
+        "https://host/path?token=s3cret",
+        "https://host/#s3cret",
+    ],
+)
+def test_credentials_are_not_shown_however_they_are_written(text):
+    """In a value, in a key, and within a list or a section."""
+    assert "s3cret" not in masked(text)
+    for value in (text, [text], {"url": text}, {text: 1}):
+        assert "s3cret" not in refusal(value)
+        assert refusal(value).startswith("limit: ")
+
+
+@pytest.mark.parametrize("text", ["12:30", "::1", "[fd00::1]:8000", "a@b.c", "git@github.com:org", "/a/b?c", "80%", ""])
+def test_what_holds_none_is_shown_as_it_is(text):
+    """An address, a time, a mail address."""
+    assert masked(text) == text
+
+
+def test_a_value_that_is_no_text_is_shown_as_python_writes_it():
+    """Its credentials hide it as a whole: they cannot be told from the rest of it."""
+    assert "limit: [1, 2] " in refusal([1, 2])
+    assert refusal(["x://u:p@h"]) == "limit: Input should be a valid integer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [":" * MIB, ":%4" * MIB, "%25" * MIB, "@" * MIB, "://?" * MIB],
+    ids=["colons", "broken escapes", "escaped percents", "ats", "queries"],
+)
+def test_a_long_value_costs_no_more_than_its_length(text):
+    """Anybody may send one, and streams pass on the same loop: a quadratic search would take hours."""
+    before = time.process_time()
+    masked(text)
+    refusal(text)
+    assert time.process_time() - before < 5  # by the clock: of this process's own time; the search takes 0.1 s
+
+
+def test_a_deeply_nested_value_is_refused_as_any_other():
+    """JSON may nest as deep as its parser allows."""
+    nested: object = "x"
+    for _ in range(900):
+        nested = [nested]
+    assert refusal(nested) == "limit: Input should be a valid integer"
