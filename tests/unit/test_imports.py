@@ -40,6 +40,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_go_with_these_tests() -> Iterator[None]:
+    """Keep no trees: millions of nodes, which every later test that collects garbage would walk through."""
+    yield
+    tree_of.cache_clear()
+
+
 @cache
 def module_file(name: str) -> Path | None:
     """Return the file of one of our modules; None if we have no module of that name."""
