@@ -12,7 +12,7 @@ compilation; without recorders: a worker call is late   busy           200     2
 the API server is late, and nothing says that the
 engine does not move                                    slow           200     200
 recorders: it will not go on by itself; EngineCore or
-an API server is stopped by a signal or a debugger      stuck          503     503          alert, incident
+all API servers are stopped from outside                stuck          503     503          alert, incident
 no recorder shows it, and for ``max_step_seconds`` no
 call was answered                                       not_answering  503     200          warning, incident
 connections are refused, twice or with the workers'
@@ -124,7 +124,8 @@ def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_second
     if seen.workers == "dead":
         return "stuck", _joined("the process of every worker is gone", seen.failure)
     is_stuck = progress is not None and progress.verdict == "stuck"
-    if seen.stopped is not None and (held is None or is_stuck):
+    is_moving = progress is not None and progress.verdict == "progressing"
+    if seen.stopped is not None and not is_moving and (held is None or is_stuck):
         return "stuck", _joined(seen.stopped, progress.summary if progress is not None and is_stuck else seen.failure)
     if progress is not None and is_stuck:
         return "stuck", _joined(progress.summary, seen.failure)

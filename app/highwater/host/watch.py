@@ -14,8 +14,8 @@ from highwater.host.processor_cache import NOT_COUNTED, CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
+from highwater.host.stopped import StoppedEngine
 from highwater.readings.report import HostSummary
-from highwater.recorder.progress import LOST_SECONDS
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
@@ -58,7 +58,7 @@ class HostWatch:
         self._sleep = sleep
         self._window = OutlookWindow()
         self._lock = asyncio.Lock()
-        self._stopped_since: dict[tuple[int, int | None], float] = {}  # by pid and start
+        self._stopped_engine = StoppedEngine(monotonic)
         self.now: HostNow | None = None
 
     async def run(self) -> None:
@@ -98,30 +98,9 @@ class HostWatch:
         return tuple(one for one in processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
 
     def stopped_engine(self) -> str | None:
-        """Return in one sentence which stopped processes every request waits for, and what to do; ``None`` if none.
-
-        These are an EngineCore, or all API servers: while one of several is stopped, the others serve. Called with each
-        poll, it remembers since when; for the first five seconds a debugger may let go, as with a worker.
-        """
-        now, before = self._monotonic(), self._stopped_since
-        stopped = {(one.pid, one.started): one for one in self.stopped_processes()}
-        self._stopped_since = {key: before.get(key, now) for key in stopped}
-        lasting = {
-            one.pid: (one, now - since)
-            for key, one in stopped.items()
-            if now - (since := self._stopped_since[key]) >= LOST_SECONDS
-        }
+        """Return in one sentence which stopped processes every request waits for; ``None`` if none. For each poll."""
         processes = () if self.now is None else self.now.reading.processes
-        api_servers = {one.pid for one in processes if one.role == "api_server"}
-        holds_all = any(one.role == "engine_core" for one, _ in lasting.values()) or api_servers <= lasting.keys()
-        if not lasting or not holds_all:
-            return None
-        named = "; ".join(
-            f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for {seconds:.0f} s"
-            for one, seconds in lasting.values()
-        )
-        pids = " ".join(map(str, lasting))
-        return f"{named}; requests wait until it goes on: run kill -CONT {pids}, or detach the debugger"
+        return self._stopped_engine.look(processes, self.stopped_processes())
 
     def _read_now(self, read_at: float) -> HostNow:
         reading = self._reader.read()

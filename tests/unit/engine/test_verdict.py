@@ -67,6 +67,11 @@ ROWS = [
     ("an API server without workers", [Seen(contact="answered", workers="dead")], "stuck"),
     ("a stopped EngineCore", [Seen(contact="answered", stopped=STOPPED)], "stuck"),
     ("a stopped API server", [Seen(contact="late", stopped=STOPPED)], "stuck"),
+    (
+        "stopped at each look by a tracer, and its workers step",
+        [Seen(contact="answered", stopped=STOPPED, progress=moves("progressing"))],
+        "ready",
+    ),
     ("a stopped EngineCore that goes on", [Seen(contact="answered", stopped=STOPPED), ANSWERED], "ready"),
     ("asleep, and stopped by a debugger", [Seen(contact="answered", sleeping=True, stopped=STOPPED)], "sleeping"),
     ("asleep", [Seen(contact="answered", sleeping=True)], "sleeping"),

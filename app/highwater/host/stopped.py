@@ -1,0 +1,69 @@
+"""The stopped processes that every request of the engine waits for, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from highwater.host.reading import ProcessMemory
+from highwater.recorder.progress import LOST_SECONDS
+
+
+class StoppedEngine:
+    """Remembers since when processes of the engine are stopped.
+
+    For the first five seconds a debugger may let go, as with a worker.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._since: dict[tuple[int, int | None], float] = {}  # by pid and start
+
+    def look(self, processes: Sequence[ProcessMemory], stopped: Iterable[ProcessMemory]) -> str | None:
+        """Return in one sentence what holds every request, and what to do; ``None`` if nothing does.
+
+        That is an EngineCore, or all API servers: while one of several is stopped, the others serve.
+
+        Args:
+            processes: Those of the last reading.
+            stopped: The API servers and EngineCores among them that are stopped now.
+        """
+        now, before = self._monotonic(), self._since
+        own = _above_workers(processes)
+        # Two engines may have a parent in common: what only /proc shows may be the other's.
+        found = {
+            (one.pid, one.started): one
+            for one in stopped
+            if one.role == "api_server" or one.source != "proc" or one.pid in own
+        }
+        self._since = {key: before.get(key, now) for key in found}
+        lasting = [one for key, one in found.items() if now - self._since[key] >= LOST_SECONDS]
+        if not lasting or not _hold_all(lasting, processes):
+            return None
+        named = "; ".join(
+            f"{one.name} (pid {one.pid}) has been stopped by a signal or a debugger for "
+            f"{now - self._since[one.pid, one.started]:.0f} s"
+            for one in lasting
+        )
+        pids = " ".join(str(one.pid) for one in lasting)
+        return f"{named}; requests wait until it goes on: run kill -CONT {pids}, or detach the debugger"
+
+
+def _hold_all(stopped: Iterable[ProcessMemory], processes: Iterable[ProcessMemory]) -> bool:
+    if any(one.role == "engine_core" for one in stopped):
+        return True
+    servers = [one for one in processes if one.role == "api_server"]
+    # A shell or `timeout` that started vLLM has its command line.
+    wrappers = {one.parent_pid for one in servers}
+    return {one.pid for one in servers} - wrappers <= {one.pid for one in stopped}
+
+
+def _above_workers(processes: Iterable[ProcessMemory]) -> set[int]:
+    """Return the processes that are a known worker, or above one."""
+    parents = {one.pid: one.parent_pid for one in processes}
+    above: set[int] = set()
+    for one in processes:
+        pid = one.pid if one.rank is not None else None
+        while pid is not None and pid in parents and pid not in above:
+            above.add(pid)
+            pid = parents[pid]
+    return above

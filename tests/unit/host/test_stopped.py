@@ -1,0 +1,68 @@
+"""Which stopped processes hold every request, and of whom that cannot be said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater.host.reading import ProcessMemory, Role
+from highwater.host.stopped import StoppedEngine
+
+
+def process(role: Role, pid: int, parent: int, rank: int | None = None) -> ProcessMemory:
+    return ProcessMemory(role=role, name=role, pid=pid, parent_pid=parent, started=pid, rank=rank, source="proc")
+
+
+ENGINE = [process("api_server", 10, 9), process("engine_core", 11, 10), process("worker", 12, 11, rank=0)]
+NEIGHBOUR = [process("api_server", 20, 9), process("engine_core", 21, 20), process("worker", 22, 21)]
+SHELL = process("other", 9, 1)
+WRAPPER = process("api_server", 9, 1)
+SERVERS = [process("launcher", 10, 9), process("api_server", 13, 10), process("api_server", 14, 10), *ENGINE[1:]]
+
+
+def held_by(processes: list[ProcessMemory], *stopped: int) -> str | None:
+    """What is said six seconds after these were first seen stopped."""
+    now = 0.0
+    looked = StoppedEngine(lambda: now)
+    rows = [one for one in processes if one.pid in stopped]
+    assert looked.look(processes, rows) is None
+    now = 6.0
+    return looked.look(processes, rows)
+
+
+@pytest.mark.parametrize(
+    ("processes", "stopped", "told"),
+    [
+        (ENGINE, [11], "kill -CONT 11,"),
+        (ENGINE, [10], "kill -CONT 10,"),
+        (ENGINE, [], None),
+        (SERVERS, [13], None),
+        (SERVERS, [13, 14], "kill -CONT 13 14,"),
+        (SERVERS, [13, 11], "kill -CONT 13 11,"),
+        ([WRAPPER, *ENGINE], [9], None),
+        ([WRAPPER, *ENGINE], [10], "kill -CONT 10,"),
+        ([SHELL, *ENGINE, *NEIGHBOUR], [21], None),
+        ([SHELL, *ENGINE, *NEIGHBOUR], [20], None),
+        ([SHELL, *ENGINE, *NEIGHBOUR], [11], "kill -CONT 11,"),
+        ([replace(one, source="file") for one in NEIGHBOUR], [21], "kill -CONT 21,"),
+    ],
+    ids=[
+        "EngineCore", "the API server", "nothing", "one API server of two", "both", "EngineCore and one of two",
+        "a shell that waits for vLLM", "the API server below a shell", "the neighbour's EngineCore",
+        "the neighbour's API server", "ours beside a neighbour", "known by its file",
+    ],
+)  # fmt: skip
+def test_what_every_request_waits_for_is_told(processes, stopped, told):
+    """With the command that lets it go on; of another engine under the same shell nothing is said."""
+    said = held_by(processes, *stopped)
+    assert said is None if told is None else said is not None and told in said
+
+
+def test_another_process_under_the_same_number_starts_from_zero():
+    """Its start tells it from the one before."""
+    now = 0.0
+    looked = StoppedEngine(lambda: now)
+    looked.look(ENGINE, [ENGINE[1]])
+    now = 6.0
+    assert looked.look(ENGINE, [replace(ENGINE[1], started=99)]) is None
