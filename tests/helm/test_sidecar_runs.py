@@ -66,6 +66,7 @@ def test_a_changed_token_is_in_force_without_a_restart(tmp_path: Path) -> None:
     old = base64.b64decode(the("Secret", given)["data"]["admin-token"]).decode()
     with sidecar(node, given) as url:
         assert may_act(url, old)
+        assert not may_act(url, "nobodys-token"), "another test's sidecar, which trusts this machine, has its port"
         node.swap("highwater-admin", {"token": "another-token-of-theirs"}, mode=0o440)
         patiently = Retrying(
             stop=stop_after_delay(PATIENCE_SECONDS), wait=wait_fixed(0.1), retry=retry_if_result(lambda done: not done)
