@@ -144,7 +144,9 @@ async def test_an_answer_that_does_not_say_what_is_left_ends_the_rounds(engine, 
 async def test_ranks_that_end_in_different_ways_are_asked_again_together(engine, fake):
     """One whose answer has no ``complete`` is done."""
     calls = iter([moved(50, complete=False, remaining_bytes=20 * MIB), moved(100)])
-    fake.garble = lambda _: {"results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), ALL_OF_IT)]}
+    fake.garble = lambda _: {
+        "results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), ALL_OF_IT)]
+    }
     run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
     assert run.ok
     assert payloads(fake)[1] == {"keep_bytes": 30 * MIB}
