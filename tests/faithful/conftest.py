@@ -57,7 +57,7 @@ def names_of(item: pytest.Item) -> list[tuple[str, str]]:
 @pytest.fixture(scope="session")
 def engine_port() -> Iterator[socket.socket]:
     """The port of every test's engine. It stays open between them: who connects then waits for the next."""
-    # By its protocol's number asyncio knows a TCP socket, and does_not_free it Nagle's delay.
+    # With the protocol's number asyncio recognizes a TCP socket, and turns Nagle's delay off.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(BACKLOG)

@@ -16,9 +16,8 @@ from starlette.exceptions import HTTPException
 from highwater.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.flaws import sentences
 from highwater.process.limited_log import LimitedLog
+from highwater.proxy.failures import RETRY_AFTER_SECONDS
 
-# For an engine that starts, sleeps or is busy; the same as in the data plane.
-RETRY_AFTER_SECONDS = "5"
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
 MAX_PROBLEMS = 20
@@ -54,7 +53,7 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
     async def request_error(_: Request, exc: RequestError) -> JSONResponse:
         answer = _problem(exc.status, exc.code, str(exc))
         if isinstance(exc, NotAvailable | TooManyWaiting):
-            answer.headers["Retry-After"] = RETRY_AFTER_SECONDS
+            answer.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         return answer
 
     @app.exception_handler(RequestValidationError)

@@ -15,6 +15,7 @@ from highwater.client.sidecar import SidecarClient
 from highwater.commands.setup_checks import ControlAccess, SetupCheck, SetupFacts, exit_code
 from highwater.errors import SidecarRefused
 from highwater.files.admin_token import FoundToken
+from highwater.readings.schema import SCHEMA
 from highwater.text.printable import cleaned
 
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red", "skip": "bright_black"}
@@ -89,4 +90,4 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
 
 def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
     """Return the results for programs."""
-    return {"schema": 1, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}
+    return {"schema": SCHEMA, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}

@@ -12,6 +12,7 @@ import click
 
 from highwater.client.options import examples, json_option, sidecar_at, url_option
 from highwater.exit_codes import FAILED
+from highwater.readings.schema import SCHEMA
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +105,7 @@ def _compare(before: Explained, after: Explained, *, as_json: bool) -> None:
     if as_json:
         names = ("what", "before", "after", "by")
         rows = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
-        click.echo(json.dumps({"schema": 1, "moved": rows}, indent=2))
+        click.echo(json.dumps({"schema": SCHEMA, "moved": rows}, indent=2))
     else:
         click.echo(comparison_text(before, after), nl=False)
 

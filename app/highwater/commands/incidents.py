@@ -46,7 +46,6 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
 
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
-    # Here and not at the top, as below: `highwater --help` must not load what it does not need.
     from highwater.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
     from highwater.incidents.text import headlines_text, incident_markdown
 

@@ -15,6 +15,7 @@ import click
 from highwater.client.options import control_of, examples, json_option, url_option
 from highwater.commands.sizes import size_option
 from highwater.exit_codes import TERMINATED
+from highwater.readings.schema import SCHEMA
 
 # It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0
@@ -89,7 +90,8 @@ def explain(file: Path, want: int | None, picture: Path | None, *, as_json: bool
             picture.write_text(_printable(svg(answer["picture"], file.name)), "utf-8")
         except OSError as exc:
             raise click.ClickException(_printable(f"{picture} cannot be written: {exc.strerror or exc}")) from exc
-    _echo(json.dumps({"schema": 1, "file": file.name, **figures}) if as_json else explanation_text(figures, file.name))
+    whole = {"schema": SCHEMA, "file": file.name, **figures}
+    _echo(json.dumps(whole) if as_json else explanation_text(figures, file.name))
 
 
 @snapshot.command(epilog=examples("highwater snapshot diff BEFORE AFTER      both taken while no request runs"))
@@ -105,7 +107,7 @@ def diff(before: Path, after: Path, *, as_json: bool) -> None:
         _echo(difference_text(figures, before.name, after.name))
         return
     warnings = list(warnings_of(figures, before.name, after.name))
-    _echo(json.dumps({"schema": 1, "files": [before.name, after.name], "warnings": warnings, **figures}))
+    _echo(json.dumps({"schema": SCHEMA, "files": [before.name, after.name], "warnings": warnings, **figures}))
 
 
 def taken_text(answer: Any) -> str:  # noqa: ANN401 - JSON

@@ -10,6 +10,7 @@ from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
 from highwater.readings.report import Report
+from highwater.readings.schema import SCHEMA
 from highwater.text.growth import leak_line, leaks
 from highwater.text.report import report_text
 from highwater.text.table import component_title, rank_title, table
@@ -61,7 +62,7 @@ def is_relief(event: Event) -> bool:
 def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
     """Return the verdict for programs, with the report as the sidecar sent it."""
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "status": WORDS[verdict.code].lower(),
         "exit_code": verdict.code,
         "reasons": list(verdict.reasons),

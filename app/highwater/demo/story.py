@@ -23,7 +23,7 @@ from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
-from highwater.text.table import component_title, table
+from highwater.text.table import component_title, rank_title, table
 from highwater.units import MIB, mib
 
 RECORDER_DIR = "HIGHWATER_RECORDER_DIR"
@@ -304,7 +304,8 @@ def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> 
 
 
 def _title(rank: dict[str, Any]) -> str:
-    return f"rank {rank['rank']} ({rank['device']['type']}, {rank['device']['name']})"
+    name = rank_title(rank.get("dp_rank"), rank["rank"])
+    return f"rank {name} ({rank['device']['type']}, {rank['device']['name']})"
 
 
 def _entries(rank: dict[str, Any]) -> int:

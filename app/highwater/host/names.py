@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from highwater.host.reading import ROLES, ProcessMemory, Role
+from highwater.text.table import rank_title
 
 # Other roles' titles are their names.
 _TITLES: dict[Role, str] = {"api_server": "API server", "engine_core": "EngineCore", "coordinator": "DP coordinator"}
@@ -23,7 +24,7 @@ def name_of(
     """Return a process's name: ``EngineCore 1``, ``worker rank 2.1``, ``other python3``."""
     title = _TITLES.get(role, role.replace("_", " "))
     if role == "worker" and rank is not None:
-        return f"{title} rank {dp_rank}.{rank}" if dp_rank else f"{title} rank {rank}"
+        return f"{title} rank {rank_title(dp_rank, rank)}"
     if role == "engine_core" and index is None and dp_rank:
         return f"{title} {dp_rank}"
     if role == "other" and command:

@@ -25,6 +25,8 @@ from highwater.host.process_record import ProcessRecord
 from highwater.text.printable import cleaned
 from highwater.units import size_text, span_text
 
+# Of these requests alone; the worker package refuses another one (highwater_worker.processes.host_trace).
+_REQUEST_SCHEMA: Final = 1
 _MAX_RESULT: Final = 4096
 _Size = Annotated[int, Field(ge=-(2**62), le=2**62)]
 _Text = Annotated[str, Field(max_length=300)]
@@ -144,7 +146,7 @@ def ask(folder: Path, record: ProcessRecord, *, action: str, minutes: float, fra
     request_id = secrets.token_hex(8)
     path = _request_path(folder, record)
     request = {
-        "schema": 1,
+        "schema": _REQUEST_SCHEMA,
         "id": request_id,
         "action": action,
         "minutes": minutes,

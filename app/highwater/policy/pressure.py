@@ -12,6 +12,7 @@ from highwater.policy.rules import FALLING_SIGNALS, FILL_SIGNALS, HOST_SIGNALS, 
 from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, slack_bytes
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
+from highwater.text.table import rank_title
 from highwater.units import MIB
 
 
@@ -221,8 +222,9 @@ def unreachable(rule: Rule, baseline: Sequence[RankReading], ranks: Sequence[Ran
         has, better = ("has", "or less") if falls else ("uses", "or more")
         shown = f"{value:.4g}" if rule.signal.endswith("_ratio") else f"{value:.0f}"
         other = "free memory on the host" if rule.signal.startswith("host_") else "lower --gpu-memory-utilization"
+        where = f"rank {rank_title(reading.dp_rank, reading.rank)}"
         return (
-            f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: rank {reading.rank} {has} {shown} at "
+            f"{rule.name}.{key}: {water:g} of {rule.signal} cannot be reached: {where} {has} {shown} at "
             f"rest, with nothing left to give back. Set low_water to {_rounded(rule.signal, value)} {better}, "
             f"high_water {'below' if falls else 'above'} it, or {other}"
         )

@@ -54,15 +54,15 @@ def loop(engine: str) -> Failure:
 
 
 CLIENT_LEFT = Failure(499, "client_left", "the client left")
-# An engine takes long to start: a client's first retry must not be its last.
-_ENGINE_AWAY_SECONDS = 5
+RETRY_AFTER_SECONDS = 5
+"""For an engine that starts, sleeps or is busy. Starting takes long: a client's first retry must not be its last."""
 CONNECT_TIMEOUT = Failure(
     504,
     "connect_timeout",
     "no connection to the engine in time (proxy.connect_seconds)",
-    retry_after=_ENGINE_AWAY_SECONDS,
+    retry_after=RETRY_AFTER_SECONDS,
 )
-CONNECT = Failure(502, "connect", "the engine does not accept connections", retry_after=_ENGINE_AWAY_SECONDS)
+CONNECT = Failure(502, "connect", "the engine does not accept connections", retry_after=RETRY_AFTER_SECONDS)
 # Without retry_after: the same request would take as long again.
 NO_RESPONSE = Failure(
     504,
@@ -70,7 +70,7 @@ NO_RESPONSE = Failure(
     "no response from the engine in time (proxy.first_byte_seconds); one that is not streamed begins when it is whole",
 )
 DISCONNECTED = Failure(
-    502, "disconnected", "the engine closed the connection without a response", retry_after=_ENGINE_AWAY_SECONDS
+    502, "disconnected", "the engine closed the connection without a response", retry_after=RETRY_AFTER_SECONDS
 )
 MALFORMED = Failure(502, "malformed", "the engine's response is not HTTP")
 BROKEN_OFF = Failure(502, "truncated", "the engine closed the connection in the middle of its response")
@@ -78,7 +78,7 @@ UPLOAD_STALLED = Failure(
     504,
     "upload_stalled",
     "the engine stopped taking the request body (proxy.idle_seconds)",
-    retry_after=_ENGINE_AWAY_SECONDS,
+    retry_after=RETRY_AFTER_SECONDS,
 )
 RESPONSE_STALLED = Failure(504, "idle_timeout", "the engine's response stopped coming (proxy.idle_seconds)")
 CLIENT_STALLED = Failure(408, "client_stalled", "the request body stopped coming (proxy.idle_seconds)")

@@ -34,7 +34,8 @@ def report_text(report: Report) -> str:
         parts.append(_ranks_table(report))
         names = [rank_title(one.dp_rank, one.rank, UNKNOWN) for one in report.ranks]
         parts.append(start_table(names, [one.start for one in report.ranks]))
-        parts.extend(f"note: rank {r.rank}: {n.name}: {n.reason}" for r in report.ranks for n in r.notes)
+        notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
+        parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
     parts.append(_footer(report))
     return "\n".join(part for part in parts if part) + "\n"
 

@@ -83,3 +83,28 @@ def test_what_grew_is_shown_component_by_component():
     assert shown["used"] == ["900.0", "1,000.0", "+100.0"]
     assert "+96.0" in text
     assert text.endswith("encoder cache: 12 entries")
+
+
+@pytest.mark.parametrize(("dp_rank", "title"), [(0, "rank 0 (cpu, some)"), (1, "rank 1.0 (cpu, some)")])
+def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, title):
+    """Each engine numbers its ranks from 0."""
+    told = rank(used=900, cached=0, start=[phase("init", 450)]) | {"dp_rank": dp_rank}
+    assert title in start_table([told])
+
+
+def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a plugin, which writes the recorders' files: no development mode, no extension."""
+    given: list[EngineOptions] = []
+
+    def engine(_: object, options: EngineOptions, **__: object) -> Server:
+        given.append(options)
+        return Server([], "engine")
+
+    monkeypatch.setattr(story, "DemoEngine", engine)
+    monkeypatch.setattr(story, "DemoSidecar", lambda *_, **__: Server([], "sidecar"))
+    monkeypatch.setattr(story, "_wait_ready", lambda *_: [])
+    monkeypatch.setattr(story, "_send", lambda *_: None)
+    monkeypatch.setattr(story, "_SETTLE_SECONDS", 0)
+    story.watch(EngineEnvironment("0.32.0", Path("/nowhere")), EngineOptions(), images=1, say=lambda _: None)
+    (options,) = given
+    assert (options.plugin, options.dev_mode, options.extension) == (True, False, False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from highwater.incidents.incident import OomKills
 from highwater.incidents.oom_kills import OomKillWatch
 from tests.fakes.engine import FakeClock
@@ -45,3 +47,12 @@ def test_a_new_containers_count_is_no_rise():
     for kills in (3, 0, 0):
         watch.notice([rank(0, kills)])
     assert watch.recent().count == 0
+
+
+@pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "rank 1"), (1, 0, "rank 1.0")])
+def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, number, name):
+    """Each engine numbers its ranks from 0."""
+    watch = OomKillWatch(lambda: None, FakeClock())
+    for kills in (1, 2):
+        watch.notice([rank(0, 1), replace(rank(number, kills), dp_rank=dp_rank)])
+    assert watch.recent() == OomKills(count=1, where=f"counted where {name} runs")

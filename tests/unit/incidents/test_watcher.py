@@ -17,7 +17,7 @@ from highwater.incidents.incidents import Incidents
 from highwater.incidents.oom_kills import OomKillWatch
 from highwater.incidents.store import IncidentStore
 from highwater.incidents.watcher import BACKLOG, IncidentWatcher
-from highwater.readings.engine import EngineStatus
+from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
@@ -161,6 +161,33 @@ async def test_the_model_is_kept_where_only_recorders_name_it(boxed, tmp_path):
     for _ in range(3):
         await one.tick(6.0)
     assert (one.core.poller.current().engine.model, (await one.only()).engine.model) == (None, one.fake.model)
+
+
+async def test_the_last_report_that_names_the_model_counts(boxed):
+    """As one life's name becomes known or changes; a report without a name takes none away."""
+    one = boxed()
+    await one.come_up()
+    known = one.core.poller.current()
+    for model in ("first", "second", None):
+        one.box.notice(replace(known, engine=replace(known.engine, model=model)))
+    failed = replace(known.ranks[0], torch=replace(known.ranks[0].torch, ooms=1))
+    one.box.notice(replace(known, engine=replace(known.engine, model=None), ranks=(failed, *known.ranks[1:])))
+    await one.write()
+    assert (await one.only()).engine.model == "second"
+
+
+@pytest.mark.parametrize(("named", "told"), [("of the start", "of the start"), (None, "of the life before")])
+async def test_a_start_that_failed_has_its_own_model(one, named, told):
+    """Not that of the engine before it, which is the better guess only where nothing names it."""
+    await one.come_up()
+    known = one.core.poller.current()
+    before = replace(known, engine=replace(known.engine, model="of the life before"))
+    rank = StartedRank(rank=0, dp_rank=0, host="a", pid=7, status="dead", phases=())
+    failure = StartFailure(at=1.0, recorder_instance="c" * 16, summary="the engine's start failed", ranks=(rank,))
+    one.box.notice(before)
+    one.box.notice(replace(known, engine=replace(known.engine, model=named), start_failure=failure))
+    await one.write()
+    assert (await one.only()).engine.model == told
 
 
 async def test_an_engine_that_ends_in_order_is_an_event(one):

@@ -10,8 +10,9 @@ import pytest
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
 from highwater.policy.learning import begin, learn
 from highwater.policy.memory import LifeMemory
-from highwater.policy.pressure import Facts
+from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import ALL_REMEDIES, Rule
+from highwater.policy.status import summary
 from highwater.readings.engine import MissingRank
 from highwater.readings.growth import Growth
 from highwater.readings.rank import HostMemory, RankReading
@@ -644,3 +645,20 @@ def test_an_observed_remedy_is_told_once():
     short = full(0.3, cached=2.0)
     assert watch.act(short, [], outcome="observed") == "release"
     assert [watch.look(short, after=10.0) for _ in range(300)] == [None] * 300
+
+
+# --- which rank the words name ---
+
+
+@pytest.mark.parametrize(("dp_rank", "rank", "name"), [(0, 1, "rank 1"), (1, 0, "rank 1.0"), (2, 1, "rank 2.1")])
+def test_the_policys_words_tell_two_engines_ranks_apart(dp_rank, rank, name):
+    """Each engine numbers its ranks from 0."""
+    other = full(3.9)
+    watch = Watch()
+    watch.look(other, full(3.5, dp_rank=dp_rank, rank=rank))
+    assert f"{name} has " in summary(watch.decision.views, "calm")
+    watch.look(other, full(0.5, dp_rank=dp_rank, rank=rank))
+    assert f" on {name}" in (watch.view.reason or "")
+    too_low = SHARE.model_copy(update={"low_water": 0.5})
+    fullest = full(1.0, dp_rank=dp_rank, rank=rank, non_torch=GIB)
+    assert f"cannot be reached: {name} uses " in (unreachable(too_low, [fullest], []) or "")

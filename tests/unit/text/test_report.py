@@ -202,3 +202,34 @@ def test_bytes_are_shown_as_mib(size, signed, shown):
 def test_a_table_without_rows_is_its_head():
     """Nothing to align."""
     assert table(["a", "b"], []).split() == ["a", "b", "---", "---"]
+
+
+def second_engines(dp_rank: int | None, rank: int | None) -> Report:
+    """A report of two engines' ranks, the second one with a note; and that rank's start failed before."""
+    first, second = report().ranks
+    start = (phase("init", 400),)
+    noted = replace(
+        second, dp_rank=dp_rank, rank=rank, start=start, notes=(Note(name="total_bytes", reason="not supported"),)
+    )
+    failed = StartedRank(rank=rank, dp_rank=dp_rank, host="a", pid=7, status="dead", phases=start)
+    failure = StartFailure(at=1.0, recorder_instance="x", summary="the engine's start failed: why", ranks=(failed,))
+    return replace(report(), ranks=(replace(first, rank=0, start=start), noted), start_failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("dp_rank", "rank", "note", "column", "failed"),
+    [
+        (0, 1, "note: rank 1: ", "rank 0    rank 1", "rank 1"),
+        (1, 0, "note: rank 1.0: ", "rank 0  rank 1.0", "rank 1.0"),
+        (None, None, "note: rank -: ", "rank 0    rank -", "rank ?"),
+    ],
+)
+def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column, failed):
+    """Each engine numbers its ranks from 0; where the number is not known, nobody reads "rank None"."""
+    text = report_text(second_engines(dp_rank, rank))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert f"{note}total_bytes: not supported" in text
+    both = " ".join(column.split())
+    assert f"MiB {both}" in lines
+    assert f"start: used after, MiB {both} s" in lines
+    assert f"start: used after, MiB {failed} s" in lines

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 from highwater.accounting.remedies import TRAITS
 from highwater.engine.capabilities import Capabilities, no_extension
 from highwater.engine.client import Engine
-from highwater.errors import EngineError
+from highwater.errors import EngineError, EngineGarbled
 from highwater.readings.engine import EngineStatus
 from highwater.readings.remedy import Mode
 from highwater.relief.remedies.remedy import Remedy, RunOptions, RunResult, connector_refusal
 from highwater.text.strict_json import part
+from highwater.text.table import rank_title
 from highwater.units import mib
 
 MAX_SECONDS = 30.0
@@ -83,28 +84,53 @@ class TrimEncoderCache(Remedy):
 
 
 def _fell_short(answers: Answers) -> str | None:
-    """Return how much less than asked for a rank moved, and why it was not more; ``None`` where it was enough."""
-    if not answers:
+    """Return how much less than asked for the rank moved that moved least of it, and why it was not more.
+
+    ``None`` where it was enough, to the decimal that is shown, or where no answer says how much was moved.
+    """
+    telling = [answer for answer in answers if _number(answer, "spilled_bytes") is not None]
+    if not telling:
         return None
-    worst = max(answers, key=lambda answer: (answer.get("asked_bytes") or 0) - answer["spilled_bytes"])
-    asked, moved, kept = worst.get("asked_bytes"), worst["spilled_bytes"], part(worst, "kept")
+    worst = max(
+        telling, key=lambda answer: (_number(answer, "asked_bytes") or 0) - (_number(answer, "spilled_bytes") or 0)
+    )
+    asked, moved, kept = _number(worst, "asked_bytes"), _number(worst, "spilled_bytes") or 0, part(worst, "kept")
     if moved >= (1 if asked is None else asked):  # without a target all is moved that can be
+        return None
+    if mib(moved) == mib(asked):
         return None
     wanted = "" if asked is None else f" of the {mib(asked)} MiB asked for"
     why = [f"{kept[name]} entries {what}" for name, what in _WHY_KEPT.items() if kept.get(name)]
-    if not why and not worst["encoder_cache"]["device_bytes"]:
+    if not why and _number(part(worst, "encoder_cache"), "device_bytes") == 0:
         why = [f"its device holds no {'more ' if moved else ''}encoder outputs"]
     because = f": {', '.join(why)}" if why else ""
-    return f"a rank could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
+    name = rank_title(worst.get("dp_rank"), worst.get("rank"))
+    return f"rank {name} could move {f'only {mib(moved)} MiB' if moved else 'nothing'}{wanted}{because}"
 
 
 def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
-    """Bytes to let go become bytes to keep: ranks that came further than others then end where the others do."""
+    """Bytes to let go become bytes to keep: ranks that came further than others then end where the others do.
+
+    Raises:
+        EngineGarbled: An answer does not say what it holds or what is left: the same request again would move too much.
+    """
     if "free_bytes" not in payload:
         return payload
-    left = [answer for answer in answers if not answer["complete"]]
-    keep = max(answer["encoder_cache"]["device_bytes"] - answer["remaining_bytes"] for answer in left)
-    return {**{key: value for key, value in payload.items() if key != "free_bytes"}, "keep_bytes": max(0, keep)}
+    keep = 0
+    for answer in answers:
+        if answer.get("complete", True):
+            continue
+        held, remaining = _number(part(answer, "encoder_cache"), "device_bytes"), _number(answer, "remaining_bytes")
+        if held is None or remaining is None:
+            raise EngineGarbled("a worker does not say how much is left")
+        keep = max(keep, held - remaining)
+    return {**{key: value for key, value in payload.items() if key != "free_bytes"}, "keep_bytes": keep}
+
+
+def _number(answer: Mapping[str, Any], name: str) -> int | None:
+    """Return a figure of an answer; ``None`` where a worker package of another version has none."""
+    value = answer.get(name)
+    return value if isinstance(value, int) else None
 
 
 async def call_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> RunResult:
@@ -150,8 +176,8 @@ async def call_workers_in_rounds(
         if clock() >= until:
             return RunResult(ok=True, reason=_left(left), detail=tuple(done))
         await pause(min(MAX_PAUSE_SECONDS, max(float(answer.get("elapsed_ms", 0)) for answer in run.detail) / 1000))
-        payload = again(payload, run.detail)
         try:
+            payload = again(payload, run.detail)
             run = await call_workers(engine, op, payload)
         except EngineError as exc:
             return RunResult(ok=False, reason=f"after a part of it: {exc}", detail=tuple(done))

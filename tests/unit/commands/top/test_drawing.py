@@ -221,3 +221,17 @@ def _named(model: str) -> dict:
     told = as_json(report())
     told["engine"]["model"] = model
     return told
+
+
+@pytest.mark.parametrize(("dp_rank", "number", "name"), [(0, 1, "1"), (1, 0, "1.0"), (1, None, "1.-")])
+def test_ranks_of_two_engines_are_told_apart(dp_rank, number, name):
+    """In the bars, in the title of the fullest and in a shortage: each engine numbers its ranks from 0."""
+    first, second = ranks(images=31)
+    second = replace(second, dp_rank=dp_rank, rank=number, used_ratio=0.99)
+    short = short_policy(can_release=100 * MIB)
+    rule = replace(short.rules[0], ranks=(pressure(0), replace(short.rules[0].ranks[1], dp_rank=1, rank=0)))
+    made = replace(FULL.report, ranks=(first, second), policy=replace(short, rules=(rule,)))
+    lines = drawn(replace(FULL, report=made)).splitlines()
+    assert [line for line in lines if line.startswith(f"{name} npu:1 ")]
+    assert [line for line in lines if f"rank {name} npu:1, the fullest" in line]
+    assert [line for line in lines if line.startswith("rank 1.0: ")]

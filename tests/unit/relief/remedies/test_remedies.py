@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from highwater.engine.capabilities import Capabilities
+from highwater.engine.capabilities import RESETS_SINCE, Capabilities
 from highwater.errors import EngineRefused
 from highwater.readings.engine import EngineStatus
 from highwater.readings.remedy import Target
@@ -251,3 +251,18 @@ async def test_it_is_tried_again_while_blocks_are_in_use(engine, fake, monkeypat
     assert (run.ok, len(fake.asked("/reset_prefix_cache"))) == (True, 3)
     fake.on_reset, fake.prefix_blocks_in_use = lambda: None, True
     assert not (await prefix(engine, patience_seconds=0.01)).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "dev_mode", "words"),
+    [
+        ("reset_mm_cache", "0.32.0", False, "it needs VLLM_SERVER_DEV_MODE=1 in its environment"),
+        ("reset_mm_cache", "0.32.0", True, f"vLLM {RESETS_SINCE['reset_mm_cache']} and newer with VLLM_SERVER_DEV"),
+        ("reset_encoder_cache", "0.1.0", False, f"vLLM {RESETS_SINCE['reset_encoder_cache']} and newer with VLLM_SER"),
+    ],
+)
+def test_a_reset_that_is_missing_is_explained_by_its_cause(name, version, dev_mode, words):
+    """The variable alone helps only a version that has the route, where development mode is off."""
+    told = refusal(name, version=version, dev_mode=dev_mode, **dict.fromkeys(ALL, False)) or ""
+    assert words in told
+    assert told.count("VLLM_SERVER_DEV_MODE=1") == 1

@@ -52,8 +52,8 @@ async def test_a_trim_goes_on_until_its_target_is_reached(engine, fake, rests):
 @pytest.mark.parametrize(
     ("images", "target", "reason"),
     [
-        (0, Target(free_bytes=MIB), "a rank could move nothing of the 1.0 MiB asked for: its device holds no encoder"),
-        (0, Target(), "a rank could move nothing: its device holds no encoder outputs"),
+        (0, Target(free_bytes=MIB), "rank 0 could move nothing of the 1.0 MiB asked for: its device holds no encoder"),
+        (0, Target(), "rank 0 could move nothing: its device holds no encoder outputs"),
         (IMAGES, Target(free_bytes=2 * IMAGES * IMAGE_BYTES), ": its device holds no more encoder outputs"),
         (IMAGES, Target(keep_bytes=IMAGES * IMAGE_BYTES), None),
     ],
@@ -65,6 +65,91 @@ async def test_a_trim_that_fell_short_says_so(engine, fake, images, target, reas
     run = await TrimEncoderCache().run(engine, RunOptions(target=target))
     assert run.ok
     assert (run.reason is None) if reason is None else (reason in run.reason)
+
+
+def answering(fake: FakeEngine, *answers: dict[str, object]) -> None:
+    """Let the workers answer so, each complete unless it says otherwise."""
+    told = [{"ok": True, "op": "trim", "complete": True} | answer for answer in answers]
+    fake.garble = lambda _: {"results": [json.dumps(answer) for answer in told]}
+
+
+def moved(size: float, *, asked: float | None = 100, held: float = 50, **more: object) -> dict[str, object]:
+    """A worker's answer to a trim, in MiB."""
+    sizes = {"asked_bytes": None if asked is None else int(asked * MIB), "spilled_bytes": int(size * MIB)}
+    return {"rank": 0, "dp_rank": 0, "encoder_cache": {"device_bytes": int(held * MIB)}} | sizes | more
+
+
+ALL_OF_IT = moved(100)
+ONLY_HALF = "could move only 50.0 MiB of the 100.0 MiB asked for"
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ([ALL_OF_IT, moved(50, rank=1)], f"rank 1 {ONLY_HALF}"),
+        ([moved(70), moved(50, rank=1), moved(60, rank=2)], f"rank 1 {ONLY_HALF}"),
+        ([moved(70), moved(50, rank=0, dp_rank=1)], f"rank 1.0 {ONLY_HALF}"),
+        ([ALL_OF_IT, moved(0, rank=1)], "rank 1 could move nothing of the 100.0 MiB asked for"),
+        ([moved(5, asked=None), moved(0, asked=None, rank=1)], "rank 1 could move nothing"),
+        ([moved(99.99), ALL_OF_IT], None),
+        ([moved(99.9), ALL_OF_IT], "rank 0 could move only 99.9 MiB of the 100.0 MiB asked for"),
+        ([moved(50, held=0)], f"rank 0 {ONLY_HALF}: its device holds no more encoder outputs"),
+        ([moved(50, kept={"needed_entries": 3})], f"rank 0 {ONLY_HALF}: 3 entries are needed by requests"),
+        (
+            [moved(50, held=0, kept={"over_budget_entries": 4, "unspillable_entries": 5, "needed_entries": 0})],
+            f"rank 0 {ONLY_HALF}: 4 entries do not fit into the host's budget, 5 entries cannot be copied",
+        ),
+    ],
+)
+async def test_the_rank_that_fell_short_most_is_named_with_its_reason(engine, fake, answers, reason):
+    """What reads as all that was asked for is enough."""
+    answering(fake, *answers)
+    run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
+    assert (run.ok, run.reason) == (True, reason)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "reason"),
+    [
+        ({"spilled_bytes"}, None),
+        ({"encoder_cache"}, f"rank 0 {ONLY_HALF}"),
+        ({"rank", "dp_rank"}, f"rank ? {ONLY_HALF}"),
+        ({"asked_bytes"}, None),
+    ],
+)
+@pytest.mark.parametrize("odd", [{}, None])
+async def test_an_answer_that_lacks_a_figure_does_not_hide_what_was_moved(engine, fake, dropped, reason, odd):
+    """As from a worker package of another version: the bytes have moved, and the answer is shown as it is."""
+    whole = moved(50)
+    answer = {key: value for key, value in whole.items() if key not in dropped}
+    answering(fake, answer if odd is None else answer | dict.fromkeys(dropped, odd if "rank" not in dropped else None))
+    run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
+    assert (run.ok, run.reason, len(run.detail)) == (True, reason, 1)
+
+
+@pytest.mark.parametrize("dropped", ["encoder_cache", "remaining_bytes"])
+async def test_an_answer_that_does_not_say_what_is_left_ends_the_rounds(engine, fake, dropped):
+    """The first request again would move more than was asked for; what was moved is returned."""
+    whole = moved(50, complete=False, remaining_bytes=50 * MIB, remaining_entries=1)
+    answering(fake, {key: value for key, value in whole.items() if key != dropped})
+    run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
+    assert (run.ok, run.reason, fake.ops()) == (
+        False,
+        "after a part of it: a worker does not say how much is left",
+        ["trim"],
+    )
+    assert run.detail[0]["rank"] == 0
+
+
+async def test_ranks_that_end_in_different_ways_are_asked_again_together(engine, fake):
+    """One whose answer has no ``complete`` is done."""
+    calls = iter([moved(50, complete=False, remaining_bytes=20 * MIB), moved(100)])
+    fake.garble = lambda _: {
+        "results": [json.dumps({"ok": True, "op": "trim"} | one) for one in (next(calls), ALL_OF_IT)]
+    }
+    run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
+    assert run.ok
+    assert payloads(fake)[1] == {"keep_bytes": 30 * MIB}
 
 
 async def test_ranks_that_came_further_end_where_the_others_do(engine, fake):

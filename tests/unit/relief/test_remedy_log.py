@@ -1,0 +1,27 @@
+"""The line of a remedy's event."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.readings.remedy import RemedyResult
+from highwater.relief.remedy_log import summary_of
+from highwater.units import MIB
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        (0, ""),
+        (MIB - 1, ""),
+        (1 - MIB, ""),
+        (MIB, "; other use fell by 1.0 MiB"),
+        (-MIB, "; other use grew by 1.0 MiB"),
+    ],
+)
+def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
+    """Less is noise; which way it went is said in words."""
+    result = RemedyResult(
+        remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
+    )
+    assert summary_of(result) == f"release done, freed 8.0 MiB in 0.50 s{words}"
