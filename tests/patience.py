@@ -2,7 +2,7 @@
 
 A limit is there so that a test which waits for what never comes ends; it decides nothing else. Whatever is waited for
 may stand still for seconds, and so may the test: other lanes share the cores. So there is one limit for all, a minute,
-and no test has a shorter one of its own (`tests/unit/test_patience.py` looks for them).
+and no test has a shorter one of its own (ruff's TID251 and `tests/unit/test_patience.py` look for them).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ async def patience(seconds: float | None = None) -> AsyncIterator[None]:
     Args:
         seconds: `LIMIT_SECONDS` where None.
     """
-    async with asyncio.timeout(None) as limit:
+    async with asyncio.timeout(None) as limit:  # noqa: TID251 - it has no limit until turns are used up
 
         async def count() -> None:
             for _ in range(round((LIMIT_SECONDS if seconds is None else seconds) / TURN_SECONDS)):
@@ -42,21 +42,23 @@ async def patience(seconds: float | None = None) -> AsyncIterator[None]:
             counting.cancel()
 
 
-async def patiently(awaited: Awaitable[T], seconds: float | None = None) -> T:
+async def patiently(awaited: Awaitable[T]) -> T:
     """Wait for it as `asyncio.wait_for` does, with `patience`."""
-    async with patience(seconds):
+    async with patience():
         return await awaited
 
 
-async def until(condition: Callable[[], object], seconds: float | None = None, *, pause_seconds: float = 0.001) -> None:
+async def until(condition: Callable[[], object], *, pause_seconds: float = 0.001) -> None:
     """Wait until a condition holds for which there is no event.
 
     Args:
         condition: Returns something true once it holds, or an awaitable of that.
-        seconds: TimeoutError after so many, counted as `patience` does; `LIMIT_SECONDS` where None.
         pause_seconds: Between one look and the next; longer for what another process must answer.
+
+    Raises:
+        TimeoutError: It did not hold for `LIMIT_SECONDS`, counted as `patience` does.
     """
-    async with patience(seconds):
+    async with patience():
         while True:
             holds = condition()
             if await holds if inspect.isawaitable(holds) else holds:
@@ -68,10 +70,19 @@ def wait_until(condition: Callable[[], object], *, pause_seconds: float = 0.01) 
     """Wait as `until` does, without a loop.
 
     Raises:
-        TimeoutError: It did not hold for `LIMIT_SECONDS`, counted in looks: a look that took long counts as one.
+        TimeoutError: It did not hold for `LIMIT_SECONDS`, counted in looks: a look that took long counts as one. The
+            message has the condition's source.
     """
     for _ in range(round(LIMIT_SECONDS / pause_seconds)):
         if condition():
             return
         time.sleep(pause_seconds)
-    raise TimeoutError("it did not come to pass")
+    raise TimeoutError(f"not true for {LIMIT_SECONDS:g} s: {_source(condition)}")
+
+
+def _source(condition: Callable[[], object]) -> str:
+    """Return the statement that defines the condition; its name where there is no source."""
+    try:
+        return inspect.getsource(condition).strip()
+    except (OSError, TypeError):  # typed at a prompt, or written in C
+        return repr(condition)

@@ -151,7 +151,7 @@ class Client(Wire):
         """Close; what was not sent by then never will be."""
         self.writer.transport.abort() if self.writer.is_closing() else self.writer.close()
         with contextlib.suppress(ConnectionError, TimeoutError):
-            async with asyncio.timeout(1):  # by the clock: it is aborted then; what its peer left, it never takes
+            async with asyncio.timeout(1):  # noqa: TID251 - it is aborted then; what its peer left, it never takes
                 await self.writer.wait_closed()
         self.writer.transport.abort()
 

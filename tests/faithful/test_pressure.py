@@ -142,7 +142,7 @@ async def test_an_engine_that_reads_nothing_holds_the_client_back(through, engin
         await client.request("POST", "/v1/upload", ("content-length", str(size)))
         while sent < size:
             try:
-                await asyncio.wait_for(client.send(bytes(2**18)), 0.3)  # by the clock: who gives up early sends less
+                await asyncio.wait_for(client.send(bytes(2**18)), 0.3)  # noqa: TID251 - who gives up early sends less
             except TimeoutError:
                 break
             sent += 2**18
@@ -168,7 +168,7 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back(through, engine
         await call.begin()
         while True:
             try:
-                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.3)  # by the clock: who gives up early sends less
+                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.3)  # noqa: TID251 - who gives up early sends less
             except TimeoutError:
                 break
             written += 2**16

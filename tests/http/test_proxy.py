@@ -285,7 +285,7 @@ async def test_a_client_that_does_not_read_holds_the_engine_back(front, upstream
         await call.begin()
         while True:
             try:
-                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.5)  # by the clock: who gives up early sends less
+                await asyncio.wait_for(call.chunk(bytes(2**16)), 0.5)  # noqa: TID251 - who gives up early sends less
             except TimeoutError:
                 break
             written += 2**16

@@ -217,7 +217,7 @@ async def test_who_begins_no_tls_is_left_after_seconds(certificates, tmp_path):
     async with highwater(tmp_path, certificates.ca_file, engine_url="http://127.0.0.1:9", **files) as client:
         port = client.base_url.port or 0
         silent = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(64)))
-        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # by the clock: uvicorn's own would wait for a minute
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # noqa: TID251 - uvicorn's own would wait for a minute
             ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
         for _, writer in silent:
             writer.close()
@@ -272,7 +272,7 @@ async def test_both_ports_speak_tls_with_one_certificate(certificates, tmp_path)
         assert (await client.get(f"https://127.0.0.1:{data}/v1/models")).status_code == 502
         assert await serial(data, certificates.client()) == await serial(control, certificates.client())
         silent = [await asyncio.open_connection("127.0.0.1", port) for port in (data, control)]
-        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # by the clock: as above
+        async with asyncio.timeout(6 * HANDSHAKE_SECONDS):  # noqa: TID251 - as above
             ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
         for _, writer in silent:
             writer.close()

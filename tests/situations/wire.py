@@ -119,7 +119,7 @@ class InProcess(httpx.AsyncBaseTransport):
         asked = Asked(request.method, request.url.path, await request.aread())
         try:
             seconds = request.extensions.get("timeout", {}).get("read")
-            async with asyncio.timeout(seconds):  # by the clock: a virtual one
+            async with asyncio.timeout(seconds):  # noqa: TID251 - a virtual one
                 answer = await self._face.ask(asked)
         except TimeoutError as exc:
             raise httpx.ReadTimeout("", request=request) from exc

@@ -48,7 +48,7 @@ class Peer:
         """Send it so often, or until the sidecar takes no more for a second."""
         with suppress(TimeoutError):
             for _ in range(times):
-                async with asyncio.timeout(1.0):  # by the clock: an attacker's own patience
+                async with asyncio.timeout(1.0):  # noqa: TID251 - an attacker's own patience
                     await self.send(data)
 
     async def read(self, size: int = 65536) -> bytes:
@@ -66,7 +66,7 @@ class Peer:
     async def read_for(self, seconds: float) -> None:
         """Read everything that comes for a while."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # by the clock: as above
+            async with asyncio.timeout(seconds):  # noqa: TID251 - as above
                 while True:
                     await self.read()
 
