@@ -1,8 +1,8 @@
 """Tests have no limit that a busy machine uses up: ten lanes share two cores, and each may stand still for seconds.
 
 ruff refuses `asyncio.wait_for`, `asyncio.timeout` and their kin in tests (TID251, `banned-api` in pyproject.toml); this
-file refuses the shapes that need their numbers read. A short limit has its reason on its line, behind ruff's own mark or
-behind ``# by the clock:``, and must not decide what the test finds.
+file refuses the shapes that need their numbers read. A short limit has its reason on its line, behind ruff's own mark
+or behind ``# by the clock:``, and must not decide what the test finds.
 
 It reads one file at a time and computes nothing. It does not see:
 
