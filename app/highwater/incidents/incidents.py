@@ -282,9 +282,7 @@ class Incidents:
             incident = replace(incident, messages=merged(incident.messages, match(lines)))
         self._store.write(_counted(incident, counted))
 
-    def _incident(
-        self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None
-    ) -> Incident:
+    def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
         notes: list[str] = []
         lines: list[RecognizedLine] = []
         if evidence.start is not None:
@@ -295,7 +293,10 @@ class Incidents:
             lines = recognized(texts)
             messages = messages_in(lines)
         else:
-            notes.append("engine_log is not set, so nothing is known of what the engine itself said")
+            notes.append(
+                "engine_log is not set, so nothing is known of what the engine itself said: set it "
+                "(HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to, and the next one can name the cause"
+            )
             messages = ()
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
         try:

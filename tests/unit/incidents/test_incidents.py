@@ -85,6 +85,7 @@ async def test_without_a_log_that_is_said(filed):
     incident = await filed.incidents.read((await filed.only()).id)
     assert incident.messages == ()
     assert "engine_log is not set" in incident.notes[0]
+    assert "set it (HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to" in incident.notes[0]
 
 
 async def test_the_log_is_matched(tmp_path):
