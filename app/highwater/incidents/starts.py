@@ -242,9 +242,7 @@ class EngineLog:
         """Return where the log ends now; ``None`` where it does not exist."""
         return position_of_end(self._path)
 
-    def of_this_life(
-        self, since: LogPosition | None, until: LogPosition | None = None
-    ) -> tuple[list[str], str | None]:
+    def of_this_life(self, since: LogPosition | None, until: LogPosition | None = None) -> tuple[list[str], str | None]:
         """Return the last lines of the engine that ran since then, and the log's problem if there is one.
 
         Lines behind ``until`` are left out.
