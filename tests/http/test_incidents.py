@@ -92,6 +92,7 @@ async def test_without_incidents_the_list_is_empty(running):
         "incidents": [],
         "folder": str(running.incidents.folder),
         "problem": None,
+        "has_engine_log": True,
     }
     assert (await running.get(format="text")).text == "no incidents\n"
 

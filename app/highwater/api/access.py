@@ -136,15 +136,25 @@ class Access(SecurityBase):
         if token is None:
             return Denial("closed", _CLOSED)
         problem = "this is not the admin token" if given else "this call needs the admin token"
-        text = f"{problem}. Where the sidecar runs, this works: {self._command(request)}"
+        text = f"{problem}. Where the sidecar runs, {self._what_works(request)}"
         return Denial("wrong_token" if given else "no_token", text)
 
-    def _command(self, request: HTTPConnection) -> str:
-        """Return the call as a command line without quotes: the message comes as JSON, which would escape them."""
+    def _what_works(self, request: HTTPConnection) -> str:
+        """Return the call as a command line, or how to repeat one that a command line without quotes cannot hold.
+
+        The message comes as JSON, which would escape quotes; and the body of a refused call is never read. Without its
+        body a dry run would be a real one.
+        """
+        token = self._token.source(self._port)
+        if _has_body(request) or request.url.query:
+            return (
+                f"repeat the same call with the token: HIGHWATER_ADMIN_TOKEN={token} in the environment of a highwater "
+                f"command, --oauth2-bearer {token} in a curl command"
+            )
         method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
         path = printable(request.scope.get("raw_path") or request.url.path.encode())
         url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
-        return f"curl {method}--oauth2-bearer {self._token.source(self._port)} {url}"
+        return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
         """Count the denial, and log it with the peer at a bounded rate."""
@@ -164,6 +174,11 @@ class Access(SecurityBase):
         )
         without = _CREDENTIALS.sub(partial(_unless_it_holds, token), head)
         return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
+
+
+def _has_body(request: HTTPConnection) -> bool:
+    """Return whether the head announces a body."""
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:

@@ -39,7 +39,8 @@ def incidents_router(incidents: Incidents) -> APIRouter:
         headlines = await incidents.headlines()
         if wants_text(request, query.format):
             return PlainTextResponse(headlines_text(headlines, problem=incidents.problem), headers=_HEADERS)
-        return JSONResponse(listing(headlines, incidents.folder, incidents.problem), headers=_HEADERS)
+        content = listing(headlines, incidents.folder, incidents.problem) | {"has_engine_log": incidents.has_log}
+        return JSONResponse(content, headers=_HEADERS)
 
     @router.get("/memory/incidents/{incident_id}", responses={200: {"content": {"text/plain": {}, "text/html": {}}}})
     async def one(

@@ -31,6 +31,9 @@ _SHOWN_LENGTH = 400
 # Of a sidecar's own refusal: it may list every name that it knows.
 _REFUSAL_LENGTH = 8000
 _UNAUTHORIZED = 401
+_NOT_FOUND = 404
+# What a sidecar says of a path that is none of its own, with that path before it (proxy/front.py).
+_NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 # What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).
 _DATA_PORT = "own paths are on its control port"
@@ -165,6 +168,7 @@ class SidecarClient:
             body = json.loads(content)
         except (ValueError, RecursionError):
             body = None
+        self._refuse_path(status, content)
         if _DATA_PORT in content.decode(errors="replace"):
             raise _unreachable(
                 f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
@@ -176,6 +180,15 @@ class SidecarClient:
         code, message = error
         text = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
         raise SidecarRefused(text, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
+
+    def _refuse_path(self, status: int, content: bytes) -> None:
+        """Raise where a sidecar does not know the path, and the URL has one in front of it."""
+        parts = urlsplit(self.url)
+        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in content.decode(errors="replace"):
+            raise _unreachable(
+                f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
+                f"{parts.scheme}://{parts.netloc}"
+            )
 
     def _advice(self, status: int) -> str:
         if status == _UNAUTHORIZED and self._has_token:

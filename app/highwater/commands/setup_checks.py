@@ -92,6 +92,12 @@ class SetupFacts:
         return bool(self.can.get("collective_rpc")) or self.only_watches
 
     @property
+    def is_engine_lost(self) -> bool:
+        """True if the engine does not run, or will not go on by itself: what it shows no more says nothing of it."""
+        traits = self.report.engine.traits
+        return traits.is_absent or traits.is_lost
+
+    @property
     def knows_engine(self) -> bool:
         """True if the engine has answered at least once."""
         return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
@@ -239,7 +245,7 @@ def _recorder(facts: SetupFacts) -> _Judged:
     if progress is not None:
         level: Level = "fail" if progress.verdict == "stuck" else "ok"
         return level, f"{progress.verdict}: {progress.summary}"
-    if not facts.can.get("collective_rpc"):
+    if not facts.can.get("collective_rpc") or facts.is_engine_lost:
         return _UNKNOWN
     text = "off or unreadable: a hang cannot be distinguished from a long step, and a silent rank is not noticed"
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
@@ -252,6 +258,8 @@ def _shm(facts: SetupFacts) -> _Judged:
     shm, needs = part(part(host, "reading"), "shm"), part(host, "shm_needs")
     size, free = _number(shm.get("size_bytes")), _number(shm.get("free_bytes"))
     if size is None or free is None:
+        if facts.is_engine_lost:
+            return _UNKNOWN
         text = "not known: no process of the engine writes a file (HIGHWATER_RECORDER_DIR)"
         return "skip", text
     unknown = [str(row.get("name")) for row in _rows(needs.get("rows")) if row.get("bytes") is None]
@@ -369,10 +377,16 @@ def _incidents(facts: SetupFacts) -> _Judged:
         newest = recent[0]
         text = f"{len(recent)} in the last hour, the last: {newest.get('summary')}"
         return "warn", text, f"highwater incidents {newest.get('id')}"
+    # Where nothing of the engine is read but its API, an incident has little else either.
+    is_read = facts.reads_workers or facts.can.get("dev_mode")
+    lacks_log = bool(is_read) and facts.incidents.get("has_engine_log") is False
+    unread = "; the engine's log is not read, so an incident may not name the cause" if lacks_log else ""
+    log = "HIGHWATER_ENGINE_LOG to the file that vLLM's output goes to"
     if facts.incidents.get("folder") is None:
-        text = "are kept in memory only: what the engine died of is lost when the sidecar restarts"
-        return "note", text, "set HIGHWATER_INCIDENTS__FOLDER"
-    return "ok", f"none in the last hour; kept in {facts.incidents['folder']}"
+        text = f"are kept in memory only: what the engine died of is lost when the sidecar restarts{unread}"
+        return "note", text, f"set HIGHWATER_INCIDENTS__FOLDER{f' and {log}' if lacks_log else ''}"
+    text = f"none in the last hour; kept in {facts.incidents['folder']}{unread}"
+    return ("note", text, f"set {log}") if lacks_log else ("ok", text)
 
 
 def _at(entry: Mapping[str, Any]) -> float:

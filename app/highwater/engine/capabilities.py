@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXTENSION = "highwater_worker.MemoryExtension"
 _PLUGIN = "the package vllm-highwater-worker beside it and HIGHWATER_RECORDER_DIR set"
 _Value = TypeVar("_Value")
-_NOT_PUBLIC = frozenset({"version", "model", "has_operations"})  # of the capabilities in `GET /memory`
+_NOT_PUBLIC = frozenset({"version", "model", "has_operations", "has_recorders"})  # of the capabilities in `GET /memory`
 _STATE_PATHS = ("/is_sleeping", "/is_paused")
 # vLLM's own resets, and the oldest version that has the route of each.
 RESETS_SINCE: Final[Mapping[str, str]] = MappingProxyType(
@@ -44,6 +44,8 @@ class Capabilities:
     collective_rpc: bool = False
     # Whether every worker's recorder says that it has our operations, also where no route reaches them.
     has_operations: bool = False
+    # Whether recorders of this engine have been read, be they silent now.
+    has_recorders: bool = False
     extension: str | None = None  # the `worker_extension_cls` that the engine was started with
     reset_prefix_cache: bool = False
     reset_mm_cache: bool = False

@@ -35,6 +35,7 @@ class Detection:
         self._clock = clock
         self._detected = Capabilities()
         self._detected_at: float | None = None
+        self._has_recorders = False
 
     @property
     def is_current(self) -> bool:
@@ -71,17 +72,26 @@ class Detection:
     def forget_engine(self) -> None:
         """Drop the running worker call and what allowed it: they belong to an engine that has ended."""
         self._engine.forget()
+        self._has_recorders = False
         self.detect_again()
 
-    def trust_recorders(self, *, offers_calls: bool) -> None:
-        """Allow worker calls while every worker's recorder writes that it has our operations (``offers_calls``).
+    def trust_recorders(self, *, offers_calls: bool, are_read: bool) -> None:
+        """Note whether recorders of this engine ``are_read``, which holds for its life, and what they offer.
+
+        Allow worker calls while every worker's recorder writes that it has our operations (``offers_calls``).
 
         Files may be another engine's: a call that fails ends what they allow, for this life of the engine.
         """
+        self._has_recorders = self._has_recorders or are_read
         if self._detected_at is None or self._detected.collective_rpc:
             return
         may_call = self._detected.dev_mode and not self._engine.has_rpc_failed and offers_calls
-        known = replace(self._detected, collective_rpc=may_call, has_operations=offers_calls)
+        known = replace(
+            self._detected,
+            collective_rpc=may_call,
+            has_operations=offers_calls,
+            has_recorders=self._has_recorders,
+        )
         if known != self.capabilities:
             self._use(known)
 

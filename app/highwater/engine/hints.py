@@ -54,8 +54,11 @@ def missing_hint(missing: Sequence[MissingRank], expected: int, recorders_proble
 
 
 def setup_hint(capabilities: Capabilities) -> str | None:
-    """Return what to add to the engine's environment and command line, so that the workers' memory can be read."""
-    if capabilities.collective_rpc:
+    """Return what to add to the engine's environment and command line, so that the workers' memory can be read.
+
+    ``None`` where it can, and where it could: recorders that are silent are there.
+    """
+    if capabilities.collective_rpc or capabilities.has_recorders:
         return None
     flag = f"--worker-extension-cls {EXTENSION} (with the folder that holds highwater_worker on its PYTHONPATH)"
     if not capabilities.dev_mode:

@@ -39,6 +39,10 @@ _NO_FILES = (
     "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
     "package of this version"
 )
+_NONE_ANY_MORE = (
+    "no process of the engine is seen any more, though some were: it has ended, or another took its place that runs "
+    "without HIGHWATER_RECORDER_DIR or the worker package"
+)
 _SWEEP_SECONDS = 60.0
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
@@ -74,6 +78,7 @@ class HostReader:
         self._shm = shm
         self._searched_at = self._swept_at = float("-inf")
         self._found: tuple[ProcessMemory, ...] = ()
+        self._has_seen_engine = False
         self._lock = threading.Lock()
 
     def read(self) -> HostReading:
@@ -96,7 +101,6 @@ class HostReader:
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
-        problems = self._files.problems
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
@@ -105,8 +109,17 @@ class HostReader:
             shm=self._shared(records),
             machine=self._machine_memory(),
             engine=_settings(records),
-            problems=problems if records or self._found else (*problems, _NO_FILES if self._has_folder else _NO_FOLDER),
+            problems=self._problems(is_seen=bool(records or self._found)),
         )
+
+    def _problems(self, *, is_seen: bool) -> tuple[str, ...]:
+        """Return the problems of the files, and why no process of the engine is seen."""
+        self._has_seen_engine = self._has_seen_engine or is_seen
+        if is_seen:
+            return self._files.problems
+        if self._has_seen_engine:
+            return (*self._files.problems, _NONE_ANY_MORE)
+        return (*self._files.problems, _NO_FILES if self._has_folder else _NO_FOLDER)
 
     def is_stopped(self, process: ProcessMemory) -> bool:
         """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""

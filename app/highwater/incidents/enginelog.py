@@ -137,30 +137,36 @@ def end_of(log: Path | BinaryIO) -> LogPosition:
     return LogPosition(status.st_dev, status.st_ino, status.st_size)
 
 
-def read_from(file: BinaryIO, offset: int, most: int) -> tuple[bytes, bool]:
+def read_from(file: BinaryIO, offset: int, most: int, until: LogPosition | None = None) -> tuple[bytes, bool]:
     """Return what an open log holds from an offset on; of more than ``most`` bytes the end, and True.
 
-    The end begins with a whole line.
+    The end begins with a whole line. What stands behind ``until`` is left out.
     """
-    start = max(offset, end_of(file).offset - most)
+    end = (end_of(file) if until is None else until).offset
+    start = max(offset, end - most)
     file.seek(start)
-    content = file.read(most)
+    content = file.read(most if until is None else max(end - start, 0))
     is_cut = start > offset
     return content.partition(b"\n")[2] if is_cut else content, is_cut
 
 
-def read_tail(path: Path, since: LogPosition | None = None) -> tuple[list[str], str | None]:
+def read_tail(
+    path: Path, since: LogPosition | None = None, until: LogPosition | None = None
+) -> tuple[list[str], str | None]:
     """Return the last lines of a log, and the problem in one sentence if there is one.
 
     Links are followed, since that is how container runtimes name their logs. What stands before ``since`` is left out,
-    where the log is still the same file.
+    where the log is still the same file. Of a log that is another file than at ``until``, or was cut off since, every
+    line came later: there are none.
     """
     try:
         with open_log(path) as file:
             end = end_of(file)
             is_same = since is not None and end[:2] == since[:2] and since.offset <= end.offset
             start = since.offset if since is not None and is_same else 0
-            content, is_cut = read_from(file, start, TAIL_BYTES)
+            if until is not None and (end[:2] != until[:2] or end.offset < until.offset):
+                return [], None
+            content, is_cut = read_from(file, start, TAIL_BYTES, until)
     except NotARegularFileError:
         return [], f"engine_log: {path} is not a file"
     except OSError as exc:

@@ -61,12 +61,17 @@ log = logging.getLogger("highwater.incidents")
 
 
 class _LateRead(NamedTuple):
-    """An incident whose log, from ``since`` on, is to be read once more at ``due``, in monotonic seconds."""
+    """An incident whose log, from ``since`` on, is to be read once more at ``due``, in monotonic seconds.
+
+    ``until`` is where the log ended when the incident did: what came later is of another one. A position needs neither
+    the time zone nor the year, which the times in the log's lines lack.
+    """
 
     id: str
     due: float
     evidence: Evidence
     since: LogPosition | None
+    until: LogPosition | None = None
 
 
 class Incidents:
@@ -196,6 +201,7 @@ class Incidents:
                 return counted, False
         elif last is not None and _goes_on(last, evidence):
             counted = self._repeated(replace(last, ended_at=None), evidence)
+            self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
                 self._rewrite(counted, evidence.at)
             return counted, False
@@ -233,7 +239,7 @@ class Incidents:
             stored = self._stored(one.id)
             if stored is None:
                 continue  # it was the oldest, and was removed
-            incident = self._incident(one.evidence, one.since)
+            incident = self._incident(one.evidence, one.since, one.until)
             if incident.messages != stored.messages:
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
@@ -254,6 +260,9 @@ class Incidents:
     def _close(self) -> tuple[Headline, ...]:
         now = self._clock()
         ended = tuple(replace(headline, ended_at=now) for headline in _unended(self._tracked))
+        if self._log is not None:
+            ids, end = {headline.id for headline in ended}, self._log.end()
+            self._late = tuple(one._replace(until=end) if one.id in ids else one for one in self._late)
         for headline in ended:
             self._track(headline)
             self._rewrite(headline, now)
@@ -273,18 +282,21 @@ class Incidents:
             incident = replace(incident, messages=merged(incident.messages, match(lines)))
         self._store.write(_counted(incident, counted))
 
-    def _incident(self, evidence: Evidence, since: LogPosition | None) -> Incident:
+    def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
         notes: list[str] = []
         lines: list[RecognizedLine] = []
         if evidence.start is not None:
             messages = evidence.start.messages
         elif self._log is not None:
-            texts, problem = self._log.of_this_life(since)
+            texts, problem = self._log.of_this_life(since, until)
             notes += [problem] if problem else []
             lines = recognized(texts)
             messages = messages_in(lines)
         else:
-            notes.append("engine_log is not set, so nothing is known of what the engine itself said")
+            notes.append(
+                "engine_log is not set, so nothing is known of what the engine itself said: set it "
+                "(HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to, and the next one can name the cause"
+            )
             messages = ()
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
         try:

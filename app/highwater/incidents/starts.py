@@ -238,9 +238,16 @@ class EngineLog:
         is_first, self._has_looked = not self._has_looked, True
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
-    def of_this_life(self, since: LogPosition | None) -> tuple[list[str], str | None]:
-        """Return the last lines of the engine that ran since then, and the log's problem if there is one."""
-        lines, problem = read_tail(self._path, since)
+    def end(self) -> LogPosition | None:
+        """Return where the log ends now; ``None`` where it does not exist."""
+        return position_of_end(self._path)
+
+    def of_this_life(self, since: LogPosition | None, until: LogPosition | None = None) -> tuple[list[str], str | None]:
+        """Return the last lines of the engine that ran since then, and the log's problem if there is one.
+
+        Lines behind ``until`` are left out.
+        """
+        lines, problem = read_tail(self._path, since, until)
         return of_one_run(lines, begins_ready=since is not None), problem
 
     def close(self) -> None:

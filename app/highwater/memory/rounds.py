@@ -315,7 +315,7 @@ class Rounds:
         if calls != self._calls:
             self._calls, self._called_at = calls, self.clock()
             self._loop_silent_since = None
-        self.detection.trust_recorders(offers_calls=self.coverage.offers_calls)
+        self.detection.trust_recorders(offers_calls=self.coverage.offers_calls, are_read=bool(outcome.records))
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))

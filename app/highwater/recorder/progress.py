@@ -104,11 +104,17 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
         beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in lost)
-        return "stuck", max(rank.age_seconds for rank in lost), named + beside
+        return "stuck", max(rank.age_seconds for rank in lost), named + beside + _to_do(lost)
     if not alive:
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in ranks)
         return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a recorder"
     return None
+
+
+def _to_do(lost: Sequence[RankRecord]) -> str:
+    """Return what lets stopped ranks go on, as host/watch.py says it of the engine's other processes."""
+    pids = " ".join(str(rank.pid) for rank in lost if rank.status == "stopped")
+    return f"; run kill -CONT {pids}, or detach the debugger" if pids else ""
 
 
 def _patience(status: RankStatus) -> float:

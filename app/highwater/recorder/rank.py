@@ -49,6 +49,11 @@ class RankRecord:
         return self.identity.name
 
     @property
+    def pid(self) -> int:
+        """Its process, as numbered in its own container."""
+        return self.identity.pid
+
+    @property
     def entries_total(self) -> int | None:
         """The number of entries in its encoder cache; ``None`` where that is unknown."""
         return None if self.table is None else self.table.total

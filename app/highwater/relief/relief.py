@@ -325,8 +325,7 @@ class Relief:
 
     def _refused(self, run: RemedyRun, before: Report, reason: str, held_seconds: float | None = None) -> RemedyOutcome:
         result = replace(result_of(run.remedy, "refused", reason=reason), held_seconds=held_seconds)
-        if not run.dry_run:
-            self._log.add(run, result)
+        self._log.add(run, result)
         return RemedyOutcome(result, before.ranks, before.ranks)
 
     async def _before(self, run: RemedyRun) -> Report:

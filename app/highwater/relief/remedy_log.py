@@ -45,7 +45,9 @@ class RemedyLog:
         self._observer = observer
 
     def add(self, run: RemedyRun, result: RemedyResult) -> None:
-        """Count a remedy's end, and write its event and a line of the log."""
+        """Count a remedy's end, and write its event and a line of the log. Of a dry run there is nothing to write."""
+        if run.dry_run:
+            return
         self._observer.remedy_ended(result, run.trigger)
         kind: Literal["refusal", "reset"] = "refusal" if result.outcome == "refused" else "reset"
         summary = summary_of(result)

@@ -26,6 +26,8 @@ VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
     "flat": "flat",
 }
 _WHOLE: Final = 100
+# So many series are named before the sentence that they share.
+_NAMED: Final = 3
 
 
 def series_title(one: SeriesGrowth) -> str:
@@ -93,5 +95,13 @@ def growth_table(series: Sequence[SeriesGrowth]) -> str:
         for one in series
     ]
     shown = table(["series", "verdict", "value", "grown", "rate (95 % interval)", "floors", "window"], rows)
-    verdicts = [f"{series_title(one)}: {one.text}{exhaustion_text(one)}" for one in series if one.verdict != "flat"]
-    return "\n".join([shown, *verdicts]) + "\n"
+    titles: dict[str, list[str]] = {}
+    for one in series:
+        if one.verdict != "flat":
+            titles.setdefault(f"{one.text}{exhaustion_text(one)}", []).append(series_title(one))
+    return "\n".join([shown, *(f"{_named(names)}: {verdict}" for verdict, names in titles.items())]) + "\n"
+
+
+def _named(titles: Sequence[str]) -> str:
+    """Return the series that share a sentence: by name, or of many the number, as the table above has their names."""
+    return ", ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} series"

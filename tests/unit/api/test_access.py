@@ -17,12 +17,13 @@ from highwater.readings.event import Caller
 TOKEN = "correct-horse-battery"
 
 
-def asked(peer: str | None = "127.0.0.1", **headers: str) -> Request:
+def asked(peer: str | None = "127.0.0.1", query: bytes = b"", **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     if "host" not in headers:
         raw.append((b"host", b"127.0.0.1:8001"))
     client = None if peer is None else (peer, 40000)
-    return Request({"type": "http", "method": "POST", "path": "/memory/marks", "headers": raw, "client": client})
+    scope = {"type": "http", "method": "POST", "path": "/memory/marks", "query_string": query}
+    return Request({**scope, "headers": raw, "client": client})
 
 
 def access(*, trust_loopback: bool = False, token: str | None = TOKEN) -> Access:
@@ -171,6 +172,26 @@ async def test_the_refusal_names_the_scheme_and_the_command_that_works(given, re
         denial.message,
         denial.headers,
     )
+
+
+@pytest.mark.parametrize(
+    "asking", [{"content_length": "18"}, {"transfer_encoding": "chunked"}, {"query": b"device=gpu"}], ids=str
+)
+def test_a_refused_call_with_a_body_or_a_query_is_not_printed_without_them(asking):
+    """Its body is never read, and the bare command would do something else: a dry run would reclaim."""
+    denial = access().judge(asked(authorization="Bearer x", **asking))
+    assert isinstance(denial, Denial)
+    assert "curl -X" not in denial.message
+    assert "/memory/marks" not in denial.message
+    assert "HIGHWATER_ADMIN_TOKEN=ADMIN_TOKEN" in denial.message
+    assert "--oauth2-bearer ADMIN_TOKEN" in denial.message
+
+
+def test_an_empty_body_is_none():
+    """As HTTP clients send a POST without one."""
+    denial = access().judge(asked(content_length="0"))
+    assert isinstance(denial, Denial)
+    assert denial.message.endswith("http://127.0.0.1:8001/memory/marks")
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer ", "Bearer None", f"Bearer {TOKEN}"])

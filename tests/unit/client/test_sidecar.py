@@ -40,9 +40,9 @@ def answering(monkeypatch):
     return answer_with
 
 
-def refused(answering, answer, **options) -> SidecarRefused:
+def refused(answering, answer, *, url="http://s:1", **options) -> SidecarRefused:
     answering(answer)
-    with SidecarClient("http://s:1", **options) as sidecar, pytest.raises(SidecarRefused) as caught:
+    with SidecarClient(url, **options) as sidecar, pytest.raises(SidecarRefused) as caught:
         sidecar.get("/memory")
     return caught.value
 
@@ -183,6 +183,27 @@ def test_what_is_no_sidecar_is_said(answering, answer, words):
 def test_a_handshake_that_fails_says_what_to_change(answering, reason, words):
     """The authority, or the scheme."""
     assert words in unreachable(answering, httpx.ConnectError(reason), url="https://s:1")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "/memory/memory is not on the proxy's allow list. The sidecar's own: /memory, /metrics",
+        "/memory/memory is not served on this port. The sidecar's own paths are on its control port (control_port)",
+    ],
+)
+def test_a_url_with_a_path_is_to_be_given_without(answering, message):
+    """People copy the address of a page; nothing has to be allowed for that."""
+    answer = httpx.Response(404, json={"error": {"message": message, "type": "NotFoundError", "code": 404}})
+    text = unreachable(answering, answer, url="http://s:1/memory")
+    assert "without the path /memory, such as http://s:1" in text
+    assert "allow list" not in text
+
+
+def test_below_a_prefix_a_missing_thing_is_the_sidecars_word(answering):
+    """A reverse proxy may serve the sidecar there."""
+    answer = httpx.Response(404, json={"error": {"code": "not_found", "message": "id: there is no incident"}})
+    assert "no incident" in str(refused(answering, answer, url="http://s:1/highwater"))
 
 
 def test_what_answers_cannot_command_the_terminal(answering):

@@ -20,6 +20,8 @@ from highwater.settings.keys import keys, variable
 from tests.unit.commands.reports import CAPABILITIES, DEVICE, HELD, NOW, event, policy, pressure, ranks, report
 
 MOVING = Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end")
+KEPT = {"incidents": [], "folder": "/x"}
+NOTHING = {"dev_mode": False, "extension": None, "collective_rpc": False}
 INCIDENT = {"id": "20261121T143233Z-died", "at": NOW - 100, "last_at": None, "summary": "the engine died"}
 
 
@@ -121,6 +123,9 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
             None,
         ),
         ("recorder", {"progress": None}, "note", "a hang cannot be distinguished", "HIGHWATER_RECORDER_DIR"),
+        ("recorder", {"progress": None, "state": "gone"}, "skip", "not known until", None),
+        ("recorder", {"progress": None, "state": "stuck"}, "skip", "not known until", None),
+        ("/dev/shm", {"host": {}, "state": "gone"}, "skip", "not known until", None),
         ("recorder", {"progress": replace(MOVING, verdict="stuck", summary="1 step")}, "fail", "1 step", None),
         ("thresholds", {"rules": replace(policy(), rules=())}, "warn", "no rules", "policy.md"),
         ("thresholds", {"rules": policy(HELD)}, "fail", "cannot be reached", "PUT /policy"),
@@ -153,6 +158,10 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
         ("incidents", {"incidents": {"incidents": [], "folder": None}}, "note", "in memory only", "INCIDENTS__FOLDER"),
+        ("incidents", {"incidents": {**KEPT, "has_engine_log": False}}, "note", "log is not read", "ENGINE_LOG"),
+        ("incidents", {"incidents": {"has_engine_log": False}}, "note", "in memory only", "FOLDER and HIGHWATER_ENG"),
+        ("incidents", {"incidents": {**KEPT, "has_engine_log": False}, "can": NOTHING}, "ok", "none", None),
+        ("incidents", {"incidents": {**KEPT, "has_engine_log": True}}, "ok", "none", None),
         ("incidents", {"incidents": {"problem": "no room"}}, "fail", "no room", "incidents.folder"),
         ("incidents", {"incidents": {"incidents": [INCIDENT], "folder": "/x"}}, "warn", "died", INCIDENT["id"]),
         ("incidents", {"incidents": {"incidents": [INCIDENT | {"at": 1.0}], "folder": "/x"}}, "ok", "none", None),

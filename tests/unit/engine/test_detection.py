@@ -66,12 +66,12 @@ async def test_recorders_allow_calls_until_one_fails(detection, engine, fake):
     """Their files may be another engine's."""
     fake.extension = None
     await detection.detect()
-    detection.trust_recorders(offers_calls=True)
+    detection.trust_recorders(offers_calls=True, are_read=True)
     assert (engine.rpc_allowed, detection.has_extension) == (True, False)
     fake.failing["/collective_rpc"] = 500
     with pytest.raises(EngineRefused):
         await engine.rpc("memory")
-    detection.trust_recorders(offers_calls=True)
+    detection.trust_recorders(offers_calls=True, are_read=True)
     assert not engine.rpc_allowed
 
 
@@ -80,12 +80,12 @@ async def test_where_the_workers_are_ready_to_be_called_only_the_development_mod
     fake.extension, fake.dev_mode = None, False
     await detection.detect()
     assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
-    detection.trust_recorders(offers_calls=True)
+    detection.trust_recorders(offers_calls=True, are_read=True)
     assert no_extension(detection.capabilities) == (
         "workers can be called in vLLM's development mode only: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
     )
     assert "has_operations" not in detection.public_capabilities
-    detection.trust_recorders(offers_calls=False)
+    detection.trust_recorders(offers_calls=False, are_read=True)
     assert "--worker-extension-cls" in (no_extension(detection.capabilities) or "")
 
 

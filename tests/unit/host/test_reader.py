@@ -227,6 +227,17 @@ def test_where_nothing_is_seen_it_says_what_to_do(host):
     assert alone.machine.available_bytes == 32_768_000 * 1024
 
 
+def test_where_processes_were_seen_before_the_set_up_is_not_blamed(host):
+    """The engine has ended; the folder was right."""
+    reader = host.reader()
+    file = write(host.folder, record(pid=1))
+    assert reader.read().problems == ()
+    file.unlink()
+    (problem,) = reader.read().problems
+    assert "any more" in problem
+    assert "vLLM needs" not in problem
+
+
 @pytest.mark.parametrize("command", ["²", "1.²", "٣", "1"])
 def test_a_process_may_be_called_anything(host, command):
     """Digits of other scripts are names like any other."""

@@ -85,6 +85,7 @@ async def test_without_a_log_that_is_said(filed):
     incident = await filed.incidents.read((await filed.only()).id)
     assert incident.messages == ()
     assert "engine_log is not set" in incident.notes[0]
+    assert "set it (HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to" in incident.notes[0]
 
 
 async def test_the_log_is_matched(tmp_path):
@@ -211,6 +212,35 @@ async def test_the_log_read_late_keeps_the_death(told, tmp_path):
     await told.incidents.complete(at_once=True)
     incident = await told.incidents.read(hang.id)
     assert (incident.kind, bool(incident.messages)) == ("died", True)
+
+
+async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
+    """The hang's last lines count until the engine was ready again; of the death that follows, none is the hang's."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    hang, _ = await told.open("hung")
+    last = "No available shared memory broadcast block found in 60 seconds.\n"
+    log.write_text(last)
+    await told.incidents.engine_ready()
+    log.write_text(f"{last}Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(hang.id)
+    assert [known.name for known in incident.messages] == ["broadcast_block_wait"]
+    assert incident.ended_at == AT
+
+
+async def test_a_log_rotated_after_the_end_is_not_of_it(tmp_path):
+    """Every line of the new file came later."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    hang, _ = await told.open("hung")
+    await told.incidents.engine_ready()
+    log.rename(tmp_path / "engine.log.1")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    assert (await told.incidents.read(hang.id)).messages == ()
 
 
 @pytest.mark.parametrize(("seconds", "ready"), [(incidents.SAME_DEATH_SECONDS, False), (5, True)])

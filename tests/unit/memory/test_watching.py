@@ -338,6 +338,23 @@ async def test_a_loaded_engine_whose_api_server_hangs_is_not_one_that_loads(watc
     assert "loading" not in (report.engine.hint or "")
 
 
+@pytest.mark.parametrize("knobs", [{"dev_mode": False}, {"extension": None}], ids=["plain", "dev mode"])
+async def test_where_recorders_were_read_nobody_is_told_to_install_them(watch, knobs):
+    """Also while all of them are silent; only the next engine, without any, gets that advice."""
+    core = watch(**knobs)
+    await rounds(core, 2)
+    for worker in core.fake.workers:
+        worker.recorder.works = False
+    hints = [report.engine.hint or "" for report in await rounds(core, 12)]
+    assert [hint for hint in hints if "start vLLM" in hint] == []
+    core.fake.down = True
+    await rounds(core, 3)
+    for worker in core.fake.workers:
+        worker.recorder.close()
+    core.fake.down = False
+    assert "start vLLM" in ((await rounds(core, 3))[-1].engine.hint or "")
+
+
 async def test_several_engines_are_named_only_as_long_as_they_write(watch, tmp_path):
     """Which of them this sidecar's is, nobody can say; once one is left it is followed."""
     core = watch(is_up=False, dev_mode=False)

@@ -31,6 +31,7 @@ class Rank:
     status: str = "alive"
     age_seconds: float = 0.1
     progress: RankProgress | None = None
+    pid: int = 77
 
 
 def rank(number: int = 0, status: str = "alive", age: float = 0.1, **progress) -> Rank:
@@ -74,6 +75,15 @@ ROWS = [
     ("a dead rank", [stepping(), lost("dead")], RUNNING, 60, "stuck", 6, "rank 1 is dead: its process is gone"),
     ("a stopped rank", [stepping(), lost("stopped")], RUNNING, 60, "stuck", 6, "rank 1 is stopped by a signal"),
     ("a dead rank of an idle engine", [QUIET, lost("dead")], IDLE, 0, "stuck", 6, "rank 1 is dead"),
+    (
+        "what to do",
+        [QUIET, lost("stopped")],
+        IDLE,
+        0,
+        "stuck",
+        6,
+        "1 other rank alive; run kill -CONT 77, or",
+    ),
     ("two lost", [QUIET, lost("dead", 8), lost("stopped", 7, 2)], IDLE, 0, "stuck", 8, "rank 1 is dead.*; rank 2"),
     ("lost at the limit", [stepping(), lost("stopped", 5.0)], RUNNING, 60, "stuck", 5, "rank 1 is stopped"),
     ("lost, nearly", [stepping(), lost("dead", 4.9)], RUNNING, 60, "progressing", None, "steps begin and end"),

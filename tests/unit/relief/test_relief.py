@@ -56,6 +56,20 @@ async def test_a_dry_run_does_nothing():
     assert (core.fake.resets(), core.summaries(), core.counted.remedies) == ([], events, [])
 
 
+@pytest.mark.parametrize("starts", [False, True], ids=["gone", "starting"])
+async def test_a_dry_run_of_an_engine_that_is_not_up_leaves_no_trace(starts):
+    """No remedy was to be run, so none has failed or was refused."""
+    core = core_on() if starts else await grown()
+    core.fake.down = True
+    for _ in range(2):
+        await core.poller.poll()
+    before = core.summaries("reset"), core.summaries("refusal")
+    with pytest.raises(NotAvailable, match="the engine is"):
+        await core.relief.reclaim(requests("release"), mode="safe", dry_run=True)
+    assert (core.summaries("reset"), core.summaries("refusal")) == before
+    assert core.counted.remedies == []
+
+
 async def test_an_unknown_remedy_is_named_before_anything_is_done():
     """Not after half of the list."""
     core = await grown()
