@@ -230,17 +230,23 @@ async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
     assert incident.ended_at == AT
 
 
-async def test_a_log_rotated_after_the_end_is_not_of_it(tmp_path):
-    """Every line of the new file came later."""
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [("", []), ("No available shared memory broadcast block found in 60 seconds.\n", ["broadcast_block_wait"])],
+    ids=["nothing yet", "its cause"],
+)
+async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known):
+    """Every line of the new file came later; what was read of the old one stays."""
     log = tmp_path / "engine.log"
     log.write_text("")
     told = Told(None, log)
+    log.write_text(written)
     hang, _ = await told.open("hung")
     await told.incidents.engine_ready()
     log.rename(tmp_path / "engine.log.1")
     log.write_text("Encoder cache miss for ab\n")
     await told.incidents.complete(at_once=True)
-    assert (await told.incidents.read(hang.id)).messages == ()
+    assert [message.name for message in (await told.incidents.read(hang.id)).messages] == known
 
 
 @pytest.mark.parametrize(("seconds", "ready"), [(incidents.SAME_DEATH_SECONDS, False), (5, True)])
