@@ -146,14 +146,14 @@ class Access(SecurityBase):
         body a dry run would be a real one.
         """
         token = self._token.source(self._port)
-        if _has_body(request) or request.url.query:
-            return (
-                f"repeat the same call with the token: HIGHWATER_ADMIN_TOKEN={token} in the environment of a highwater "
-                f"command, --oauth2-bearer {token} in a curl command"
-            )
-        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
         path = printable(request.scope.get("raw_path") or request.url.path.encode())
         url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
+        if _has_body(request) or request.url.query:
+            return (
+                f"repeat the same call to {url} with the token: HIGHWATER_ADMIN_TOKEN={token} in the environment of a "
+                f"highwater command, --oauth2-bearer {token} in a curl command"
+            )
+        method = "" if request.scope["method"] == "GET" else f"-X {request.scope['method']} "
         return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
