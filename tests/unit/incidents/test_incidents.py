@@ -230,6 +230,20 @@ async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
     assert incident.ended_at == AT
 
 
+async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
+    """Being ready in between did not end it."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    storm, _ = await told.open("out_of_memory")
+    await told.incidents.engine_ready()
+    told.clock.advance(2)
+    _, is_new = await told.open("out_of_memory")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    assert (is_new, len((await told.incidents.read(storm.id)).messages)) == (False, 1)
+
+
 @pytest.mark.parametrize(
     ("written", "known"),
     [("", []), ("No available shared memory broadcast block found in 60 seconds.\n", ["broadcast_block_wait"])],
