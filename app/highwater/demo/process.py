@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import http.client
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +24,9 @@ from highwater.demo.errors import DemoError
 GRACE_SECONDS = 10.0
 _STOP_SECONDS = 2 * GRACE_SECONDS + 5.0
 _PROBE_SECONDS = 0.1
+_SELDOM_TAKEN = range(20_000, 32_000)
+"""Below the ports that Linux gives to whoever wants any."""
+_TRIES = 20
 
 
 class KeptProcess:
@@ -145,9 +150,13 @@ def free_port(wanted: int = 0) -> int:
     Raises:
         OSError: Something listens on the one that is wanted.
     """
+    # The system's own choice is soon given to another: it is of those that connections and other servers get.
+    for port in () if wanted else random.sample(_SELDOM_TAKEN, _TRIES):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     with socket.create_server(("127.0.0.1", wanted)) as server:
-        port: int = server.getsockname()[1]
-        return port
+        chosen: int = server.getsockname()[1]
+        return chosen
 
 
 def answers(port: int, path: str) -> bool:
