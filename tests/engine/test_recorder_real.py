@@ -64,7 +64,7 @@ def call(engine: DemoEngine, method: str, *arguments: object) -> None:
 
 
 class IsSettled:
-    """Whether no record has come since the last look, and the last one shows that nothing runs."""
+    """Return whether no record has come since the last look, and the last record shows an idle worker."""
 
     def __init__(self, engine: DemoEngine) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ async def test_the_end_of_a_burst_is_recorded_and_an_idle_worker_is_fresh(
     await until(IsSettled(engine), pause_seconds=1.0)
     under_load = [record for record in records(ring(engine)) if began < record["mono"] < ended]
     gaps = [after["mono"] - before["mono"] for before, after in pairwise(under_load)]
-    assert statistics.median(gaps) < 0.5  # without a step there is none, and a heartbeat each second
+    assert statistics.median(gaps) < 0.5  # an idle worker writes no sample, and one heartbeat a second
     last, told = records(ring(engine))[-1], table(ring(engine))
     assert told is not None
     assert (last["memory"]["encoder_cache"]["entries"], told[0]["total"], len(told[1])) == (3, 3, 3)

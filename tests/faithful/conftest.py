@@ -80,7 +80,7 @@ def profile() -> Profile:
 
 @pytest.fixture(autouse=True)
 def _no_patience_with_known_failures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a control is known not to do is not waited for: the test of it must fail."""
+    """Do not wait for what a control is known not to do: its test must fail."""
     if request.node.get_closest_marker("xfail"):
         monkeypatch.setattr("tests.patience.LIMIT_SECONDS", 2.0)
 

@@ -215,7 +215,7 @@ async def test_a_second_ctrl_c_ends_it_at_once(sidecar, tmp_path):
     async with recording(url_of(sidecar), tmp_path, "--", sys.executable, "-c", GOES_ON) as record:
         await record.up()
         record.process.send_signal(signal.SIGINT)
-        await record.says(b"heard")  # of two at once, a process that stands still is told of one
+        await record.says(b"heard")  # a stopped process receives two signals as one
         record.process.send_signal(signal.SIGINT)
         code, _, _ = await record.end()
     assert code == 128 + signal.SIGKILL

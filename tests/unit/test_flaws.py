@@ -1,4 +1,4 @@
-"""What an error shows of a refused value: enough to find it, and no credentials."""
+"""An error shows enough of a refused value to find it, and no credentials."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SHOWN_LENGTH = 400
 _REFUSAL_LENGTH = 8000
 _UNAUTHORIZED = 401
 _NOT_FOUND = 404
-# What a sidecar says of a path that is none of its own, with that path before it (proxy/front.py).
+# A sidecar's answer to an unknown path below its own paths contains this (proxy/front.py).
 _NO_OWN_PATH = "The sidecar's own"
 _ANOTHER = "--url or HIGHWATER_URL names the sidecar, by default on port 8001"
 # What a port that serves the engine's API alone says of a path of the sidecar's (proxy/front.py).

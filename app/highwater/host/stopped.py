@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from highwater.host.reading import ProcessMemory
-from highwater.recorder.progress import LOST_SECONDS
+from highwater.recorder.progress import LOST_SECONDS, how_to_continue
 
 
 class StoppedEngine:
@@ -44,8 +44,7 @@ class StoppedEngine:
             f"{now - self._since[one.pid, one.started]:.0f} s"
             for one in lasting
         )
-        pids = " ".join(str(one.pid) for one in lasting)
-        return f"{named}; requests wait until it goes on: run kill -CONT {pids}, or detach the debugger"
+        return f"{named}; requests wait until it goes on: {how_to_continue(one.pid for one in lasting)}"
 
 
 def _hold_all(stopped: Iterable[ProcessMemory], processes: Iterable[ProcessMemory]) -> bool:

@@ -240,7 +240,8 @@ class Incidents:
             if stored is None:
                 continue  # it was the oldest, and was removed
             incident = self._incident(one.evidence, one.since, one.until)
-            if incident.messages and incident.messages != stored.messages:  # none: the log is another file by now
+            # A log that was rotated since has no messages of this incident: those that are known stay.
+            if incident.messages and incident.messages != stored.messages:
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))

@@ -7,7 +7,7 @@ count while the engine's loop responds to calls, and an engine without requests 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -111,10 +111,14 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     return None
 
 
+def how_to_continue(pids: Iterable[int | None]) -> str:
+    """Return what lets stopped processes of the engine go on."""
+    return f"run kill -CONT {' '.join(map(str, pids))}, or detach the debugger"
+
+
 def _to_do(lost: Sequence[RankRecord]) -> str:
-    """Return what lets stopped ranks go on, as host/watch.py says it of the engine's other processes."""
-    pids = " ".join(str(rank.pid) for rank in lost if rank.status == "stopped")
-    return f"; run kill -CONT {pids}, or detach the debugger" if pids else ""
+    stopped = [rank.pid for rank in lost if rank.status == "stopped"]
+    return f"; {how_to_continue(stopped)}" if stopped else ""
 
 
 def _patience(status: RankStatus) -> float:

@@ -22,7 +22,7 @@ SERVERS = [process("launcher", 10, 9), process("api_server", 13, 10), process("a
 
 
 def held_by(processes: list[ProcessMemory], *stopped: int) -> str | None:
-    """What is said six seconds after these were first seen stopped."""
+    """Return the sentence of six seconds after these processes were first seen stopped."""
     now = 0.0
     looked = StoppedEngine(lambda: now)
     rows = [one for one in processes if one.pid in stopped]

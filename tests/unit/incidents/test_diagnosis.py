@@ -555,7 +555,7 @@ def test_each_component_that_can_grow_has_its_meaning():
 
 
 def test_the_summary_names_the_cause_before_the_consequence():
-    """What happened, what the log says first, and the likely findings; then what the sidecar saw."""
+    """First the event, the log's first message and the likely findings; in a second sentence what the sidecar saw."""
     given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
     messages = match(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
     assert summarize(given, diagnose(given), messages) == (

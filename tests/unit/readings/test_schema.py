@@ -9,7 +9,7 @@ APP = Path(__file__).resolve().parents[3] / "app"
 
 
 def literal_schemas(folder: Path) -> list[str]:
-    """Where an object's ``schema`` is written as a number."""
+    """Return the lines that write a ``schema`` as a bare number."""
     return [
         f"{path.relative_to(folder)}:{key.lineno}"
         for path in sorted(folder.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""What the watches are connected to."""
+"""The wiring connects each watch with the parts that ask it."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ ONLY_HALF = "could move only 50.0 MiB of the 100.0 MiB asked for"
     ],
 )
 async def test_the_rank_that_fell_short_most_is_named_with_its_reason(engine, fake, answers, reason):
-    """What reads as all that was asked for is enough."""
+    """A trim that moved as much as asked for, as far as MiB show it, did not fall short."""
     answering(fake, *answers)
     run = await TrimEncoderCache().run(engine, RunOptions(target=Target(free_bytes=100 * MIB)))
     assert (run.ok, run.reason) == (True, reason)
