@@ -19,8 +19,8 @@ from tabulate import tabulate
 from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.accounting.remedies import GAIN_FIELDS
+from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
-from highwater.incidents.messages import KNOWN
 from highwater.plan.generations import Span
 from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS

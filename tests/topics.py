@@ -53,7 +53,7 @@ TOPICS: Mapping[str, Topic] = {
     "recorder": Topic(
         "recorders of real engines: what is fresh, what hangs, what died",
         ("worker_ext/highwater_worker", "app/highwater/recorder", "app/highwater/memory", "app/highwater/host"),
-        alone=("app/highwater/incidents",),
+        alone=("app/highwater/diagnose",),
     ),
     "relief": Topic(
         "storms of 12 s beside each remedy, engines killed in each operation, two engines' recorders",

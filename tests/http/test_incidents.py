@@ -16,9 +16,9 @@ from fastapi import FastAPI
 
 from highwater.api.incidents import incidents_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
-from highwater.findings.markdown import CONTENT_SECURITY_POLICY
-from highwater.incidents.incidents import Incidents
-from highwater.incidents.store import IncidentStore
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY
 from highwater.readings.engine import EngineStatus
 from tests.fakes.incident import AT, ID, evidence, numbered, rank, reading
 from tests.http.conftest import serving

@@ -11,9 +11,9 @@ import json
 import pytest
 
 from highwater.client.answers import report_of
+from highwater.diagnose.incidents.store import IncidentStore
 from highwater.errors import EngineGarbled, SidecarUnreachable
 from highwater.files.state_file import StateFile
-from highwater.incidents.store import IncidentStore
 from highwater.memory.sources.workers import Workers
 from highwater.recorder.folder import RecorderFolder
 from highwater_worker import MemoryExtension

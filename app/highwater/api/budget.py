@@ -14,7 +14,7 @@ from highwater.accounting.engine_budget import EngineBudget
 from highwater.api.budget_text import budget_text
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
-from highwater.findings.budget import Explained, explained
+from highwater.diagnose.budget import Explained, explained
 from highwater.plan.explanation import explain
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.readings.rank import RankReading

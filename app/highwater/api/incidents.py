@@ -9,11 +9,11 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from highwater.api.requests import NO_STORE, OR_TEXT, FormatQuery, StrictModel, wants_text
-from highwater.findings import markdown
-from highwater.incidents.incident import Incident
-from highwater.incidents.incidents import Incidents
-from highwater.incidents.store import UnreadableIncident, listing, to_bytes
-from highwater.incidents.text import headlines_text, incident_markdown
+from highwater.diagnose import markdown
+from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import UnreadableIncident, listing, to_bytes
+from highwater.diagnose.incidents.text import headlines_text, incident_markdown
 
 # A response may hold lines of a log: no cache keeps it, nothing guesses at its type, no other site learns its address.
 _HEADERS = NO_STORE | {"Referrer-Policy": "no-referrer"}

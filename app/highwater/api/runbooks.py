@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from markdown_it import MarkdownIt
 
-from highwater.findings.markdown import CONTENT_SECURITY_POLICY, STYLE
+from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, STYLE
 
 PREFIX: Final = "/docs/runbooks/"
 # In an installed package beneath it, else beneath the repository.

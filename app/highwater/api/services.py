@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from highwater.api.access import Access
 from highwater.api.engine_page import EnginePage
 from highwater.api.metrics import Exporter
+from highwater.diagnose.incidents.incidents import Incidents
 from highwater.engine.client import EngineResponse
 from highwater.growth.watch import GrowthWatch
 from highwater.host.watch import HostWatch
-from highwater.incidents.incidents import Incidents
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.engine_budgets import EngineBudgets
 from highwater.memory.history import History

@@ -17,7 +17,7 @@ from highwater.readings.schema import SCHEMA
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from highwater.findings.budget import Explained
+    from highwater.diagnose.budget import Explained
     from highwater.plan.budget import RankBudget
 
 PATH: Final = "/memory/budget"
@@ -88,7 +88,7 @@ def _read(path: Path) -> Explained:
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     from pydantic import TypeAdapter, ValidationError
 
-    from highwater.findings.budget import Explained
+    from highwater.diagnose.budget import Explained
     from highwater.flaws import flaw
     from highwater.text.printable import cleaned
 

@@ -46,8 +46,8 @@ def incidents(incident_id: str | None, url: str, folder: Path | None, as_json: b
 
 
 def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str:
-    from highwater.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
-    from highwater.incidents.text import headlines_text, incident_markdown
+    from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident, listing, to_bytes
+    from highwater.diagnose.incidents.text import headlines_text, incident_markdown
 
     store = IncidentStore(folder)
     if incident_id is None:

@@ -148,7 +148,7 @@ def measure(
 
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
-    from highwater.findings.markdown import page
+    from highwater.diagnose.markdown import page
     from highwater.measure.report import report
     from highwater.measure.rules import findings
 

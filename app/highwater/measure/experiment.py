@@ -13,7 +13,8 @@ from typing import NamedTuple
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.host_share import host_share
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.findings.case import Case, EncoderEntry, RankCase, change, total
+from highwater.diagnose.case import Case, RankCase, change, total
+from highwater.diagnose.evidence import EncoderEntry
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus

@@ -11,7 +11,7 @@ from typing import Any, Final
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import RankKey, key_of
 from highwater.client.answers import understood
-from highwater.findings.case import EncoderEntry
+from highwater.diagnose.evidence import EncoderEntry
 from highwater.measure.experiment import CacheReading, Moment
 from highwater.readings.engine import EngineLoad
 from highwater.readings.rank import Device, EncoderCache, HostMemory, RankReading

@@ -15,8 +15,8 @@ from highwater import __version__
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.client.answers import ranks_of, remedy_of, report_of, understood
 from highwater.client.sidecar import SidecarClient
+from highwater.diagnose.case import name_of
 from highwater.errors import SidecarError, SidecarRefused
-from highwater.findings.case import name_of
 from highwater.measure.command_line import masked, shown_command
 from highwater.measure.experiment import (
     AFTER,

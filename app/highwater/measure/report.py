@@ -8,11 +8,10 @@ from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.findings.advice import COMPONENT_MEANING, Advice
-from highwater.findings.case import name_of, part_of, total
-from highwater.findings.finding import Finding, all_advice
-from highwater.findings.markdown import block, chart, code, duration, moment, section, table, text
-from highwater.findings.rules import highest
+from highwater.diagnose.advice import COMPONENT_MEANING, Advice
+from highwater.diagnose.case import highest, name_of, part_of, total
+from highwater.diagnose.finding import Finding, all_advice
+from highwater.diagnose.markdown import block, chart, code, duration, moment, section, table, text
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.measure.rules import findings

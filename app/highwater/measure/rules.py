@@ -1,7 +1,7 @@
-"""The rules for a measured load beside the rule book (`findings/rules.py`): the load, the peak, the remedies.
+"""The rules for a measured load beside the rule book (`diagnose/rules/book.py`): the load, the peak, the remedies.
 
 Each rule returns a finding or ``None``: also where a figure that it needs is not known. Pure. A new rule is a function
-here, a line in ``LOAD_RULES`` and its sentences in findings/findings.toml.
+here, a line in ``LOAD_RULES`` and its sentences in diagnose/findings.toml.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import rank_key
-from highwater.findings.advice import COMPONENT_MEANING, for_component
-from highwater.findings.case import name_of, risen, total
-from highwater.findings.finding import Finding, Weight, finding, possible, weightiest_first
-from highwater.findings.rules import MAIN_SHARE, MINOR_SHARE, RULES, for_growth, highest, meaning
+from highwater.diagnose.advice import COMPONENT_MEANING, for_component
+from highwater.diagnose.case import highest, name_of, risen, total
+from highwater.diagnose.finding import Finding, Weight, finding, possible, weightiest_first
+from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.growth import MAIN_SHARE, MINOR_SHARE, for_growth, meaning
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, has_restarted, host_used, same_process
 from highwater.readings.event import Event
 from highwater.readings.rank import RankReading
@@ -359,5 +360,5 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 
 def findings(experiment: Experiment) -> tuple[Finding, ...]:
     """Return all findings, the weightiest first; advice that this engine cannot follow is left out."""
-    found = weightiest_first((*(rule(experiment.case) for rule in RULES), *(rule(experiment) for rule in LOAD_RULES)))
+    found = weightiest_first((*judged(experiment.case), *(rule(experiment) for rule in LOAD_RULES)))
     return tuple(possible(each, experiment.engine) for each in found)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.incidents.watcher import IncidentWatcher
 from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile
@@ -13,10 +17,6 @@ from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostWatch
-from highwater.incidents.incidents import Incidents
-from highwater.incidents.oom_kills import OomKillWatch
-from highwater.incidents.store import IncidentStore
-from highwater.incidents.watcher import IncidentWatcher
 from highwater.memory.poller import Poller
 from highwater.process.internal_errors import InternalErrors
 from highwater.readings.growth import SeriesGrowth

@@ -71,7 +71,7 @@ def _judge_message(on: TorchDevice, engine: EngineProcess, way: str, found: Find
     if on.is_cpu:
         return
     try:
-        enginelog = import_module("highwater.incidents.enginelog")
+        enginelog = import_module("highwater.diagnose.log.lines")
     except ImportError as missing:
         found.skip(f"needs {missing.name}, which is not installed here", "recognised", *LOADS)
         return

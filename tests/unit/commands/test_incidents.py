@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.commands import incidents
-from highwater.incidents.store import IncidentStore
+from highwater.diagnose.incidents.store import IncidentStore
 from tests.fakes.incident import ID, incident, numbered
 
 

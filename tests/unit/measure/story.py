@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from highwater.findings.case import EncoderEntry
+from highwater.diagnose.evidence import EncoderEntry
 from highwater.measure.experiment import CacheReading, Experiment, LoadRun, Moment
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from highwater.findings.case import EncoderEntry
-from highwater.findings.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
+from highwater.diagnose.evidence import EncoderEntry
+from highwater.diagnose.markdown import CHART_POINTS, CONTENT_SECURITY_POLICY, evenly, page
 from highwater.measure.experiment import Experiment
 from highwater.measure.report import report
 from highwater.readings.event import Event

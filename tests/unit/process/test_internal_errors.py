@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from highwater.incidents import incidents
+from highwater.diagnose.incidents import incidents
 from highwater.main import create_app
 from highwater.memory.shared_devices import SharedDevices
 from highwater.process.internal_errors import InternalErrors
@@ -236,8 +236,8 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),
     ("host/watch.py", "run"): ("host", host),
-    ("incidents/watcher.py", "run"): ("incidents", incident_watcher),
-    ("incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
+    ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
+    ("diagnose/incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
     ("api/problems.py", "unexpected"): ("http", http),
 }

@@ -1,0 +1,157 @@
+"""The findings on a start's budget: what its profile missed, and which of its settings contradict one another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from highwater.diagnose.finding import Finding, finding, weightiest_first
+from highwater.plan.budget import RankBudget
+from highwater.plan.encoder_view import EncoderView
+from highwater.plan.explanation import Explanation
+from highwater.readings.schema import SCHEMA
+from highwater.text.table import rank_title
+from highwater.units import MIB, UNKNOWN, gib_text
+
+# A smaller difference between the profile and what followed is no risk.
+NOTABLE_BYTES = 128 * MIB
+
+
+class BudgetCase(NamedTuple):
+    """One rank's budget, and the encoder's part of every rank."""
+
+    rank: RankBudget
+    encoder: EncoderView | None
+
+    @property
+    def name(self) -> str:
+        """The rank's title, such as ``rank 0``."""
+        return f"rank {rank_title(self.rank.dp_rank, self.rank.rank, UNKNOWN)}"
+
+    @property
+    def kv_cache_advice(self) -> str:
+        """The name of the advice to make room at the KV cache's expense."""
+        return "given_kv_cache" if self.rank.counting == "given" else "kv_cache_memory_bytes"
+
+
+BudgetRule: TypeAlias = Callable[[BudgetCase], Finding | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A running engine explained, as ``GET /memory/budget`` returns it; ``taken_at`` is ``None`` before a reading."""
+
+    schema: int = SCHEMA
+    taken_at: float | None = None
+    engine_state: str | None = None
+    explanation: Explanation
+    findings: tuple[Finding, ...] = ()
+
+
+def not_profiled(case: BudgetCase) -> Finding | None:
+    """Report memory that this start needs and its formula does not count."""
+    rank = case.rank
+    missed = [part for part in rank.uncounted if part.key != "others"]
+    size = sum(part.bytes for part in missed)
+    if size < NOTABLE_BYTES:
+        return None
+    return finding(
+        "not_profiled",
+        weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
+        case=case,
+        missed_bytes=size,
+        parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
+        requested=rank.requested_bytes,
+    )
+
+
+def activation_above_profile(case: BudgetCase) -> Finding | None:
+    """Report that a step took more than the profiling pass."""
+    row = next((row for row in case.rank.observed if row.key == "activation"), None)
+    if row is None or row.risk_bytes is None or row.risk_bytes < NOTABLE_BYTES:
+        return None
+    return finding(
+        "activation_above_profile",
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
+        case=case,
+        row=row,
+        excess=row.risk_bytes,
+    )
+
+
+def encoder_not_profiled(case: BudgetCase) -> Finding | None:
+    """Report a start that did not take the encoder into account, and the size that its cache may reach."""
+    encoder = case.encoder
+    if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
+        return None
+    return finding(
+        "encoder_not_profiled",
+        advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
+        case=case,
+        embeddings=encoder.cache_size,
+    )
+
+
+def allocator_environment(case: BudgetCase) -> Finding | None:
+    """Report variables of the worker's process that are set twice or contradict one another."""
+    problems = contradictions(case.rank.environment, case.rank.device.type)
+    if not problems:
+        return None
+    return finding("allocator_environment", case=case, problems=" ".join(f"{problem}." for problem in problems))
+
+
+BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
+    not_profiled,
+    activation_above_profile,
+    encoder_not_profiled,
+    allocator_environment,
+)
+
+
+def explained(explanation: Explanation, *, taken_at: float | None = None, engine_state: str | None = None) -> Explained:
+    """Judge an explanation by the rules."""
+    found = budget_findings(explanation)
+    return Explained(taken_at=taken_at, engine_state=engine_state, explanation=explanation, findings=found)
+
+
+def budget_findings(explanation: Explanation) -> tuple[Finding, ...]:
+    """Return one finding of each rule, of the first rank that has it."""
+    found: dict[str, Finding] = {}
+    for rank in explanation.ranks:
+        for rule in BUDGET_RULES:
+            if (one := rule(BudgetCase(rank, explanation.encoder))) is not None:
+                found.setdefault(one.name, one)
+    return tuple(weightiest_first(found.values()))
+
+
+def contradictions(environment: Mapping[str, str | None], device_type: str | None) -> list[str]:
+    """Return what is wrong with a process's variables, a clause each."""
+    names = [name for name in environment if name.endswith("_ALLOC_CONF")]
+    found = []
+    for name in names:
+        options = _options(environment[name])
+        found += [f"{name} sets {key} {len(values)} times ({', '.join(values)})"
+                  for key, values in options.items() if len(values) > 1]  # fmt: skip
+        expands = options.get("expandable_segments", [""])[-1].lower() == "true"
+        excluded = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in options]
+        if expands and excluded and device_type == "npu":
+            found.append(f"{name} sets expandable_segments:True, which excludes {' and '.join(excluded)} on an NPU")
+    for name in names[1:]:
+        if environment[name] != environment[names[0]]:
+            found.append(
+                f"{names[0]} and {name} are both set, to different values: which one counts differs by version"
+            )
+    blocking, queue = environment.get("ASCEND_LAUNCH_BLOCKING"), environment.get("TASK_QUEUE_ENABLE")
+    if blocking == "1" and queue in {"1", "2"}:
+        found.append(f"ASCEND_LAUNCH_BLOCKING=1 switches the task queue off: TASK_QUEUE_ENABLE={queue} has no effect")
+    return found
+
+
+def _options(text: str | None) -> dict[str, list[str]]:
+    options: dict[str, list[str]] = {}
+    for part in (text or "").split(","):
+        key, _, value = part.partition(":")
+        if key.strip():
+            options.setdefault(key.strip(), []).append(value.strip())
+    return options

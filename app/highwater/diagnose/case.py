@@ -1,0 +1,180 @@
+"""The rules' input: each rank's last, first and highest reading, and what is known beside them.
+
+A case is built from an incident's evidence or from a measured load. A figure that is not known is ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.diagnose.evidence import EncoderEntry, Evidence
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.growth import SeriesGrowth
+from highwater.readings.rank import RankReading
+from highwater.text.table import rank_title
+from highwater.units import MIB
+
+_Item = TypeVar("_Item")
+_Size = TypeVar("_Size", int, float)
+
+# Of each rank: less than both, in bytes and of its device, moves by itself.
+NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.005
+# From this age on a reading's age is named.
+OLD_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCase:
+    """One rank.
+
+    Attributes:
+        now: The last reading.
+        first: The first reading of this process that counts: once the engine was ready, or before the load.
+        peak: The highest reading; ``now`` where that is not known apart.
+        entries: The largest known entries of its encoder cache.
+        failed_allocation_bytes: The piece for which its allocator found no place, where the engine's log says so;
+            ``now`` is then as it stood at that moment.
+    """
+
+    now: RankReading
+    first: RankReading | None = None
+    peak: RankReading
+    entries: tuple[EncoderEntry, ...] = ()
+    failed_allocation_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The rank's title, such as ``rank 0``."""
+        return name_of(self.now)
+
+    @property
+    def device_type(self) -> str | None:
+        """``npu``, ``cuda``, ``cpu``, ...; ``None`` where not known."""
+        return self.now.device.type
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """The number of times its allocator ran out and tried again since the first reading."""
+        return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
+
+    @property
+    def ooms(self) -> int | None:
+        """The number of times its allocator gave up since the first reading."""
+        return risen(self.first, self.now, lambda reading: reading.torch.ooms)
+
+    @property
+    def free_ratio(self) -> float | None:
+        """Free over total."""
+        free, whole = self.now.free_bytes, self.now.total_bytes
+        return free / whole if free is not None and whole else None
+
+    @property
+    def notable_bytes(self) -> int:
+        """The size from which on a change is more than noise."""
+        return max(NOTABLE_BYTES, int(NOTABLE_RATIO * (self.now.total_bytes or 0)))
+
+    @property
+    def unused_bytes(self) -> int | None:
+        """Reserved by PyTorch's allocator and not allocated."""
+        torch = self.now.torch
+        if torch.reserved_bytes is None or torch.allocated_bytes is None:
+            return None
+        return max(torch.reserved_bytes - torch.allocated_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All ranks.
+
+    Attributes:
+        kind: The incident's kind; ``load`` for a measured load.
+        load: The figures of the engine's requests, whichever of both has them.
+        grown_bytes: The growth of used bytes, over all ranks.
+        grown: The same by component, where its beginning is known.
+        since: The time that this growth took, as a part of a sentence.
+        bytes_per_second: The pace of the last minute.
+        seconds_to_full: When the first device is full at that pace.
+        evidence: What was known when an incident opened; ``None`` of a measured load.
+    """
+
+    kind: str
+    ranks: tuple[RankCase, ...] = ()
+    at: float = 0.0
+    engine: EngineStatus
+    load: EngineLoad | EngineStatus = field(default_factory=EngineLoad)
+    grown_bytes: int | None = None
+    grown: Mapping[str, int] = field(default_factory=dict)
+    since: str = ""
+    bytes_per_second: float | None = None
+    seconds_to_full: float | None = None
+    series: tuple[SeriesGrowth, ...] = ()
+    evidence: Evidence | None = None
+
+    @property
+    def is_load(self) -> bool:
+        """True for a measured load; else something has happened to the engine."""
+        return self.kind == "load"
+
+    @property
+    def device_type(self) -> str | None:
+        """The device type of the first rank that has one."""
+        return next((rank.device_type for rank in self.ranks if rank.device_type), None)
+
+    @property
+    def notable_bytes(self) -> int:
+        """The size from which on a change of all ranks together is more than noise."""
+        return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
+
+    @property
+    def has_grown(self) -> bool:
+        """True if used bytes grew by more than noise."""
+        return self.grown_bytes is not None and self.grown_bytes > self.notable_bytes
+
+    def age_seconds(self, rank: RankCase) -> float:
+        """Return how old the rank's last reading was then."""
+        return max(self.at - rank.now.taken_at, 0.0)
+
+    def age_text(self, rank: RankCase) -> str:
+        """Return the same as a part of a sentence; empty for a reading from just before."""
+        seconds = self.age_seconds(rank)
+        return f", {seconds:.0f} s before" if seconds >= OLD_SECONDS else ""
+
+
+def name_of(reading: RankReading) -> str:
+    """Return the rank's title, such as ``rank 0``."""
+    return f"rank {rank_title(reading.dp_rank, reading.rank)}"
+
+
+def total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum; ``None`` if there are no sizes, or if one is unknown."""
+    listed = list(sizes)
+    known = [each for each in listed if each is not None]
+    return sum(known) if listed and len(known) == len(listed) else None
+
+
+def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:
+    """Return how a part moved on one rank; ``None`` where it is not known, or the worker is another process."""
+    if first is None or now is None or first.pid != now.pid:
+        return None
+    return risen(first, now, lambda reading: part_of(reading, part))
+
+
+def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
+    """Return by how much a figure is higher now; ``None`` where it is not known."""
+    was, is_now = None if first is None else read(first), read(now)
+    return None if was is None or is_now is None else is_now - was
+
+
+def part_of(reading: RankReading, name: str) -> int | None:
+    """Return used bytes, or a component of them, by its name."""
+    held: int | None = getattr(reading.components if name in COMPONENT_NAMES else reading, name)
+    return held
+
+
+def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tuple[_Size, _Item] | None:
+    """Return the item with the highest figure, and the figure; ``None`` where no item has one."""
+    known = [(size, item) for item in items if (size := read(item)) is not None]
+    return max(known, key=lambda each: each[0], default=None)

@@ -1,0 +1,118 @@
+"""The evidence of an incident as frozen values, as known when it opens: the input of the case that rules look at.
+
+Bytes are integers, times are Unix seconds; a figure that is not known is ``None``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from highwater.accounting.points import MemoryPoint
+from highwater.diagnose.log.starts import FailedStart
+from highwater.readings.engine import EngineStatus
+from highwater.readings.event import Event
+from highwater.readings.growth import Growth
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import RankReading
+from highwater.text.table import rank_title
+
+IncidentKind: TypeAlias = Literal["died", "hung", "out_of_memory", "start_failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderEntry:
+    """One entry of a rank's encoder cache.
+
+    Attributes:
+        residency: ``device`` or ``host``, where that is known.
+        age_seconds: Since it was first seen: a lower bound.
+        embeds: The number of its embeddings, the unit of the cache's capacity.
+    """
+
+    mm_hash: str
+    bytes: int | None
+    residency: str | None = None
+    age_seconds: float | None = None
+    embeds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """The evidence of one rank.
+
+    Attributes:
+        status: By its recorder: ``alive``, ``silent``, ``stopped``, ``dead`` or ``ended``; else ``unknown``.
+        step_seconds: How long its step had lasted; ``None`` outside of a step.
+        stack: The main thread's frames, innermost first.
+        series: Its last minutes, oldest first.
+        entries: The largest entries of its encoder cache, largest first.
+    """
+
+    rank: int | None
+    dp_rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    status: str = "unknown"
+    reading: RankReading | None = None
+    doing: str = ""
+    step_seconds: float | None = None
+    stack: tuple[str, ...] = ()
+    series: tuple[MemoryPoint, ...] = ()
+    entries: tuple[EncoderEntry, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The rank's title, such as ``rank 0``."""
+        return f"rank {rank_title(self.dp_rank, self.rank)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedProcess:
+    """A process of the engine, no rank's, that a signal or a debugger has stopped: its name and pid."""
+
+    name: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomKills:
+    """Processes that the kernel killed for memory, by a control group's own counter.
+
+    Attributes:
+        count: Kills in the last minute; 0 where the counter can be read and did not move.
+        where: The place of that counter, as a clause that can stand within a sentence.
+    """
+
+    count: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that is known when an incident is opened.
+
+    Attributes:
+        engine: The engine at that moment, with the last figures that it reported of its requests.
+        baseline: The first readings after this engine became ready.
+        policy_before: The policy's last status while the engine's memory was known.
+        reason: What was seen, in a few words: ``connection refused``.
+        stopped: Processes of the engine beside its workers that were stopped then, of those that this machine shows.
+        oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
+        ended_by_signal: The signal that ended a process of the engine, where the log says so.
+    """
+
+    kind: IncidentKind
+    at: float
+    engine: EngineStatus
+    ranks: tuple[RankEvidence, ...] = ()
+    baseline: tuple[RankReading, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    policy: PolicyStatus | None = None
+    policy_before: PolicyStatus | None = None
+    events: tuple[Event, ...] = ()
+    reason: str = ""
+    start: FailedStart | None = None
+    stopped: tuple[StoppedProcess, ...] = ()
+    oom_kills: OomKills | None = None
+    ended_by_signal: int | None = None

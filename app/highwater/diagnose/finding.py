@@ -1,0 +1,144 @@
+"""A finding: a conclusion from the numbers, the same for incidents, measured loads and a start's budget.
+
+The sentences and figures of every finding stand in findings.toml, under its name. A rule hands over what it found.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from string import Formatter
+from typing import Any, Final, Literal, TypeAlias
+
+from highwater.diagnose.advice import ADVICE, Advice, advices
+from highwater.diagnose.markdown import duration
+from highwater.readings.engine import EngineStatus
+from highwater.units import gib_text, mib, mib_text
+
+# likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
+# know.
+Weight: TypeAlias = Literal["likely", "clue", "note"]
+Figure: TypeAlias = int | float | str | None
+
+WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "clue", "note")
+_WORDING: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A conclusion from the numbers.
+
+    Attributes:
+        title: A clause that can stand within a sentence.
+        figures: The numbers that it is based on; a name ends in the unit.
+    """
+
+    name: str
+    weight: Weight
+    title: str
+    text: str
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    advice: tuple[Advice, ...] = ()
+
+
+def finding(
+    name: str,
+    figures: Mapping[str, Figure] | None = None,
+    /,
+    *,
+    weight: Weight | None = None,
+    advice: Iterable[str] | None = None,
+    **words: object,
+) -> Finding:
+    """Return the finding of that name, a key of findings.toml.
+
+    Its sentences may name ``words``, and the figures that are shown with it: those that the file finds in ``words``,
+    and ``figures``, whose names only the rule knows. ``weight`` and ``advice`` replace the file's.
+    """
+    wording = _WORDING[name]
+    figures = {key: _found(path, words) for key, path in wording.get("figures", {}).items()} | dict(figures or {})
+    known = {**words, **figures}
+    return Finding(
+        name=name,
+        weight=weight or wording["weight"],
+        title=_sentences(wording["title"], known)[0],
+        text=" ".join(_sentences(wording["text"], known)),
+        figures=figures,
+        advice=advices(wording.get("advice", ()) if advice is None else advice),
+    )
+
+
+def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
+    """Sort what the rules found by weight; findings of the same weight keep their order."""
+    return sorted((each for each in findings if each is not None), key=lambda each: WEIGHTS.index(each.weight))
+
+
+def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
+    """Return every piece of advice once, in the order of the findings; notes give none."""
+    return tuple(dict.fromkeys(each for finding in findings if finding.weight != "note" for each in finding.advice))
+
+
+def possible(found: Finding, engine: EngineStatus) -> Finding:
+    """Return the finding without advice that this engine cannot follow."""
+    # Before an engine was asked what it can do, every capability is False, and no version is known.
+    if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
+        without = tuple(each for each in found.advice if each is not ADVICE["reset_encoder_cache"])
+        return replace(found, advice=without)
+    return found
+
+
+def times(count: int) -> str:
+    """Return ``once``, or ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def _found(path: str, words: Mapping[str, object]) -> Any:  # noqa: ANN401 - whatever the rule handed over
+    """Return what stands at a dotted path; ``None`` where a part of it is not known."""
+    first, *attributes = path.split(".")
+    value = words[first]
+    for attribute in attributes:
+        value = None if value is None else getattr(value, attribute)
+    return value
+
+
+class _LeftOutError(Exception):
+    """The condition of a sentence does not hold."""
+
+
+_CONDITIONS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "if": bool,
+    "not": lambda value: not value,
+    "known": lambda value: value is not None,
+}
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "MiB": mib_text,
+    "+MiB": partial(mib_text, signed=True),
+    "mib": mib,
+    "GiB": gib_text,
+    "times": times,
+    "span": duration,
+    "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",
+}
+
+
+class _Wording(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - the base class's
+        if format_spec in _CONDITIONS:
+            if not _CONDITIONS[format_spec](value):
+                raise _LeftOutError
+            return ""
+        return _FORMATS[format_spec](value) if format_spec in _FORMATS else format(value, format_spec)
+
+
+def _sentences(templates: str | list[str], known: Mapping[str, object]) -> list[str]:
+    """Fill in the sentences, and leave out those that do not apply."""
+    said = []
+    for template in [templates] if isinstance(templates, str) else templates:
+        try:
+            said.append(_Wording().vformat(template, (), known))
+        except _LeftOutError:
+            continue
+    return said

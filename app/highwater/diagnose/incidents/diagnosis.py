@@ -1,0 +1,208 @@
+"""An incident's diagnosis: its evidence as a case for the rules, their findings, and the summary. Pure.
+
+In the case each rank's reading and series become one reading: the series may reach further than the last full reading
+(a recorder writes more often than the poller reads), and the reading has figures that a series does not keep. Where
+PyTorch could not allocate, the figures of its message come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Final, TypeVar
+
+from highwater.accounting.attribution import account
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import rank_key
+from highwater.diagnose.case import Case, RankCase, change
+from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
+from highwater.diagnose.finding import Finding, possible, weightiest_first
+from highwater.diagnose.log.failed_allocation import FailedAllocation
+from highwater.diagnose.log.messages import KNOWN, LogMessage
+from highwater.diagnose.rules.book import judged
+from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
+from highwater.text.printable import cleaned
+
+_Parts = TypeVar("_Parts", Components, TorchMemory)
+MAX_STACK, MAX_ENTRIES = 16, 20
+_WHAT: Final[Mapping[IncidentKind, str]] = {
+    "died": "The engine died",
+    "hung": "The engine hung",
+    "out_of_memory": "The engine ran out of memory",
+    "start_failed": "The engine failed to start",
+}
+# Where memory was not short these explain nothing: they say how it was used.
+_OF_MEMORY_IN_USE: Final = frozenset(
+    {"unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
+)
+# Any of these says that memory was short.
+_OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
+_MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of_memory)
+_REFUSED: Final = "the engine refused to start: "
+
+
+def diagnose(
+    evidence: Evidence, messages: Sequence[LogMessage] = (), failed: Sequence[FailedAllocation] = ()
+) -> tuple[Finding, ...]:
+    """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
+
+    The known messages of the engine's log may show a shortage that no number shows, and ``failed`` has their figures.
+    """
+    case = case_of(evidence, failed)
+    found = judged(case)
+    if _memory_was_enough(evidence, found, messages):
+        found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
+    return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
+
+
+def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
+    """Return what happened, what the log says of it, what is known to be fine, and what the numbers say.
+
+    A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
+    one about memory that was not short.
+    """
+    parts = [f"the log says that {messages[0].title.removeprefix(_REFUSED)}"] if messages else []
+    parts += [finding.title for finding in findings if finding.weight == "likely"][:2]
+    parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
+    if _memory_was_enough(evidence, findings, messages):
+        parts += [f"memory was not short ({each.title})" for each in findings if each.name == "device_had_room"]
+    if not parts:
+        parts = [finding.title for finding in findings if finding.weight == "clue"][:1]
+    seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
+    return f"{_WHAT[evidence.kind]}: {'; '.join(parts) or 'nothing that is known explains it'}{seen}"
+
+
+def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> bool:
+    """Return whether every device had room, and nothing says that memory was short all the same."""
+    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in messages):
+        return False
+    names = {finding.name for finding in findings}
+    return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
+
+
+# --- the evidence ---
+
+
+def case_of(evidence: Evidence, failed: Sequence[FailedAllocation] = ()) -> Case:
+    """Return the last reading of every rank, with the growth until then."""
+    ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, failed)) for rank in evidence.ranks)
+    since_ready = any(rank.first is not None for rank in ranks)
+    grown = _growth(evidence, ranks, since_ready=since_ready)
+    growth, whole = evidence.growth, evidence.growth.since_ready_bytes
+    return Case(
+        kind=evidence.kind,
+        ranks=ranks,
+        at=evidence.at,
+        engine=evidence.engine,
+        load=evidence.engine,
+        grown_bytes=whole if whole is not None else sum(grown.values()) if grown else None,
+        grown=grown,
+        since="since the engine was ready" if since_ready or whole is not None else "over the minutes that were kept",
+        bytes_per_second=growth.bytes_per_second,
+        seconds_to_full=growth.seconds_to_full,
+        series=growth.series,
+        evidence=evidence,
+    )
+
+
+def _rank_case(evidence: Evidence, rank: RankEvidence, failed: FailedAllocation | None) -> RankCase:
+    first, now = _baseline_of(evidence, rank), latest(rank)
+    if failed is None:
+        return RankCase(now=now, first=first, peak=now, entries=rank.entries)
+    now = failed.reading(now, evidence.at)
+    return RankCase(now=now, first=first, peak=now, entries=rank.entries, failed_allocation_bytes=failed.tried_bytes)
+
+
+def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllocation]) -> FailedAllocation | None:
+    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs."""
+    for each in failed if evidence.kind != "hung" else ():
+        possible_ranks = [
+            one
+            for one in evidence.ranks
+            if each.may_be_of(one.pid, None if one.reading is None else one.reading.total_bytes)
+        ]
+        if possible_ranks == [rank]:
+            return each
+    return None
+
+
+def latest(evidence: RankEvidence) -> RankReading:
+    """Return the rank's last reading, with what its series has since."""
+    reading = evidence.reading
+    if reading is None:
+        nothing = WorkerMemory(
+            rank=evidence.rank, dp_rank=evidence.dp_rank, pid=evidence.pid, taken_at=0.0, device=Device()
+        )
+        reading = account(nothing)
+    if not evidence.series or evidence.series[-1].at <= reading.taken_at:
+        return reading
+    last = evidence.series[-1]
+    free = reading.free_bytes
+    if free is not None and reading.used_bytes is not None and last.used_bytes is not None:
+        free = max(free - (last.used_bytes - reading.used_bytes), 0)
+    return replace(
+        reading,
+        taken_at=last.at,
+        used_bytes=last.used_bytes,
+        free_bytes=free,
+        components=_filled(last.components, reading.components),
+        torch=_filled(last.torch, reading.torch),
+    )
+
+
+def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
+    """Return the series and the reading, oldest first."""
+    if evidence.reading is None:
+        return evidence.series
+    return tuple(sorted((*evidence.series, MemoryPoint.of(evidence.reading)), key=lambda known: known.at))
+
+
+def joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
+    """Return each rank's evidence of now, completed by what was known a moment before."""
+    known = {(rank_key(rank), rank.pid): rank for rank in before}
+    joined = []
+    for rank in ranks:
+        was = known.pop((rank_key(rank), rank.pid), rank)
+        series = max(rank.series, was.series, key=len)
+        joined.append(replace(rank, series=series, stack=rank.stack or was.stack, entries=rank.entries or was.entries))
+    return (*joined, *known.values())
+
+
+def harmless(evidence: Evidence) -> Evidence:
+    """Return it with every text as one plain line and every list bounded. A series has no texts, and many points."""
+    bare = replace(evidence, ranks=tuple(replace(rank, series=()) for rank in evidence.ranks))
+    clean = cleaned(bare)
+    ranks = tuple(
+        replace(rank, series=was.series, stack=rank.stack[:MAX_STACK], entries=rank.entries[:MAX_ENTRIES])
+        for rank, was in zip(clean.ranks, evidence.ranks, strict=True)
+    )
+    return replace(clean, ranks=ranks)
+
+
+def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
+    """Return the first reading of this rank's process after the engine was ready; never another process's."""
+    for first in evidence.baseline:
+        if rank_key(first) == rank_key(rank) and (rank.pid is None or first.pid in (None, rank.pid)):
+            return first
+    return None
+
+
+def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:
+    """Return by how much each component grew, summed over the ranks whose beginning is known."""
+    grown: dict[str, int] = {}
+    for known, rank in zip(evidence.ranks, ranks, strict=True):
+        points = known_points(known)
+        if not points or (since_ready and rank.first is None):
+            continue
+        begun = rank.first or replace(rank.now, components=points[0].components)
+        for name in COMPONENT_NAMES:
+            if (moved := change(replace(begun, pid=rank.now.pid), rank.now, name)) is not None:
+                grown[name] = grown.get(name, 0) + moved
+    return {name: grown[name] for name in COMPONENT_NAMES if name in grown}
+
+
+def _filled(newer: _Parts, older: _Parts) -> _Parts:
+    """Take from the older what the newer lacks: a series need not keep all that a reading has."""
+    missing = {part.name: getattr(older, part.name) for part in fields(newer) if getattr(newer, part.name) is None}
+    return replace(newer, **missing)

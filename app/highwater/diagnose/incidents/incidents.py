@@ -1,0 +1,382 @@
+"""Opens incidents, counts their repetitions, and closes them when the engine is ready again.
+
+A storm of failures is one incident: what is reported again within a minute is counted there, and a start that fails the
+same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The evidence of
+the first report stays, since it is nearest to the cause; later log lines are added: processes that end write their last
+lines a moment after they were missed. All reading and writing is done in a thread, because the data plane must not wait
+for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar, get_args
+
+from highwater import __version__
+from highwater.diagnose.evidence import Evidence, IncidentKind
+from highwater.diagnose.incidents.diagnosis import diagnose, harmless, joined, summarize
+from highwater.diagnose.incidents.incident import Headline, Incident
+from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
+from highwater.diagnose.log.failed_allocation import failed_allocations
+from highwater.diagnose.log.lines import (
+    LogPosition,
+    RecognizedLine,
+    ended_by_signal,
+    match,
+    merged,
+    messages_in,
+    recognized,
+)
+from highwater.diagnose.log.starts import EngineLog, FailedStart
+from highwater.readings.event import Event
+
+STORM_SECONDS = 60.0
+# Starts that fail the same way: a supervisor's pauses between them grow to minutes.
+SAME_START_SECONDS = 3600.0
+# A death so soon after a hang is its end; a liveness probe that ends a hung engine takes longer.
+SAME_DEATH_SECONDS = 20.0
+# When the log is read once more. vLLM logs that a process waits without a response a minute after it began to.
+LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
+    "died": (5.0,),
+    "hung": (5.0, 75.0),
+    "out_of_memory": (5.0,),
+}
+# The shortest time between two writes of a storm; the count in between is kept in memory.
+WRITE_SECONDS = 5.0
+MAX_TRACKED = 64
+MAX_EVENTS, MAX_DECISIONS = 200, 20
+
+# Running out of memory need not end the engine: being ready then ends no storm of it.
+_OUTLIVES_READY: Final = "out_of_memory"
+_Result = TypeVar("_Result")
+
+log = logging.getLogger("highwater.diagnose.incidents")
+
+
+class _LateRead(NamedTuple):
+    """An incident whose log, from ``since`` on, is to be read once more at ``due``, in monotonic seconds.
+
+    ``until`` is where the log ended when the incident did: what came later is of another one. A position needs neither
+    the time zone nor the year, which the times in the log's lines lack.
+    """
+
+    id: str
+    due: float
+    evidence: Evidence
+    since: LogPosition | None
+    until: LogPosition | None = None
+
+
+class Incidents:
+    """The incidents; ``clock`` gives Unix seconds, and ``internal_error`` counts an internal error."""
+
+    def __init__(
+        self,
+        store: IncidentStore,
+        *,
+        engine_log: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        internal_error: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        store.prepare()
+        self._log = EngineLog(engine_log) if engine_log is not None else None
+        self._clock = clock
+        self._monotonic = monotonic
+        self._internal_error = internal_error
+        self._late: tuple[_LateRead, ...] = ()
+        left = [headline for headline in store.headlines() if headline.problem is None]
+        self._counts = _counts(left)
+        self._lock = asyncio.Lock()
+        # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
+        # in place: the event loop reads it while a thread works.
+        self._tracked = _worth_tracking({headline.id: headline for headline in left})
+        self._written_at: dict[str, float] = {}
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder; ``None``: in memory only."""
+        return self._store.folder
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why the last incident could not be written, in one sentence; ``None`` if it could."""
+        return self._store.problem
+
+    @property
+    def has_log(self) -> bool:
+        """True if the engine's log is known."""
+        return self._log is not None
+
+    @property
+    def counts(self) -> Mapping[IncidentKind, int]:
+        """The number of incidents of each kind, as far as the folder shows it."""
+        return self._counts
+
+    @property
+    def is_one_open(self) -> bool:
+        """True if the engine was not ready since one of them."""
+        return bool(_unended(self._tracked))
+
+    @property
+    def is_late_due(self) -> bool:
+        """True if the log of an incident is to be read once more now."""
+        return any(late.due <= self._monotonic() for late in self._late)
+
+    async def complete(self, *, at_once: bool = False) -> None:
+        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
+        await self._in_thread(partial(self._complete, at_once=at_once))
+
+    async def engine_began(self) -> None:
+        """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
+        if self._log is not None:
+            await self._in_thread(self._log.engine_ready)
+
+    async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
+        """Return the starts that failed, by the engine's log; to be called while no engine responds.
+
+        With ``at_once`` a start's last lines are not awaited: the sidecar ends.
+        """
+        if self._log is None:
+            return ()
+        return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
+
+    async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
+        """Open an incident, or count a repetition; return it, and whether it is new.
+
+        Never raises for what is in the evidence, on the disk or in the log.
+        """
+        return await self._in_thread(partial(self._open, evidence))
+
+    async def engine_ready(self) -> tuple[Headline, ...]:
+        """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
+        return await self._in_thread(self._close) if self.is_one_open else ()
+
+    async def headlines(self) -> list[Headline]:
+        """Return all of them, newest first; the headline of an unreadable incident names the problem."""
+        listed = await asyncio.to_thread(self._store.headlines)
+        # With what was counted since the last write.
+        counted = self._tracked
+        return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
+
+    async def read(self, incident_id: str) -> Incident | None:
+        """Return the incident; ``None`` without such an incident.
+
+        Raises:
+            UnreadableIncident: It exists, and this version cannot read it.
+        """
+        incident = await asyncio.to_thread(self._store.read, incident_id)
+        counted = self._tracked.get(incident_id)
+        return incident if incident is None or counted is None else _counted(incident, counted)
+
+    def close(self) -> None:
+        """Close the engine's log."""
+        if self._log is not None:
+            self._log.close()
+
+    async def _in_thread(self, call: Callable[[], _Result]) -> _Result:
+        async with self._lock:
+            return await asyncio.to_thread(call)
+
+    # --- in a thread ---
+
+    def _open(self, evidence: Evidence) -> tuple[Headline, bool]:
+        same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
+        last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
+        if last is not None and evidence.start is not None:
+            stored = self._stored(last.id)
+            if stored is not None and stored.start == evidence.start.id:
+                return last, False  # an earlier sidecar's
+            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start):
+                counted = self._repeated(last, evidence)
+                self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
+                return counted, False
+        elif last is not None and _goes_on(last, evidence):
+            counted = self._repeated(replace(last, ended_at=None), evidence)
+            self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
+            if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
+                self._rewrite(counted, evidence.at)
+            return counted, False
+        hang = self._hang_before(evidence)
+        if hang is not None:
+            evidence = replace(evidence, ranks=joined(evidence.ranks, hang.ranks))
+            self._late = tuple(one for one in self._late if one.id != hang.id)
+        number = self._counts[evidence.kind] + 1
+        since = self._log.since if self._log is not None else None
+        incident = replace(self._incident(evidence, since), number=number)
+        if hang is not None:
+            incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
+        self._store.write(incident)
+        self._track(incident.headline)
+        self._counts = {**self._counts, evidence.kind: number}
+        self._written_at = {incident.id: evidence.at}
+        if self._log is not None:
+            now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
+            self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
+        return incident.headline, True
+
+    def _hang_before(self, evidence: Evidence) -> Incident | None:
+        """Return the hang that this death ends: a killed worker stops every step, and then the API server ends."""
+        if evidence.kind != "died":
+            return None
+        hangs = [one for one in self._tracked.values() if one.kind == "hung" and one.ended_at is None]
+        recent = [one for one in hangs if 0 <= evidence.at - (one.at or 0.0) < SAME_DEATH_SECONDS]
+        return self._stored(max(recent, key=lambda one: one.at or 0.0).id) if recent else None
+
+    def _complete(self, *, at_once: bool) -> None:
+        now, late = self._monotonic(), self._late
+        due = [one for one in late if at_once or one.due <= now]
+        self._late = tuple(one for one in late if one not in due)
+        for one in due:
+            stored = self._stored(one.id)
+            if stored is None:
+                continue  # it was the oldest, and was removed
+            incident = self._incident(one.evidence, one.since, one.until)
+            # A log that was rotated since has no messages of this incident: those that are known stay.
+            if incident.messages and incident.messages != stored.messages:
+                tracked = self._tracked.get(one.id, stored.headline)
+                incident = replace(incident, id=stored.id, number=stored.number)
+                self._store.write(_counted(incident, tracked))
+                self._track(replace(tracked, summary=incident.summary))
+
+    def _stored(self, incident_id: str) -> Incident | None:
+        try:
+            return self._store.read(incident_id)
+        except UnreadableIncident:
+            return None
+
+    def _repeated(self, last: Headline, evidence: Evidence) -> Headline:
+        counted = replace(last, count=last.count + 1, last_at=max(evidence.at, last.last_at or 0.0))
+        self._track(counted)
+        return counted
+
+    def _close(self) -> tuple[Headline, ...]:
+        now = self._clock()
+        ended = tuple(replace(headline, ended_at=now) for headline in _unended(self._tracked))
+        if self._log is not None:
+            ids, end = {headline.id for headline in ended}, self._log.end()
+            self._late = tuple(one._replace(until=end) if one.id in ids else one for one in self._late)
+        for headline in ended:
+            self._track(headline)
+            self._rewrite(headline, now)
+        return ended
+
+    def _track(self, headline: Headline) -> None:
+        self._tracked = _worth_tracking({**self._tracked, headline.id: headline})
+
+    def _rewrite(self, counted: Headline, now: float) -> None:
+        """Write the count, and the log's messages since. Where the incident was removed, nothing is left to write."""
+        self._written_at = {counted.id: now}
+        incident = self._stored(counted.id)
+        if incident is None:
+            return
+        if counted.ended_at is None and self._log is not None:  # afterwards the log may be the next engine's
+            lines, _ = self._log.of_this_life(self._log.since)
+            incident = replace(incident, messages=merged(incident.messages, match(lines)))
+        self._store.write(_counted(incident, counted))
+
+    def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
+        notes: list[str] = []
+        lines: list[RecognizedLine] = []
+        if evidence.start is not None:
+            messages = evidence.start.messages
+        elif self._log is not None:
+            texts, problem = self._log.of_this_life(since, until)
+            notes += [problem] if problem else []
+            lines = recognized(texts)
+            messages = messages_in(lines)
+        else:
+            notes.append(
+                "engine_log is not set, so nothing is known of what the engine itself said: set it "
+                "(HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to, and the next one can name the cause"
+            )
+            messages = ()
+        evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
+        try:
+            findings = diagnose(evidence, messages, failed_allocations(lines))
+        except Exception:
+            # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
+            # can collect it again.
+            self._internal_error()
+            log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
+            findings = ()
+            notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+        decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
+        return Incident(
+            id=self._id(evidence.kind, evidence.at),
+            kind=evidence.kind,
+            at=evidence.at,
+            last_at=evidence.at,
+            summary=summarize(evidence, findings, messages),
+            engine=evidence.engine,
+            reason=evidence.reason,
+            start=evidence.start.id if evidence.start is not None else None,
+            findings=findings,
+            messages=messages,
+            ranks=evidence.ranks,
+            growth=evidence.growth,
+            events=_last(evidence.events, MAX_EVENTS),
+            policy=evidence.policy,
+            decisions=_last(decisions, MAX_DECISIONS),
+            notes=tuple(notes),
+            written_by=__version__,
+        )
+
+    def _id(self, kind: IncidentKind, at: float) -> str:
+        stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
+        first = f"{stamp}-{kind.replace('_', '-')}"
+        ids = (first if number == 1 else f"{first}-{number}" for number in count(1))
+        return next(each for each in ids if not self._store.has(each))
+
+
+def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
+    """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
+    counts: dict[IncidentKind, int] = {}
+    for kind in get_args(IncidentKind):
+        numbers = [headline.number for headline in headlines if headline.kind == kind]
+        counts[kind] = max([*numbers, len(numbers)])
+    return counts
+
+
+def _fails_again(last: Headline, evidence: Evidence) -> bool:
+    """Return whether a start fails not long after the last one, with no engine ready in between."""
+    return last.ended_at is None and evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
+
+
+def _goes_on(last: Headline, evidence: Evidence) -> bool:
+    is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
+    return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
+
+
+def _cause(failure: Incident | FailedStart) -> str:
+    return failure.messages[0].name if failure.messages else ""
+
+
+def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:
+    return [headline for headline in tracked.values() if headline.ended_at is None]
+
+
+def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
+    """Return those that are open, and the last of each kind; the newest of too many."""
+    in_order = [headlines[name] for name in sorted(headlines)]
+    last = {headline.kind: headline for headline in in_order}
+    worth = [headline for headline in in_order if headline.ended_at is None or last[headline.kind] is headline]
+    return {headline.id: headline for headline in worth[-MAX_TRACKED:]}
+
+
+def _counted(incident: Incident, headline: Headline) -> Incident:
+    return replace(incident, count=headline.count, last_at=headline.last_at, ended_at=headline.ended_at)
+
+
+def _last(events: Sequence[Event], most: int) -> tuple[Event, ...]:
+    """Return the last events, oldest first, without a remedy's details: its summary has the outcome."""
+    return tuple(replace(event, result=None) for event in sorted(events, key=lambda event: event.at)[-most:])

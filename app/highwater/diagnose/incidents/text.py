@@ -1,0 +1,180 @@
+"""Incidents as Markdown, which a terminal shows as it is and ``highwater.diagnose.markdown.page`` turns into a page.
+
+Formats, and decides nothing. Every foreign text is made plain first.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from highwater.diagnose.advice import Advice
+from highwater.diagnose.evidence import RankEvidence
+from highwater.diagnose.finding import Finding, all_advice
+from highwater.diagnose.incidents.diagnosis import known_points, latest
+from highwater.diagnose.incidents.incident import Headline, Incident
+from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.readings.event import Event
+from highwater.text.printable import plain
+from highwater.text.report import memory_rows, requests_text
+from highwater.units import MIB, mib
+
+WIDTH = 100
+WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
+
+
+def state(headline: Headline) -> str:
+    """Return since when, how often, until when."""
+    parts = [moment(headline.at)]
+    if headline.count > 1:
+        parts.append(f"{headline.count} times until {moment(headline.last_at)}")
+    if headline.ended_at is None:
+        parts.append("still open")
+    else:
+        lasted = "" if headline.at is None else f" (after {duration(headline.ended_at - headline.at)})"
+        parts.append(f"ready again {moment(headline.ended_at)}{lasted}")
+    return ", ".join(parts)
+
+
+def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None) -> str:
+    """Return the list, newest first."""
+    lines = [f"problem: {plain(problem)}", ""] if problem else []
+    if not headlines:
+        return "\n".join([*lines, "no incidents"]) + "\n"
+    for headline in headlines:
+        kind = f"  ({plain(headline.kind.replace('_', ' '))})" if headline.kind else ""
+        lines.append(f"{plain(headline.id)}{kind}")
+        if headline.problem:
+            lines += [f"   it {plain(headline.problem)}", ""]
+            continue
+        lines += [
+            f"   {state(headline)}",
+            textwrap.indent(_wrapped(plain(headline.summary, 2000), width=97), "   "),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
+    """Return one incident as Markdown; with charts, for a page, of each rank's used bytes over time."""
+    engine = incident.engine
+    kind = (incident.kind or "").replace("_", " ")
+    who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    facts = {
+        "when": state(incident),
+        "engine": code(f"{who} at {engine.url}: {engine.state}"),
+        "load": requests_text(engine) or "not known",
+        "hint": code(engine.hint or ""),
+    }
+    if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
+        facts["id"] = "it keeps the kind that the incident began with"
+    of_messages = (advice for message in incident.messages for advice in message.advice)
+    given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
+    parts = [
+        f"# {text(kind)}: {code(incident.id)}",
+        _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
+        "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
+        *section("What the log says", map(_message, incident.messages)),
+        *section("What the numbers say", map(_finding, incident.findings)),
+        *section("What to change", map(_advice, given)),
+        *section("The ranks", _ranks(incident.ranks, charts=charts)),
+        *section("What happened before", [_events(incident.events)]),
+        *section("The policy", _policy(incident)),
+        *section("Not known, or not kept", [f"- {text(plain(note))}" for note in incident.notes]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
+    return textwrap.fill(words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(head: str, *sentences: str) -> str:
+    """Return an item of a list, with its sentences beneath it."""
+    return "\n".join(
+        _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
+    )
+
+
+def _message(message: LogMessage) -> str:
+    often = f" ({message.count} lines)" if message.count > 1 else ""
+    item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
+    return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
+
+
+def _finding(finding: Finding) -> str:
+    figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
+    title = f"**{text(plain(finding.title))}**"
+    return _item(
+        f"{WEIGHT_WORDS[finding.weight]}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})"
+    )
+
+
+def _advice(advice: Advice) -> str:
+    return _item(code(advice.setting), text(plain(advice.change, 2000)), text(plain(f"Costs: {advice.cost}", 2000)))
+
+
+def _events(events: Sequence[Event]) -> str:
+    return _lines(
+        f"{moment(event.at).rpartition(' ')[2]}  {plain(event.kind, 20):9} {plain(event.summary)}"
+        + (f" (asked for by {plain(event.caller.address, 60)})" if event.caller is not None else "")
+        for event in events
+    )
+
+
+def _policy(incident: Incident) -> Iterator[str]:
+    if incident.policy is not None:
+        yield code(f"{incident.policy.level} (mode {incident.policy.mode}): {incident.policy.summary}")
+    yield _events(incident.decisions)
+
+
+def _ranks(ranks: Sequence[RankEvidence], *, charts: bool) -> Iterator[str]:
+    if not ranks:
+        return
+    yield _table(ranks)
+    for rank in ranks:
+        yield _line(rank, drawn=charts)
+        if rank.doing or rank.stack:
+            yield text(f"{rank.name}, {plain(rank.status, 20)}: {plain(rank.doing) or 'it was last in'}")
+            yield _lines(plain(line) for line in rank.stack)
+        if rank.entries:
+            yield f"{rank.name}, its largest encoder outputs:"
+            yield _lines(
+                f"{mib(entry.bytes):>10} MiB  {plain(entry.residency or '', 10):7} {plain(entry.mm_hash, 64)}"
+                for entry in rank.entries
+            )
+
+
+def _lines(lines: Iterable[str]) -> str:
+    shown = "\n".join(lines)
+    return block(shown) if shown else ""
+
+
+def _table(ranks: Sequence[RankEvidence]) -> str:
+    """Return each rank's last reading, in MiB."""
+    stood = [latest(rank) for rank in ranks]
+    rows = [
+        ["status", *(code(rank.status, 20) for rank in ranks)],
+        ["read", *(moment(rank.taken_at or None).rpartition(" ")[2] for rank in stood)],
+        *memory_rows(stood),
+        ["free", *(mib(rank.free_bytes) for rank in stood)],
+        ["torch reserved", *(mib(rank.torch.reserved_bytes) for rank in stood)],
+        ["torch allocated", *(mib(rank.torch.allocated_bytes) for rank in stood)],
+    ]
+    return table(["MiB", *(text(rank.name) for rank in ranks)], rows)
+
+
+def _line(rank: RankEvidence, *, drawn: bool) -> str:
+    """Return how used bytes moved over the time that is known."""
+    known = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
+    if not known:
+        return ""
+    used = [size for _, size in known]
+    seconds = known[-1][0] - known[0][0]
+    span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
+    words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    drawing = (
+        chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
+    )
+    return f"{words}\n\n{drawing}".rstrip()

@@ -1,0 +1,368 @@
+"""Notices what is worth an incident, and gathers the evidence. Decides nothing about the engine.
+
+An engine that has ended has died; one that does not move hangs; a rank whose allocator counts one more failure has run
+out of memory. The workers' recorder files outlive them, so their last minutes are read afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from highwater.accounting.attribution import account
+from highwater.accounting.points import MemoryPoint
+from highwater.accounting.rank_key import rank_key
+from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.log.starts import FailedStart
+from highwater.diagnose.rules.policy import NOTHING_KNOWN
+from highwater.engine.hints import IS_IT_RUNNING
+from highwater.engine.life import EngineLife
+from highwater.host.reading import ProcessMemory
+from highwater.memory.history import History
+from highwater.memory.start_failure import PREFIX
+from highwater.readings.engine import LOAD_FIGURES
+from highwater.readings.growth import Growth, SeriesGrowth
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
+from highwater.recorder.entry_table import largest_first
+from highwater.recorder.rank import RankRecord
+from highwater.recorder.rank_progress import RankProgress
+from highwater.recorder.recorders import Recorders
+from highwater.text.table import rank_title
+
+SPAN_SECONDS = 600.0
+MAX_EVENTS = 50
+BACKLOG = 16
+FINISH_SECONDS = 3.0
+
+log = logging.getLogger("highwater.diagnose.incidents")
+
+
+@dataclass(slots=True)
+class _LifeKnown:
+    """The last knowledge of this life of the engine."""
+
+    engine_life: str = ""
+    instance: str | None = None
+    records: tuple[RankRecord, ...] = ()
+    ranks: tuple[RankReading, ...] = ()
+    baseline: tuple[RankReading, ...] = ()
+    growth: Growth = field(default_factory=Growth)
+    load: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None  # where recorders name it, no report has it after the end
+    policy: PolicyStatus | None = None
+
+
+class IncidentWatcher:
+    """Opens and closes incidents, by the state of the engine that the poller found.
+
+    ``internal_error`` counts an internal error; the other callables return the present state of their parts.
+    """
+
+    def __init__(
+        self,
+        incidents: Incidents,
+        history: History,
+        *,
+        recorders: Recorders | None,
+        life: Callable[[], EngineLife],
+        policy: Callable[[], PolicyStatus],
+        verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
+        stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
+        oom_kills: OomKillWatch | None = None,
+        internal_error: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._incidents = incidents
+        self._history = history
+        self._recorders = recorders
+        self._engine_life = life
+        self._policy = policy
+        self._verdicts = verdicts
+        self._stopped_processes = stopped_processes
+        self._oom_kills = oom_kills or OomKillWatch()
+        self._internal_error = internal_error
+        self._last: Report | None = None
+        self._life: _LifeKnown | None = None
+        # By rank: the process that counts, and its count.
+        self._ooms: dict[tuple[int, int], tuple[int | None, int]] = {}
+        # Whether an end is still to be queued; at first that of an incident that an earlier sidecar left.
+        self._may_be_open = True
+        # Whether the log must learn that another life of the engine began; tried again until there was room.
+        self._has_begun = False
+        self._is_looking = False
+        # Reports beyond this backlog are part of the same storm.
+        self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
+
+    def notice(self, report: Report) -> None:
+        """Take a new report. Never blocks the poller."""
+        self._judge(report)
+        if self._incidents.has_log:
+            self._follow_log(report)
+
+    async def run(self) -> None:
+        """Write what was noticed, until cancelled."""
+        while True:
+            work = await self._waiting.get()
+            try:
+                await work()
+            except Exception:
+                # Broad, so that the next incident is written whatever this one met. It is logged and counted.
+                self._internal_error()
+                log.exception("an incident could not be handled")
+            finally:
+                self._waiting.task_done()
+
+    async def finish(self) -> None:
+        """Wait a little until all that was noticed is written: the sidecar often ends with its engine."""
+        if self._incidents.has_log:
+            self._put(partial(self._complete, at_once=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._waiting.join()
+
+    # --- noticing ---
+
+    def _judge(self, report: Report) -> None:
+        before, self._last = self._last, report
+        more_ooms = self._more_ooms(report)
+        self._oom_kills.notice(() if report.stale else report.ranks)
+        self._notice_start(report, before)
+        life = self._remember(report)
+        if life is None:
+            return
+        if report.engine.state == "gone":
+            self._life = None
+            self._end_of(life, report)
+        elif report.engine.traits.is_hung and not (before is not None and before.engine.traits.is_hung):
+            self._open("hung", life, report)
+        elif more_ooms:
+            ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
+            reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
+            self._open("out_of_memory", life, report, reason)
+        elif report.engine.state == "ready" and self._may_be_open:
+            # Once: while a disk stalls, one more with each report would leave no room for the next death.
+            self._may_be_open = not self._put(self._end_all)
+
+    def _notice_start(self, report: Report, before: Report | None) -> None:
+        """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
+
+        Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
+        """
+        failure = report.start_failure
+        if failure is None or (before is not None and failure == before.start_failure) or self._incidents.has_log:
+            return
+        if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
+            return
+        life = replace(_of_start(report), model=None if before is None else before.engine.model)
+        evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
+        start = FailedStart(id=failure.recorder_instance, messages=())
+        self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
+
+    def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
+        if life.records and all(record.status == "ended" for record in life.records):
+            self._history.record("state", "the engine ended in order: every worker closed its recorder")
+        else:
+            self._open("died", life, report, reason)
+
+    def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
+        """Return the ranks whose process counts more failures than before."""
+        more = []
+        for rank in () if report.stale else report.ranks:
+            key, count = rank_key(rank), rank.torch.ooms
+            if count is None:
+                continue  # not every reading has it
+            pid, before = self._ooms.get(key, (rank.pid, count))
+            if pid == rank.pid and count > before:
+                more.append(key)
+            self._ooms[key] = rank.pid, count
+        return more
+
+    def _remember(self, report: Report) -> _LifeKnown | None:
+        """Return what is known of this life of the engine; ``None`` before the first."""
+        engine, life = report.engine, self._life
+        if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
+            if life is not None:
+                # Nobody saw its end. Later log lines are another life's.
+                self._end_of(life, report, "other processes answer in its place")
+            life = self._life = _LifeKnown(engine_life=self._engine_life().id)
+            self._has_begun = True
+        if life is None:
+            return None
+        recorders = self._recorders
+        if recorders is not None and recorders.files.instance is not None:
+            life.records, life.instance = recorders.records, recorders.files.instance
+        elif recorders is not None and life.instance is not None and engine.state == "gone":
+            life.records = recorders.records  # the last records of workers that are followed no more
+        if not report.stale:
+            life.ranks, life.growth = report.ranks, report.growth
+            life.baseline = self._engine_life().baseline or life.baseline
+            policy = self._policy()
+            life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
+        if engine.requests_running is not None:
+            load = {name: getattr(engine, name) for name in LOAD_FIGURES}
+            life.load = {name: value for name, value in load.items() if value is not None}
+        life.model = engine.model or life.model
+        return life
+
+    def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
+        seen = (report.engine.hint or "").removesuffix(IS_IT_RUNNING)
+        evidence = self._evidence(kind, life, report, seen if reason is None else reason)
+        self._open_with(partial(self._write, evidence, life.instance))
+
+    def _open_with(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._may_be_open = True
+        if not self._put(write):
+            log.warning("an incident is not written: %d before it wait for the disk", BACKLOG)
+
+    def _evidence(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str) -> Evidence:
+        at = self._history.now()
+        # Oldest first, also those of the same time.
+        events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
+        _, readings = self._history.readings(at - SPAN_SECONDS, 0)
+        ranks = _with_records(from_history(life.ranks, readings), life.records)
+        # A rank that outlived a kill may have reported it after the last report.
+        self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
+        return Evidence(
+            kind=kind,
+            at=at,
+            engine=replace(report.engine, model=report.engine.model or life.model, **life.load),
+            ranks=ranks,
+            baseline=life.baseline,
+            growth=replace(life.growth, series=self._verdicts()),
+            policy=self._policy(),
+            policy_before=life.policy,
+            events=events,
+            reason=reason,
+            stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
+            oom_kills=self._oom_kills.recent(),
+        )
+
+    def _follow_log(self, report: Report) -> None:
+        """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
+        if self._has_begun:
+            self._has_begun = not self._put(self._incidents.engine_began)
+        if self._incidents.is_late_due:
+            self._put(self._complete)
+        if report.engine.traits.is_absent and not self._is_looking:
+            self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+
+    def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Queue the work; return whether there was room."""
+        if self._waiting.full():
+            return False
+        self._waiting.put_nowait(work)
+        return True
+
+    # --- writing ---
+
+    async def _end_all(self) -> None:
+        for ended in await self._incidents.engine_ready():
+            self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
+
+    async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
+        self._is_looking = False
+        for start in await self._incidents.failed_starts(at_once=at_once):
+            evidence = self._evidence("start_failed", _of_start(report), report, "")
+            self._may_be_open = True
+            await self._write(replace(evidence, start=start), None)
+
+    async def _complete(self, *, at_once: bool = False) -> None:
+        if at_once and self._last is not None and self._last.engine.traits.is_absent:
+            await self._look_for_failed_starts(self._last, at_once=True)
+        await self._incidents.complete(at_once=at_once)
+
+    async def _write(self, evidence: Evidence, instance: str | None) -> None:
+        if self._recorders is not None and instance is not None:
+            last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
+            ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
+            evidence = replace(evidence, ranks=ranks)
+        headline, is_new = await self._incidents.open_incident(evidence)
+        if is_new:
+            self._history.record("incident", f"incident {headline.id}: {headline.summary}")
+            log.warning("incident %s: %s", headline.id, headline.summary)
+        if self._incidents.problem is not None:
+            log.warning("%s", self._incidents.problem)
+
+
+def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, Any]]) -> tuple[RankEvidence, ...]:
+    """Return each rank of a report with its last minutes, of ``History.readings``.
+
+    Readings of other processes under the same rank are left out.
+    """
+    return tuple(
+        RankEvidence(
+            rank=rank.rank,
+            dp_rank=rank.dp_rank,
+            host=rank.host,
+            pid=rank.pid,
+            reading=rank,
+            series=tuple(
+                MemoryPoint.of_row(reading["at"], row)
+                for reading in readings
+                for row in reading["ranks"]
+                if (row["dp_rank"], row["rank"], row["pid"]) == (rank.dp_rank, rank.rank, rank.pid)
+            ),
+        )
+        for rank in ranks
+    )
+
+
+def _of_start(report: Report) -> _LifeKnown:
+    """Return the knowledge of a start that failed, without the ranks of an earlier engine, whose end was reported."""
+    started = () if report.start_failure is None else report.start_failure.ranks
+    pids = {rank.pid for rank in started}
+    return _LifeKnown(ranks=tuple(rank for rank in report.ranks if rank.pid in pids))
+
+
+def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
+    """Add what the recorders have of each rank, also of ranks that no report has."""
+    if not records:
+        return ranks
+    known = {rank_key(rank): rank for rank in ranks}
+    for record in records:
+        identity, progress, newest = record.identity, record.progress, record.newest
+        rank = known.get(rank_key(identity)) or RankEvidence(
+            rank=identity.rank, dp_rank=identity.dp_rank, host=identity.host, pid=identity.pid
+        )
+        reading = rank.reading
+        if newest is not None and (reading is None or reading.taken_at < newest.taken_at):
+            reading = account(newest, "recorder")
+        known[rank_key(identity)] = replace(
+            rank,
+            status=record.status,
+            reading=reading,
+            doing="" if progress is None else _activity(progress),
+            step_seconds=progress.step_seconds if progress is not None else None,
+            stack=progress.stack if progress is not None else (),
+            entries=tuple(EncoderEntry(**row) for row in sorted(record.entry_rows(), key=largest_first)),
+        )
+    return tuple(known[key] for key in sorted(known))
+
+
+def _activity(progress: RankProgress) -> str:
+    if progress.step_seconds is not None:
+        return f"in a step for {progress.step_seconds:.1f} s"
+    if progress.output_seconds is not None:
+        return f"waiting for a step's output for {progress.output_seconds:.1f} s"
+    if progress.rpc is not None:
+        return f"in our call {progress.rpc} for {progress.rpc_seconds or 0.0:.1f} s"
+    if progress.last_step_age_seconds is None:
+        return "no step had begun"
+    return f"in no step, the last one {progress.last_step_age_seconds:.1f} s before"
+
+
+def _with_series(rank: RankEvidence, last_minutes: Mapping[int, tuple[MemoryPoint, ...]]) -> RankEvidence:
+    samples = last_minutes.get(rank.pid or -1)
+    if not samples or rank.reading is None:
+        return rank
+    # An idle worker writes no samples: from then on there are the sidecar's own readings.
+    later = (point for point in rank.series if point.at > samples[-1].at)
+    return replace(rank, series=(*samples, *later))

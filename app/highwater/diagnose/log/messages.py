@@ -1,0 +1,53 @@
+"""Log messages that engines are known to write: how each begins, what it means, what to change (messages.toml)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from highwater.diagnose.advice import Advice, advices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMessage:
+    """A row of messages.toml, whose head says what each field means."""
+
+    name: str
+    pattern: re.Pattern[str]
+    title: str
+    meaning: str
+    advice: tuple[Advice, ...]
+    source: str
+    by_api_server: bool = False
+    part: Literal["cause", "end", "wait"] = "cause"
+    at_start: bool = False
+    of_memory: bool = False
+
+
+def _known(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[KnownMessage]:
+    prefixes = rows["prefixes"]
+    for name, row in rows.items():
+        if name != "prefixes":
+            pattern = re.sub(r"<(\w+_error|cann)>", lambda found: prefixes[found[1]], row["pattern"])
+            compiled = re.compile(pattern, re.IGNORECASE)
+            yield KnownMessage(name=name, **{**row, "pattern": compiled, "advice": advices(row["advice"])})
+
+
+# Causes before consequences; a line belongs to the first that fits it.
+KNOWN: Final = tuple(_known(tomllib.loads(Path(__file__).with_name("messages.toml").read_text("utf-8"))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMessage:
+    """A known message in the engine's log: its row in messages.toml, how many lines have it, and some of them."""
+
+    name: str
+    title: str
+    meaning: str
+    count: int
+    lines: tuple[str, ...]
+    advice: tuple[Advice, ...] = ()

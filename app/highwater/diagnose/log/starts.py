@@ -1,0 +1,283 @@
+"""The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
+
+A start begins with the lines that vLLM writes first, and is over when it logs where it listens. Where the log has
+neither (a higher log level, another format), the messages that only a start writes are enough.
+
+::
+
+    header ──► under way ──┬── it listens ─────────────────► over, whatever follows is of an engine that ran
+                           ├── a known message, and then an end of a process, the next header, or silence ──► failed
+                           └── the next header ────────────► over, nothing is known of it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from highwater.diagnose.log.lines import (
+    LogLine,
+    LogMatches,
+    LogPosition,
+    WholeLines,
+    end_of,
+    known_message,
+    open_log,
+    parse,
+    position_of_end,
+    read_from,
+    read_tail,
+)
+from highwater.diagnose.log.messages import LogMessage
+
+# Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
+LOOK_BYTES = 1024 * 1024
+# The end of a line that is not written yet; a longer one is no line of a logger.
+PARTIAL_BYTES = 64 * 1024
+# After the message of a process's end the others write theirs; without such a message silence means an end.
+SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
+FINGERPRINT_BYTES = 64
+
+# What vLLM 0.12 to 0.32 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
+# comes once from each data-parallel engine. The files keep a client's words from being taken for them.
+_ENGINE_CORE: Final = 3
+_API_SERVER_FILES: Final = re.compile(r"(?:api_server|api_utils|utils)\.py")
+_HEADERS: Final = (
+    (1, _API_SERVER_FILES, re.compile(r"vLLM (?:API )?server version |.{0,40}█  version ")),
+    (2, _API_SERVER_FILES, re.compile(r"non-default args: ")),
+    (_ENGINE_CORE, re.compile(r"(?:core|llm_engine)\.py"), re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")),
+)
+_READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
+_READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
+_UVICORN_READY: Final = "Application startup complete."
+
+
+def header_of(line: LogLine) -> int | None:
+    """Return the number of this line among those that begin a start, counted from 1; ``None`` for other lines."""
+    name = (line.file or "").rpartition("/")[2]
+    return next((number for number, file, text in _HEADERS if file.fullmatch(name) and text.match(line.message)), None)
+
+
+def says_ready(line: LogLine) -> bool:
+    """Return whether the server logs where it listens."""
+    if line.file is None:
+        return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
+    return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
+
+
+@dataclass(slots=True)
+class _Start:
+    """A start under way: its first line, and what is known of its failure."""
+
+    title: str
+    header: int
+    matches: LogMatches = field(default_factory=LogMatches)
+    is_failing: bool = False
+    ended_at: float | None = None
+    last_at: float = 0.0
+    is_reported: bool = False
+
+    def is_settled(self, now: float) -> bool:
+        """Return whether its last lines are written."""
+        has_ended = self.ended_at is not None and now - self.ended_at >= SETTLE_SECONDS
+        return has_ended or now - self.last_at >= SILENCE_SECONDS
+
+    def failed(self) -> FailedStart:
+        """Return it as a failed start."""
+        digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
+        return FailedStart(id=digest[:16], messages=self.matches.messages())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStart:
+    """A start of the engine that failed; its id differs from start to start. Causes come before consequences."""
+
+    id: str
+    messages: tuple[LogMessage, ...]
+
+
+class Starts:
+    """Follows starts through the lines of a log. Pure: the time is handed in."""
+
+    def __init__(self) -> None:
+        self._open: _Start | None = None
+        self._over: list[_Start] = []
+
+    def read(self, line: LogLine, now: float) -> bool:
+        """Take the next line; return whether a start begins with it."""
+        header = header_of(line)
+        if header is not None and self._is_begun_by(header):
+            if self._open is not None and self._open.is_failing and not self._open.is_reported:
+                self._over.append(self._open)
+            self._open = _Start(line.text, header)
+            return True
+        if header is not None and self._open is not None:
+            self._open.header = header
+        elif says_ready(line):
+            self._open = None
+        else:
+            self._note(line, now)
+        return False
+
+    def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
+        """Return the starts that are known to have failed, each once.
+
+        Args:
+            now: The time, as of the lines.
+            at_once: Do not wait for what may come after an end.
+            only_last: Leave out all but the last start.
+        """
+        failed, self._over = [] if only_last else self._over, []
+        last = self._open
+        if last is not None and last.is_failing and not last.is_reported and (at_once or last.is_settled(now)):
+            last.is_reported = True
+            failed.append(last)
+        return tuple(start.failed() for start in failed)
+
+    def _is_begun_by(self, header: int) -> bool:
+        """Return whether a header begins another start, or belongs to the start under way."""
+        last = self._open
+        if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
+            return True
+        return header == last.header and header != _ENGINE_CORE
+
+    def _note(self, line: LogLine, now: float) -> None:
+        known = known_message(line)
+        if known is None or (self._open is None and not known.at_start):
+            return  # or of an engine that ran
+        start = self._open = self._open or _Start(line.text, 0)
+        start.matches.add(known, line)
+        start.is_failing = start.is_failing or known.part != "wait"
+        start.last_at = now
+        if known.part == "end" and start.ended_at is None:
+            start.ended_at = now
+
+
+class FollowedLog:
+    """The lines that come into a log, also where it is a link, is rotated, cut off, or created later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._offset = 0
+        self._before = b""  # the bytes right before the offset: a log cut off and filled again has others
+        self._partial = b""
+        self._whole = WholeLines()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def skip(self) -> None:
+        """Go to the end."""
+        self.new_lines()
+        self._partial = b""
+
+    def new_lines(self) -> list[str]:
+        """Return the lines that were added since the last call; at first the log's end. Without a log, none."""
+        added = b""
+        if self._file is not None:
+            added = self._rest(self._file)  # a log that was rotated may have been written to before
+        try:
+            if not self._is_same_file():
+                self.close()
+                self._file = open_log(self._path)
+                self._offset, self._before = 0, b""
+                if added and not added.endswith(b"\n"):
+                    added += b"\n"
+                added += self._rest(self._file)
+        except OSError:
+            self.close()
+        whole, _, partial = (self._partial + added).rpartition(b"\n")
+        # The beginning of a line that is too long: further in, no logger begins a message.
+        self._partial = partial[:PARTIAL_BYTES]
+        return self._whole.of(whole)
+
+    def _is_same_file(self) -> bool:
+        place = position_of_end(self._path)
+        return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
+
+    def _rest(self, file: BinaryIO) -> bytes:
+        """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
+        file.seek(max(self._offset - len(self._before), 0))
+        if end_of(file).offset < self._offset or file.read(len(self._before)) != self._before:
+            self._offset, self._partial, self._before = 0, b"", b""  # cut off
+        content, is_cut = read_from(file, self._offset, LOOK_BYTES)
+        if is_cut:
+            self._partial, self._before = b"", b""
+        self._offset = file.tell()
+        self._before = (self._before + content)[-FINGERPRINT_BYTES:]
+        return content
+
+
+class EngineLog:
+    """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk.
+
+    Attributes:
+        since: The log's end when the engine became ready; earlier lines are of another life.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._followed = FollowedLog(path)
+        self._starts = Starts()
+        self._has_looked = False
+        self.since: LogPosition | None = None
+
+    def engine_ready(self) -> None:
+        """Forget the log until now: it is of no failed start, and not of this life of the engine."""
+        self.since = position_of_end(self._path)
+        self._followed.skip()
+        self._starts = Starts()
+        self._has_looked = True
+
+    def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
+        """Return the starts that failed since the last call; at first only the last one.
+
+        With ``at_once`` lines after an end are not awaited.
+        """
+        for text in self._followed.new_lines():
+            self._starts.read(parse(text), now)
+        is_first, self._has_looked = not self._has_looked, True
+        return self._starts.failed(now, at_once=at_once, only_last=is_first)
+
+    def end(self) -> LogPosition | None:
+        """Return where the log ends now; ``None`` where it does not exist."""
+        return position_of_end(self._path)
+
+    def of_this_life(self, since: LogPosition | None, until: LogPosition | None = None) -> tuple[list[str], str | None]:
+        """Return the last lines of the engine that ran since then, and the log's problem if there is one.
+
+        Lines behind ``until`` are left out.
+        """
+        lines, problem = read_tail(self._path, since, until)
+        return of_one_run(lines, begins_ready=since is not None), problem
+
+    def close(self) -> None:
+        """Close the log."""
+        self._followed.close()
+
+
+def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
+    """Return only the lines of the engine that ran: not of a start after it, nor of an engine before it.
+
+    With ``begins_ready`` the first line was written when the engine was ready.
+    """
+    starts = Starts()
+    runs: list[list[str]] = [[]]
+    ran = runs[0] if begins_ready else lines  # the last run that got ready; where none is known to, all of them
+    for text in lines:
+        line = parse(text)
+        if starts.read(line, 0.0):
+            if begins_ready:
+                break
+            runs.append([])
+        if says_ready(line):
+            ran = runs[-1]
+        runs[-1].append(text)
+    return ran

@@ -1,0 +1,51 @@
+"""The rule book: the questions asked of an incident and of a measured load, a file a topic. Pure.
+
+A rule returns a finding, or ``None``: also where a figure that it needs is not known. A new rule is a function in its
+topic's file, a line here that says where it applies, and its sentences in findings.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from highwater.diagnose.case import Case
+from highwater.diagnose.evidence import Evidence
+from highwater.diagnose.finding import Finding, weightiest_first
+from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy
+
+Rule: TypeAlias = Callable[[Case], Finding | None]
+IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
+
+# In the order in which findings of the same weight are shown.
+OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
+    ending.killed_by_kernel,
+    device.device_full,
+    ending.stopped_ranks,
+    ending.lost_ranks,
+    ending.long_step,
+    ending.ended_by_signal,
+    policy.policy,
+    device.device_had_room,
+    ending.no_readings,
+)
+ANYWHERE: Final[tuple[Rule, ...]] = (
+    allocator.ooms,
+    allocator.unused_reserve,
+    host.host_memory,
+    growth.leaks,
+    growth.growth,
+    device.over_budget,
+    allocator.alloc_retries,
+    caches.encoder_cache,
+    device.skew,
+    caches.unprofiled_encoder,
+    caches.kv_cache_full,
+)
+
+
+def judged(case: Case) -> list[Finding]:
+    """Return what the rules find that apply to this case, the weightiest first."""
+    evidence = case.evidence
+    of_incident = [] if evidence is None else [rule(case, evidence) for rule in OF_INCIDENTS]
+    return weightiest_first((*of_incident, *(rule(case) for rule in ANYWHERE)))

@@ -1,0 +1,592 @@
+"""What the numbers say: each finding where it should be, none where it should not, and no word about the unknown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from highwater.accounting.points import MemoryPoint
+from highwater.diagnose.advice import ADVICE, COMPONENT_MEANING, Advice
+from highwater.diagnose.evidence import Evidence, OomKills, RankEvidence
+from highwater.diagnose.finding import Finding
+from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
+from highwater.diagnose.log.lines import ended_by_signal, match
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.rules.book import ANYWHERE, OF_INCIDENTS, judged
+from highwater.readings.engine import EngineLoad, EngineStatus
+from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
+from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
+from highwater.readings.rank import Components, EncoderCache, HostMemory, TorchMemory
+from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
+
+FULL = 61_548 * MIB  # the story's, after its benchmark
+
+
+def torch(**changes) -> TorchMemory:
+    return replace(reading().torch, **changes)
+
+
+def parts(**changes) -> Components:
+    return replace(reading().components, **changes)
+
+
+def host(used: int | None, limit: int | None, **changes) -> HostMemory:
+    return HostMemory(cgroup_used_bytes=used, cgroup_limit_bytes=limit, **changes)
+
+
+def cache(size: int, capacity: int | None = 16_384) -> EncoderCache:
+    return EncoderCache(entries=31, device_bytes=size, capacity_embeds=capacity)
+
+
+def with_cache(size: int, embeds: int | None = None, capacity: int | None = 16_384) -> RankEvidence:
+    """A rank whose entries have 8 MiB each; of 64 embeddings, 16,384 embeddings are 256 of them, or 2 GiB."""
+    return rank(reading(encoder_cache=cache(size, capacity)), entries=(entry(embeds=embeds),))
+
+
+def engine(version: str | None) -> EngineStatus:
+    return EngineStatus(url="http://engine", state="gone", version=version)
+
+
+def policy(
+    phase: str, mode: str = "act", level: str | None = None, ranks: tuple[RankPressure, ...] = ()
+) -> PolicyStatus:
+    reason = "short by 100 MiB on rank 0"
+    rule = RuleStatus(name="device", signal="device_free_bytes", phase=phase, reason=reason, ranks=ranks)
+    level = level or ("calm" if phase == "calm" else "short")
+    return PolicyStatus(level=level, mode=mode, summary=reason, rules=(rule,))
+
+
+def risen(kind: str, counter: str, first: int | None, last: int | None) -> Evidence:
+    """A rank on which a counter of the allocator went from the first value to the last since the engine was ready."""
+    baseline, known = (reading(torch=torch(**{counter: value})) for value in (first, last))
+    return evidence(kind, rank(known), baseline=(baseline,))
+
+
+def leaking(owner: str = "API server") -> SeriesGrowth:
+    return SeriesGrowth(
+        series=f"{owner} anonymous_bytes",
+        owner=owner,
+        measure="anonymous_bytes",
+        place="host",
+        unit="bytes",
+        verdict="leak",
+        text="it leaked 3.0 MiB per request (2.9 MiB to 3.1 MiB)",
+        rate=GrowthRate(driver="request", per_driver=3 * MIB, low=2.9 * MIB, high=3.1 * MIB),
+        floors=20,
+        window_seconds=600.0,
+        is_over=True,
+    )
+
+
+FOUND: list[tuple[str, str, Evidence]] = [
+    ("killed_by_kernel", "likely", evidence("died", oom_kills=OomKills(count=1, where="counted where rank 0 runs"))),
+    ("killed_by_kernel", "clue", evidence("out_of_memory", oom_kills=OomKills(count=2, where="counted by rank 0"))),
+    ("ended_by_signal", "clue", evidence("died", ended_by_signal=9)),
+    ("ended_by_signal", "clue", evidence("died", ended_by_signal=40)),
+    ("device_full", "likely", evidence("died", rank(reading(used=FULL)))),
+    ("device_full", "likely", evidence("out_of_memory", rank(reading(0)), rank(reading(1, used=FULL)))),
+    ("device_full", "clue", evidence("hung", rank(reading(used=FULL)))),
+    ("device_full", "likely", evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))),
+    ("device_had_room", "note", evidence("died")),
+    ("device_had_room", "note", evidence("out_of_memory")),
+    ("over_budget", "clue", evidence("died", rank(reading(used=60_000 * MIB)))),
+    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.0"))),
+    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.11.0rc1"))),
+    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.1"))),
+    ("leaks", "likely", evidence("died", growth=Growth(series=(leaking(), leaking("EngineCore"))))),
+    ("leaks", "clue", evidence("hung", growth=Growth(series=(leaking(),)))),
+    ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB, bytes_per_second=70.0 * MIB))),
+    ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB))),
+    (
+        "growth",
+        "clue",
+        evidence(
+            "died",
+            rank(reading(components=parts(encoder_cache_bytes=3_000 * MIB))),
+            baseline=(reading(components=parts(encoder_cache_bytes=0)),),
+        ),
+    ),
+    (
+        "growth",
+        "clue",
+        evidence(
+            "died",
+            rank(
+                reading(components=parts(non_torch_bytes=4_000 * MIB)),
+                series=(MemoryPoint(at=AT - 60, used_bytes=None, components=parts()),),
+            ),
+        ),
+    ),
+    (
+        "unused_reserve",
+        "clue",
+        evidence("died", rank(reading(torch=torch(allocated_bytes=30_000 * MIB, reserved_bytes=34_000 * MIB)))),
+    ),
+    (
+        "unused_reserve",
+        "likely",
+        evidence(
+            "out_of_memory",
+            rank(reading(used=FULL, torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB))),
+        ),
+    ),
+    (
+        "unused_reserve",
+        "clue",
+        evidence(
+            "hung", rank(reading(used=FULL, torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB)))
+        ),
+    ),
+    ("alloc_retries", "clue", risen("died", "alloc_retries", 0, 3)),
+    (
+        "alloc_retries",
+        "clue",
+        evidence(
+            "died", rank(reading(torch=torch(alloc_retries=2))), baseline=(reading(torch=torch(alloc_retries=0)),)
+        ),
+    ),
+    ("ooms", "likely", risen("out_of_memory", "ooms", 1, 2)),
+    ("skew", "clue", evidence("died", rank(reading(0, used=45_000 * MIB)), rank(reading(1)))),
+    ("lost_ranks", "likely", evidence("hung", rank(reading(0)), rank(reading(1), status="dead"))),
+    ("lost_ranks", "clue", evidence("out_of_memory", rank(reading(0)), rank(reading(1), status="silent"))),
+    ("stopped_ranks", "likely", evidence("hung", rank(reading(0), status="stopped"))),
+    ("long_step", "likely", evidence("hung", rank(step_seconds=61.0, stack=("model.py:12 forward",)))),
+    ("long_step", "clue", evidence("died", rank(step_seconds=12.0))),
+    ("encoder_cache", "clue", evidence("died", with_cache(3_000 * MIB))),
+    ("encoder_cache", "clue", evidence("died", with_cache(1_900 * MIB, embeds=64))),
+    ("encoder_cache", "clue", evidence("died", with_cache(6_000 * MIB, embeds=64))),
+    ("encoder_cache", "note", evidence("died", with_cache(1_000 * MIB, embeds=64))),
+    ("host_memory", "likely", evidence("died", rank(reading(host_memory=host(63_000 * MIB, 64_000 * MIB))))),
+    ("host_memory", "clue", evidence("hung", rank(reading(host_memory=host(63_000 * MIB, 64_000 * MIB))))),
+    ("host_memory", "clue", evidence("died", rank(reading(host_memory=host(58_000 * MIB, 64_000 * MIB))))),
+    (
+        "host_memory",
+        "likely",
+        evidence(
+            "died",
+            rank(reading(host_memory=host(None, None, node_total_bytes=100 * MIB, node_available_bytes=MIB))),
+        ),
+    ),
+    ("kv_cache_full", "note", evidence("hung", load=EngineLoad(kv_cache_usage_ratio=0.99, requests_waiting=40))),
+    (
+        "kv_cache_full",
+        "note",
+        evidence(
+            "hung", load=EngineLoad(), engine=EngineStatus(url="http://e", state="gone", kv_cache_usage_ratio=1.0)
+        ),
+    ),
+    ("policy", "clue", evidence("died", policy=policy("resting"))),
+    ("policy", "clue", evidence("died", policy=policy("held", level="held"), policy_before=policy("short"))),
+    ("policy", "clue", evidence("died", policy=policy("short", "observe"))),
+    ("no_readings", "note", evidence("died", rank(unknown()))),
+    ("no_readings", "note", Evidence(kind="died", at=AT, engine=engine(None))),
+]
+
+NOT_FOUND: list[tuple[str, Evidence]] = [
+    ("killed_by_kernel", evidence("died")),
+    ("killed_by_kernel", evidence("died", oom_kills=OomKills(count=0, where="counted where rank 0 runs"))),
+    ("ended_by_signal", evidence("died")),
+    ("leaks", evidence("died")),
+    ("leaks", evidence("died", growth=Growth(series=(replace(leaking(), verdict="plateau", rate=None),)))),
+    ("device_full", evidence("died")),
+    ("device_full", evidence("died", rank(reading(used=FULL, free_bytes=None)))),
+    ("device_full", evidence("died", rank(reading(used=FULL, total_bytes=None)))),
+    ("device_had_room", evidence("died", rank(reading(0)), rank(reading(1, used=61_500 * MIB)))),
+    ("device_had_room", evidence("died", rank(reading(0)), rank(unknown(1)))),
+    ("over_budget", evidence("died", rank(reading(used=56_400 * MIB)))),
+    ("over_budget", evidence("died", rank(replace(reading(used=FULL), budget=unknown().budget)))),
+    ("unprofiled_encoder", evidence("died", engine=engine("0.13.0"))),
+    ("unprofiled_encoder", evidence("died", engine=engine(None))),
+    ("unprofiled_encoder", evidence("died", engine=engine("main"))),
+    ("unprofiled_encoder", evidence("died", rank(reading(encoder_cache=None)), engine=engine("0.12.0"))),
+    (
+        "unprofiled_encoder",
+        evidence("died", rank(replace(reading(), device=unknown().device)), engine=engine("0.12.0")),
+    ),
+    ("growth", evidence("died", growth=Growth(since_ready_bytes=100 * MIB, bytes_per_second=1.0))),
+    ("growth", evidence("died", growth=Growth(since_ready_bytes=-4_000 * MIB))),
+    ("growth", evidence("died", growth=Growth(bytes_per_second=9.0 * MIB))),
+    ("growth", evidence("died", rank(reading()), baseline=(reading(),))),
+    ("growth", evidence("died", rank(reading()), baseline=(unknown(),))),
+    (  # another process: the engine was started again since
+        "growth",
+        evidence("died", rank(reading()), baseline=(reading(pid=1, components=parts(weights_bytes=0)),)),
+    ),
+    (
+        "unused_reserve",
+        evidence("died", rank(reading(torch=torch(allocated_bytes=30_000 * MIB, reserved_bytes=31_000 * MIB)))),
+    ),
+    ("unused_reserve", evidence("died", rank(reading(torch=torch(allocated_bytes=None))))),
+    ("alloc_retries", risen("died", "alloc_retries", 3, 3)),
+    ("alloc_retries", evidence("died", rank(reading(torch=torch(alloc_retries=7))))),
+    ("alloc_retries", risen("died", "alloc_retries", None, 7)),
+    ("alloc_retries", risen("died", "alloc_retries", 0, None)),
+    ("ooms", risen("out_of_memory", "ooms", 2, 2)),
+    ("skew", evidence("died", rank(reading(0, used=45_000 * MIB)))),
+    ("skew", evidence("died", rank(reading(0, used=40_900 * MIB)), rank(reading(1)))),
+    ("skew", evidence("died", rank(reading(0, used=60_000 * MIB)), rank(unknown(1)))),
+    ("skew", evidence("died", rank(reading(0, used=60_000 * MIB, total_bytes=2 * TOTAL)), rank(reading(1)))),
+    ("lost_ranks", evidence("hung")),
+    ("lost_ranks", evidence("died", rank(reading(0), status="dead"), rank(reading(1), status="dead"))),
+    ("lost_ranks", evidence("hung", rank(reading(0)), rank(reading(1), status="unknown"))),
+    ("lost_ranks", evidence("hung", rank(reading(0)), rank(reading(1), status="stopped"))),
+    ("stopped_ranks", evidence("hung", rank(reading(0), status="dead"))),
+    ("long_step", evidence("hung", rank(step_seconds=3.0))),
+    ("long_step", evidence("hung", rank(step_seconds=None))),
+    ("encoder_cache", evidence("died", with_cache(100 * MIB))),
+    ("encoder_cache", evidence("died", rank(reading(encoder_cache=None)))),
+    ("host_memory", evidence("died")),
+    ("host_memory", evidence("died", rank(reading(host_memory=host(63_000 * MIB, None))))),
+    ("host_memory", evidence("died", rank(reading(host_memory=host(None, 64_000 * MIB))))),
+    ("kv_cache_full", evidence("hung")),
+    ("kv_cache_full", evidence("hung", load=EngineLoad())),
+    ("policy", evidence("died")),
+    ("policy", evidence("died", policy=policy("calm"))),
+    ("policy", evidence("died", policy=policy("resting", level="calm"))),
+    ("policy", evidence("died", policy=policy("held", level="held"))),
+    ("policy", evidence("died", policy=policy("held", level="held"), policy_before=policy("calm"))),
+    ("no_readings", evidence("died")),
+    ("no_readings", evidence("died", rank(unknown(0)), rank(reading(1)))),
+]
+
+
+def found(name: str, given: Evidence) -> Finding | None:
+    return next((finding for finding in diagnose(given) if finding.name == name), None)
+
+
+def asked(name: str, given: Evidence) -> Finding | None:
+    """A question's own word: what is made of it depends on the others."""
+    return next((finding for finding in judged(case_of(given)) if finding.name == name), None)
+
+
+@pytest.mark.parametrize(("name", "weight", "given"), FOUND)
+def test_it_is_found(name, weight, given):
+    """With its weight, its figures, and words that hold no gap."""
+    finding = asked(name, given)
+    assert finding is not None
+    assert found(name, given) is not None
+    assert finding.weight == weight
+    assert "None" not in finding.title + finding.text
+    assert finding.title[0].islower() or finding.title.startswith("PyTorch")
+    assert finding.text.endswith(".")
+    assert finding.figures or name == "no_readings"
+
+
+@pytest.mark.parametrize(("name", "given"), NOT_FOUND)
+def test_it_is_not_found(name, given):
+    """Neither where it is not so, nor where it is not known."""
+    assert found(name, given) is None
+
+
+def test_every_question_is_tried_both_ways():
+    """A new question brings its rows in both tables."""
+    names = {name for name, _, _ in FOUND}
+    assert names == {name for name, _ in NOT_FOUND}
+    assert len(OF_INCIDENTS) + len(ANYWHERE) == len(names)
+
+
+def test_the_documentation_names_every_finding_and_message():
+    """Those, and no others."""
+    text = (Path(__file__).parents[4] / "docs" / "incidents.md").read_text()
+    named = set(re.findall(r"^\| `([a-z0-9_]+)`\s*\|", text, re.MULTILINE)) - {"summary", "engine", "ranks", "notes"}
+    named -= {"findings", "messages"}
+    assert named == {name for name, _, _ in FOUND} | {known.name for known in KNOWN}
+
+
+def test_nothing_is_known_and_nothing_is_made_up():
+    """No rank, no version, no load: one note, and a summary that says so."""
+    nothing = Evidence(kind="hung", at=AT, engine=engine(None))
+    assert [finding.name for finding in diagnose(nothing)] == ["no_readings"]
+    assert summarize(nothing, diagnose(nothing), ()) == "The engine hung: nothing that is known explains it"
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(reading())])
+@pytest.mark.parametrize("kind", ["died", "hung", "out_of_memory"])
+def test_one_unknown_thing_breaks_nothing(kind, name):
+    """Each part of a reading unknown by itself, on a rank that has everything wrong with it."""
+    whole = reading(
+        used=FULL,
+        torch=torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB, alloc_retries=3, ooms=1),
+        encoder_cache=cache(3_000 * MIB),
+        host_memory=host(63_000 * MIB, 64_000 * MIB),
+    )
+    if name in {"taken_at", "notes"}:
+        return
+    without = replace(whole, **{name: getattr(unknown(None), name)})
+    assert diagnose(evidence(kind, rank(whole), rank(without), baseline=(reading(),)))
+
+
+# --- the headline ---
+
+KILLED = "ERROR [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down."
+GREW = {"growth": Growth(since_ready_bytes=9_000 * MIB)}
+
+
+def headline(given: Evidence, *lines: str) -> str:
+    """As it is made of the evidence and the lines of a log."""
+    messages = match(lines)
+    given = replace(given, ended_by_signal=ended_by_signal(messages))
+    return summarize(given, diagnose(given, messages), messages)
+
+
+def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
+    """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
+    assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
+        "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
+        "signal 9 (SIGKILL); memory was not short (every rank had at least 22,420.0 MiB free). What the sidecar saw: "
+        "connection refused"
+    )
+
+
+def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
+    """The real engine says `exit code: None` of a worker that was killed."""
+    said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
+    assert said.endswith(
+        "the log says that a worker's process ended; memory was not short (every rank had at least 22,420.0 MiB free)"
+    )
+
+
+def test_advice_about_memory_that_was_not_short_is_no_advice():
+    """It stays as a note, which gives none."""
+    grown = next(finding for finding in diagnose(evidence("died", **GREW)) if finding.name == "growth")
+    assert grown.weight == "note"
+
+
+def test_an_out_of_memory_message_comes_first_whatever_the_readings_say():
+    """One large piece fits between two readings: memory is then not said to have been enough, and clues stay clues."""
+    given = evidence("died", **GREW)
+    assert headline(given, "RuntimeError: CUDA driver error: out of memory") == (
+        "The engine died: the log says that PyTorch found no room on the GPU"
+    )
+    messages = match(["RuntimeError: CUDA driver error: out of memory"])
+    assert {finding.name: finding.weight for finding in diagnose(given, messages)}["growth"] == "clue"
+
+
+def test_a_kill_by_the_kernel_is_said():
+    """Its counter rose: that is known, and host memory is where to look."""
+    kills = OomKills(count=1, where="counted in the group of rank 1")
+    said = headline(evidence("died", oom_kills=kills), KILLED)
+    assert said.startswith(
+        "The engine died: the log says that a worker's process ended; the kernel killed a process of this container "
+        "for memory; one of the engine's processes was ended by signal 9 (SIGKILL)"
+    )
+    assert "not short" not in said
+
+
+def test_a_failed_start_says_what_was_refused():
+    """Once, and not twice in two ways."""
+    said = headline(
+        replace(evidence("start_failed"), ranks=()),
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
+        "EngineCore failed to start.",
+    )
+    assert said == "The engine failed to start: the log says that nothing is left for the KV cache"
+
+
+def test_a_hang_says_which_step_and_that_memory_was_not_short():
+    """Where memory had grown it is no cause of a hang."""
+    said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
+    assert said == (
+        "The engine hung: rank 0 had been in one step for 61 s; memory was not short (every rank had at least "
+        "22,420.0 MiB free)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "signal"),
+    [
+        (KILLED, 9),
+        (KILLED.replace("-9", "None"), None),
+        ("RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -9}", 9),
+        ("RuntimeError: Engine core initialization failed. Failed core proc(s): {}", None),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code -11", 11),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code 1", None),
+        ("RuntimeError: Process ApiServer_0 (PID: 7) died with exit code 137", 9),
+        ("bash: line 1:   412 Killed                  vllm serve", 9),
+        ("Memory cgroup out of memory: Killed process 412 (VLLM::EngineCor)", 9),
+        ("Encoder cache miss for signal", None),
+    ],
+)
+def test_the_signal_is_read_where_the_log_tells_it(line, signal):
+    """As Python writes it, as containers do, and in words; an ordinary exit is by none."""
+    assert ended_by_signal(match([line])) == signal
+
+
+def test_sigkill_is_explained():
+    """137 is what people see, and who sends it is where to look."""
+    finding = found("ended_by_signal", evidence("died", ended_by_signal=9))
+    assert "137" in finding.text
+    assert "137" in finding.advice[0].setting
+    for line in (KILLED, "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."):
+        assert "137" in match([line])[0].advice[0].setting
+    none = OomKills(count=0, where="the group of rank 1")
+    finding = found("ended_by_signal", evidence("died", ended_by_signal=9, oom_kills=none))
+    assert finding.text.endswith("The kernel counted no kill for memory (the group of rank 1).")
+
+
+def test_the_weightiest_comes_first():
+    """Likely causes, then clues, then notes."""
+    weights = [
+        finding.weight
+        for finding in diagnose(
+            evidence(
+                "died",
+                rank(reading(used=FULL, encoder_cache=cache(3_000 * MIB))),
+                growth=Growth(since_ready_bytes=9_000 * MIB),
+                load=EngineLoad(kv_cache_usage_ratio=1.0),
+            )
+        )
+    ]
+    assert weights == sorted(weights, key=["likely", "clue", "note"].index)
+    assert set(weights) == {"likely", "clue", "note"}
+
+
+def test_the_series_reaches_further_than_the_reading():
+    """What was used since the last full reading is free no more, also on CPU, where the two do not add up."""
+    known = replace(reading(), taken_at=AT - 60, free_bytes=20_000 * MIB)
+    later = MemoryPoint(at=AT - 0.1, used_bytes=FULL)
+    stood = latest(rank(known, series=(later,)))
+    assert stood.free_bytes == 0
+    assert found("device_full", evidence("died", rank(known, series=(later,)))) is not None
+
+
+def test_what_a_series_does_not_keep_is_taken_from_the_reading():
+    """A recorder's points tell less than a full reading, and later."""
+    known = replace(reading(torch=torch(inactive_split_bytes=7)), taken_at=AT - 60)
+    later = MemoryPoint(at=AT, used_bytes=FULL, torch_allocated_bytes=1, torch_reserved_bytes=2)
+    stood = latest(rank(known, series=(later,)))
+    assert stood.components == known.components
+    assert (stood.torch.allocated_bytes, stood.torch.reserved_bytes, stood.torch.inactive_split_bytes) == (1, 2, 7)
+
+
+def test_a_rank_without_a_reading_is_told_by_its_series():
+    """Its use, and nothing that only a reading has."""
+    lonely = replace(rank(), reading=None, series=(MemoryPoint(at=AT, used_bytes=FULL),))
+    assert latest(lonely).used_bytes == FULL
+    assert found("device_full", evidence("died", lonely)) is None
+    assert found("no_readings", evidence("died", lonely)) is None
+
+
+def test_the_forecast_is_given_where_it_says_something():
+    """As the last report foretold it."""
+    grown = Growth(since_ready_bytes=9_000 * MIB, bytes_per_second=10.0 * MIB, seconds_to_full=4_482.0)
+    assert "full after 74.7 minutes" in found("growth", evidence("died", growth=grown)).text
+    slow = evidence("died", growth=replace(grown, seconds_to_full=None))
+    assert "full after" not in found("growth", slow).text
+
+
+@pytest.mark.parametrize(
+    ("size", "embeds", "words"),
+    [
+        (6_000, 64, "held until the last of them goes"),
+        (2_000, 64, "It was full"),
+        (1_000, 64, "evicts"),
+        (900, None, "evicts"),
+    ],
+)
+def test_the_encoder_cache_is_held_against_its_capacity(size, embeds, words):
+    """In bytes, where entries tell how many embeddings they are: 16,384 of 128 KiB each are 2 GiB."""
+    assert words in found("encoder_cache", evidence("died", with_cache(size * MIB, embeds=embeds))).text
+
+
+def test_where_nothing_could_be_given_back_acting_earlier_is_no_advice():
+    """A smaller share for the engine is; what the workers do not tell may be something."""
+    short = RankPressure(rank=0, dp_rank=0, short_bytes=100 * MIB, can_release_bytes=0, can_trim_bytes=0)
+    helpless = found("policy", evidence("died", policy=policy("short", ranks=(short,))))
+    assert helpless.advice == (ADVICE["gpu_memory_utilization"],)
+    assert helpless.figures["missing_bytes"] == 100 * MIB
+    untold = replace(short, can_trim_bytes=None)
+    finding = found("policy", evidence("died", policy=policy("short", ranks=(untold,))))
+    assert finding.advice == (ADVICE["policy_earlier"],)
+
+
+def test_of_an_engine_that_is_gone_the_policys_last_word_on_memory_stands():
+    """The policy itself knows nothing of it any more."""
+    gone = evidence("died", policy=policy("held", level="unknown"), policy_before=policy("short"))
+    assert found("policy", gone).text == "device: short by 100 MiB on rank 0."
+
+
+def test_old_readings_say_how_old_they_are():
+    """A second before is now; a minute and a half before is not."""
+    old = evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))
+    assert ", 90 s before:" in found("device_full", old).text
+    assert "s before" not in found("device_full", evidence("died", rank(reading(used=FULL)))).text
+
+
+def test_advice_fits_the_device():
+    """What is set on an NPU is not told to the owner of a GPU, nor to that of a CPU."""
+    fragmented = torch(allocated_bytes=30_000 * MIB, reserved_bytes=34_000 * MIB)
+
+    def told(kind: str | None) -> set[Advice]:
+        known = reading(used=FULL, torch=fragmented, device=replace(reading().device, type=kind))
+        return {each for finding in diagnose(evidence("died", rank(known))) for each in finding.advice}
+
+    assert ADVICE["npu_expandable_segments"] in told("npu")
+    assert ADVICE["cuda_expandable_segments"] in told("cuda")
+    assert not told("cuda") & {ADVICE["npu_expandable_segments"], ADVICE["hccl_buffsize"]}
+    assert ADVICE["cpu_kvcache_space"] in told("cpu")
+    assert not told(None) & {ADVICE["npu_expandable_segments"], ADVICE["cuda_expandable_segments"]}
+
+
+@pytest.mark.parametrize(
+    ("can", "is_told"), [({"reset_encoder_cache": False}, False), ({"reset_encoder_cache": True}, True), ({}, True)]
+)
+def test_what_the_engine_cannot_do_is_no_advice(can, is_told):
+    """An engine before 0.16 has no reset of its encoder cache."""
+    asked = replace(engine("0.12.0"), capabilities=can)
+    finding = found("encoder_cache", evidence("died", with_cache(3_000 * MIB), engine=asked))
+    assert (ADVICE["reset_encoder_cache"] in finding.advice) is is_told
+    assert ADVICE["trim_encoder_cache"] in finding.advice
+
+
+def test_each_component_that_can_grow_has_its_meaning():
+    """And its advice, where there is any."""
+    for field in fields(Components):
+        grown = reading(components=parts(**{field.name: 30_000 * MIB}))
+        finding = found("growth", evidence("died", rank(grown), baseline=(reading(),)))
+        assert COMPONENT_MEANING[field.name] in finding.text
+        assert finding.figures[field.name] > 0
+
+
+def test_the_summary_names_the_cause_before_the_consequence():
+    """First the event, the log's first message and the likely findings; in a second sentence what the sidecar saw."""
+    given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
+    messages = match(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
+    assert summarize(given, diagnose(given), messages) == (
+        "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872.0 MiB "
+        "free of 62,420.0. What the sidecar saw: connection refused"
+    )
+
+
+def reserve(releasable, split=0):
+    """A full device, of which the allocator keeps 5,000 MiB that no tensor uses."""
+    held = torch(allocated_bytes=54_000 * MIB, reserved_bytes=59_000 * MIB, inactive_split_bytes=split * MIB)
+    return evidence("died", rank(reading(used=FULL, torch=held, releasable_bytes=releasable)))
+
+
+def unused(known):
+    return next((one for one in diagnose(known) if one.name == "unused_reserve"), None)
+
+
+def test_what_captured_graphs_hold_is_not_held_in_vain():
+    """No tensor uses it between their runs, and no release gives it back: nothing is wrong, and nothing is advised."""
+    assert unused(reserve(200 * MIB)) is None
+
+
+def test_a_release_is_advised_where_it_would_have_given_much():
+    """By the worker's own figure."""
+    found = unused(reserve(3_000 * MIB, split=100))
+    assert found.weight == "likely"
+    assert "A release would have given 3,000.0 MiB back to the device." in found.text
+    assert found.figures["releasable_bytes"] == 3_000 * MIB
+    assert ADVICE["release"] in found.advice
+
+
+def test_no_release_is_advised_against_fragments():
+    """They lie beside live tensors: only other settings of the allocator help."""
+    found = unused(reserve(100 * MIB, split=2_500))
+    assert (found.weight, ADVICE["release"] in found.advice) == ("clue", False)
+    assert found.advice

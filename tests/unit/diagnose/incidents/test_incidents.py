@@ -1,0 +1,427 @@
+"""Opening, counting and closing: a storm is one incident, and nothing that a dying engine says breaks the telling."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from highwater.diagnose.evidence import RankEvidence
+from highwater.diagnose.incidents import incidents
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.incidents.watcher import from_history
+from highwater.memory.history import History
+from highwater.readings.engine import EngineStatus
+from highwater.readings.policy import PolicyStatus, RuleStatus
+from highwater.readings.report import Report
+from tests.fakes.engine import FakeClock, FakeEngine
+from tests.fakes.incident import AT, entry, event, evidence, rank, reading, series
+
+
+class Told:
+    """A sidecar's incidents, on a clock that only a test moves."""
+
+    def __init__(self, folder, log=None) -> None:
+        self.clock = FakeClock(AT)
+        self.store = IncidentStore(folder)
+        self.incidents = Incidents(self.store, engine_log=log, clock=self.clock)
+
+    async def open(self, kind="died", *ranks, **changes):
+        return await self.incidents.open_incident(evidence(kind, *ranks, **{"at": self.clock.now} | changes))
+
+    async def ids(self):
+        return [headline.id for headline in await self.incidents.headlines()]
+
+    async def only(self):
+        (headline,) = await self.incidents.headlines()
+        return headline
+
+
+@pytest.fixture(params=["folder", "memory"])
+def told(request, tmp_path) -> Told:
+    return Told(tmp_path if request.param == "folder" else None)
+
+
+@pytest.fixture
+def filed(tmp_path) -> Told:
+    return Told(tmp_path)
+
+
+async def test_an_incident_holds_what_was_known(told):
+    """Engine, load, ranks, events oldest first, policy, findings, and where it is."""
+    policy = PolicyStatus(
+        level="urgent",
+        mode="act",
+        summary="short by 900 MiB on rank 0",
+        rules=(RuleStatus(name="device", signal="device_used_ratio", high_water=0.9, low_water=0.8, phase="urgent"),),
+    )
+    known = rank(series=series(reading(), [1, 2, 3]), entries=(entry(),), stack=("a.py:1 f",), doing="in a step")
+    events = (event("second", AT - 1, kind="state"), event("first", AT - 9, kind="policy", rule="device"))
+    headline, is_new = await told.open("died", known, policy=policy, events=events, reason="exit -9")
+    incident = await told.incidents.read(headline.id)
+    assert is_new
+    assert headline.id == "20261121T143233Z-died"
+    assert (incident.kind, incident.at, incident.last_at, incident.count, incident.ended_at) == (
+        "died",
+        AT,
+        AT,
+        1,
+        None,
+    )
+    assert incident.summary.endswith(". What the sidecar saw: exit -9")
+    assert (incident.engine.state, incident.engine.version, incident.engine.requests_running) == ("gone", "0.32.0", 3)
+    assert incident.ranks == (known,)
+    assert [happened.summary for happened in incident.events] == ["first", "second"]
+    assert incident.decisions[0].rule == "device"
+    assert incident.policy.rules[0].phase == "urgent"
+    assert {finding.name for finding in incident.findings} >= {"policy", "device_had_room"}
+
+
+async def test_without_a_log_that_is_said(filed):
+    """A reader of the incident does not wonder why no message was found."""
+    await filed.open()
+    incident = await filed.incidents.read((await filed.only()).id)
+    assert incident.messages == ()
+    assert "engine_log is not set" in incident.notes[0]
+    assert "set it (HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to" in incident.notes[0]
+
+
+async def test_the_log_is_matched(tmp_path):
+    """And where it cannot be read, that is said."""
+    (tmp_path / "engine.log").write_text("INFO fine\nEncoder cache miss for ab\n")
+    told = Told(None, tmp_path / "engine.log")
+    headline, _ = await told.open()
+    incident = await told.incidents.read(headline.id)
+    assert [message.name for message in incident.messages] == ["encoder_cache_miss"]
+    assert "the log says that a worker lacked an encoder output" in incident.summary
+    assert incident.notes == ()
+    (tmp_path / "engine.log").unlink()
+    told.clock.advance(100)
+    headline, _ = await told.open()
+    assert "no such file" in (await told.incidents.read(headline.id)).notes[0]
+
+
+# --- storms ---
+
+
+async def test_a_storm_is_one_incident(told):
+    """Of a thousand reports within a minute of each other."""
+    first, _ = await told.open()
+    for _ in range(1000):
+        told.clock.advance(0.5)
+        headline, is_new = await told.open(reason="later")
+        assert not is_new
+    assert headline.id == first.id
+    listed = await told.only()
+    assert (listed.count, listed.at, listed.last_at) == (1001, AT, AT + 500)
+    incident = await told.incidents.read(first.id)
+    assert (incident.count, incident.last_at) == (1001, AT + 500)
+    assert incident.reason == ""  # the evidence of the first, which is nearest to the cause
+
+
+async def test_a_storm_is_not_written_a_thousand_times(filed, monkeypatch):
+    """Every five seconds at most."""
+    writes = []
+    write = filed.store.write
+    monkeypatch.setattr(filed.store, "write", lambda incident: (writes.append(incident.count), write(incident)))
+    for _ in range(101):
+        await filed.open()
+        filed.clock.advance(0.1)
+    assert len(writes) <= 3
+    assert (await filed.only()).count == 101
+    await filed.incidents.engine_ready()
+    assert writes[-1] == 101
+
+
+async def test_what_the_log_says_later_is_added(tmp_path):
+    """A hang is known before its message is written; but after the end the log is the next engine's."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    headline, _ = await told.open("hung")
+    log.write_text("No available shared memory broadcast block found in 60 seconds.\n")
+    told.clock.advance(30)
+    await told.open("hung")
+    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+    log.write_text("Encoder cache miss\n")
+    await told.incidents.engine_ready()
+    assert [known.name for known in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+
+
+async def test_a_minute_of_silence_makes_two(told):
+    """Also while the first is open."""
+    await told.open()
+    told.clock.advance(60)
+    _, is_new = await told.open()
+    assert is_new
+    assert await told.ids() == ["20261121T143333Z-died", "20261121T143233Z-died"]
+
+
+async def test_kinds_do_not_mix(told):
+    """What ran out of memory and then died is both."""
+    await told.open("out_of_memory")
+    await told.open("died")
+    assert await told.ids() == ["20261121T143233Z-out-of-memory", "20261121T143233Z-died"]
+
+
+async def test_ready_ends_all_that_is_open(told):
+    """Each once, with the time; later ones are new ones."""
+    await told.open("hung")
+    told.clock.advance(30)
+    await told.open("died")
+    told.clock.advance(61)
+    await told.open("died")
+    told.clock.advance(5)
+    ended = await told.incidents.engine_ready()
+    assert {headline.ended_at for headline in ended} == {AT + 96}
+    assert len(ended) == 3
+    assert await told.incidents.engine_ready() == ()
+    assert {headline.ended_at for headline in await told.incidents.headlines()} == {AT + 96}
+    assert (await told.incidents.read(ended[0].id)).ended_at == AT + 96
+    told.clock.advance(1)
+    assert (await told.open("died"))[1]
+
+
+async def test_a_death_right_after_a_hang_is_one_incident(told):
+    """A killed worker stops every step, and then the server ends: found where the hang was announced, and it died."""
+    pids = {"series": series(reading(), [1, 2, 3]), "stack": ("a.py:1 f",)}
+    hang, _ = await told.open("hung", rank(**pids), rank(reading(1)), reason="rank 1 is dead")
+    told.clock.advance(7)
+    death, is_new = await told.open("died", rank(series=series(reading(), [3])), reason="nothing answers any more")
+    assert (death.id, death.kind, is_new, await told.ids()) == (hang.id, "died", True, [hang.id])
+    incident = await told.incidents.read(hang.id)
+    first, second = incident.ranks
+    assert (incident.at, incident.reason) == (AT + 7, "nothing answers any more")
+    assert (len(first.series), first.stack, second.rank) == (3, ("a.py:1 f",), 1)
+    assert told.incidents.counts["died"] == 1
+    await told.open("died")
+    assert (await told.only()).count == 2
+
+
+async def test_the_log_read_late_keeps_the_death(told, tmp_path):
+    """What was planned for the hang is forgotten; the death is written whole once more."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    hang, _ = await told.open("hung")
+    told.clock.advance(3)
+    await told.open("died")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(hang.id)
+    assert (incident.kind, bool(incident.messages)) == ("died", True)
+
+
+async def test_what_the_log_says_after_the_end_is_not_of_it(tmp_path):
+    """The hang's last lines count until the engine was ready again; of the death that follows, none is the hang's."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    hang, _ = await told.open("hung")
+    last = "No available shared memory broadcast block found in 60 seconds.\n"
+    log.write_text(last)
+    await told.incidents.engine_ready()
+    log.write_text(f"{last}Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(hang.id)
+    assert [known.name for known in incident.messages] == ["broadcast_block_wait"]
+    assert incident.ended_at == AT
+
+
+async def test_the_log_of_a_storm_that_goes_on_counts_again(tmp_path):
+    """Being ready in between did not end it."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    storm, _ = await told.open("out_of_memory")
+    await told.incidents.engine_ready()
+    told.clock.advance(2)
+    _, is_new = await told.open("out_of_memory")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    assert (is_new, len((await told.incidents.read(storm.id)).messages)) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [("", []), ("No available shared memory broadcast block found in 60 seconds.\n", ["broadcast_block_wait"])],
+    ids=["nothing yet", "its cause"],
+)
+async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, written, known):
+    """Every line of the new file came later; what was read of the old one stays."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    log.write_text(written)
+    hang, _ = await told.open("hung")
+    await told.incidents.engine_ready()
+    log.rename(tmp_path / "engine.log.1")
+    log.write_text("Encoder cache miss for ab\n")
+    await told.incidents.complete(at_once=True)
+    assert [message.name for message in (await told.incidents.read(hang.id)).messages] == known
+
+
+@pytest.mark.parametrize(("seconds", "ready"), [(incidents.SAME_DEATH_SECONDS, False), (5, True)])
+async def test_a_death_of_another_cause_is_an_incident_of_its_own(told, seconds, ready):
+    """Long after the hang, as by a probe that ended it, or after the engine had been ready again."""
+    await told.open("hung")
+    if ready:
+        await told.incidents.engine_ready()
+    told.clock.advance(seconds)
+    await told.open("died")
+    assert [headline.kind for headline in await told.incidents.headlines()] == ["died", "hung"]
+
+
+async def test_ready_with_nothing_open_costs_nothing(filed, monkeypatch):
+    """It is called at every poll."""
+    await filed.incidents.engine_ready()
+
+    def none(*args):
+        raise AssertionError("a thread was asked")
+
+    monkeypatch.setattr(incidents.asyncio, "to_thread", none)
+    for _ in range(3):
+        assert await filed.incidents.engine_ready() == ()
+
+
+async def test_out_of_memory_outlives_ready(told):
+    """An engine can fail requests for want of memory and be ready between: that is one storm all the same."""
+    await told.open("out_of_memory")
+    for _ in range(10):
+        told.clock.advance(5)
+        await told.incidents.engine_ready()
+        told.clock.advance(5)
+        _, is_new = await told.open("out_of_memory")
+        assert not is_new
+    assert ((await told.only()).count, (await told.only()).ended_at) == (11, None)
+
+
+async def test_two_in_one_second_have_two_names(told):
+    """The first ended before the second began."""
+    for _ in range(3):
+        await told.open()
+        await told.incidents.engine_ready()
+    first = "20261121T143233Z-died"
+    assert await told.ids() == [f"{first}-3", f"{first}-2", first]
+
+
+async def test_openings_at_the_same_time_are_one(told):
+    """The poller and the recorder may see it at once."""
+    seen = await asyncio.gather(*(told.open() for _ in range(8)))
+    assert sum(is_new for _, is_new in seen) == 1
+    assert (await told.only()).count == 8
+
+
+# --- another sidecar's ---
+
+
+async def test_the_next_sidecar_goes_on(tmp_path):
+    """It counts on what is open, and ends it."""
+    first = Told(tmp_path)
+    headline, _ = await first.open()
+    second = Told(tmp_path)
+    second.clock.advance(30)
+    again, is_new = await second.open()
+    assert (again.id, is_new, again.count) == (headline.id, False, 2)
+    third = Told(tmp_path)
+    third.clock.advance(90)
+    assert [ended.id for ended in await third.incidents.engine_ready()] == [headline.id]
+    assert (await Told(tmp_path).only()).ended_at == AT + 90
+
+
+async def test_one_that_is_gone_is_not_brought_back(filed, tmp_path):
+    """An operator removed the file."""
+    headline, _ = await filed.open()
+    (tmp_path / f"{headline.id}.json").unlink()
+    filed.clock.advance(10)
+    await filed.open()
+    assert [ended.id for ended in await filed.incidents.engine_ready()] == [headline.id]
+    assert await filed.ids() == []
+
+
+async def test_one_that_is_spoilt_is_left_alone(filed, tmp_path):
+    """Somebody wrote into it."""
+    headline, _ = await filed.open()
+    (tmp_path / f"{headline.id}.json").write_text("mine")
+    filed.clock.advance(10)
+    await filed.open()
+    await filed.incidents.engine_ready()
+    assert (tmp_path / f"{headline.id}.json").read_text() == "mine"
+
+
+# --- foreign words ---
+
+NASTY = "</script><script>alert(1)</script>\x1b[2J\u202e\ud800\n" * 40
+
+
+async def test_foreign_words_come_in_plain(told):
+    """One line each, bounded, and nothing that JSON or a terminal trips over."""
+    known = rank(
+        reading(device=replace(reading().device, name=NASTY), host=NASTY),
+        doing=NASTY,
+        stack=(NASTY,) * 99,
+        entries=(entry(NASTY),) * 99,
+        status=NASTY,
+    )
+    headline, _ = await told.open(
+        "died",
+        known,
+        engine=EngineStatus(url=NASTY, state="gone", version=NASTY, model=NASTY, hint=NASTY),
+        events=(event(NASTY, kind="state"),) * 999,
+        reason=NASTY,
+    )
+    incident = await told.incidents.read(headline.id)
+    (seen,) = incident.ranks
+    words = [incident.engine.model, incident.reason, seen.doing, seen.status, seen.reading.device.name]
+    words += [seen.entries[0].mm_hash, seen.stack[0], incident.events[0].summary, incident.summary]
+    assert all(text.isprintable() and len(text) < 2000 for text in words)
+    assert (len(seen.stack), len(seen.entries), len(incident.events)) == (16, 20, 200)
+    assert told.store.read(headline.id) == incident
+
+
+async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, caplog):
+    """Nobody can collect the evidence again."""
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(incidents, "diagnose", broken)
+    headline, _ = await told.open()
+    incident = await told.incidents.read(headline.id)
+    assert incident.findings == ()
+    assert any("could not be diagnosed" in note for note in incident.notes)
+    assert "ZeroDivisionError" in caplog.text
+
+
+# --- evidence from what is there anyway ---
+
+
+def test_evidence_comes_from_the_history():
+    """Where no recorder runs: each rank's own readings, and not those of a process before it."""
+    clock = FakeClock(AT)
+    fake = FakeEngine(clock=clock)
+    history = History(100, clock=clock)
+    for _ in range(3):
+        history.add(Report(taken_at=clock.now, stale=False, engine=evidence().engine, ranks=fake.readings()))
+        clock.advance(1)
+    ranks = fake.readings()
+    former = replace(ranks[0], pid=1)
+    made = from_history((former, ranks[1]), history.readings(0.0, 0.0)[1])
+    assert [(known.rank, len(known.series)) for known in made] == [(0, 0), (1, 3)]
+    first = made[1].series[0]
+    assert (first.at, first.used_bytes) == (AT, ranks[1].used_bytes)
+    assert first.components == ranks[1].components
+    assert first.torch.reserved_bytes == ranks[1].torch.reserved_bytes
+    assert made[1].reading == ranks[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [((0, None), "rank 0"), ((1, 0), "rank 1"), ((1, 2), "rank 2.1"), ((None, None), "rank ?")],
+)
+def test_ranks_have_names(given, name):
+    """As the tables have them."""
+    number, dp_rank = given
+    assert RankEvidence(rank=number, dp_rank=dp_rank).name == name

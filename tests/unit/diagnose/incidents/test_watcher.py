@@ -1,0 +1,809 @@
+"""The incident watcher: which moments are worth an incident, what is known of them then, and when they are over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
+from highwater.engine.client import Engine
+from highwater.errors import EngineUnresponsive
+from highwater.host.reading import ProcessMemory
+from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.report import Report
+from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
+from tests.fakes.recorders import phase
+
+POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
+
+
+class Boxed:
+    """A core with an incident watcher, whose writing a test has done."""
+
+    def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
+        self.core, self.fake, self.clock = core, core.fake, core.clock
+        self.kills: int | None = 0
+        self.errors = 0
+        self.stopped: tuple[ProcessMemory, ...] = ()
+        self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
+        self.box = IncidentWatcher(
+            self.incidents,
+            core.history,
+            recorders=core.recorders,
+            life=lambda: core.poller.life,
+            policy=lambda: POLICY,
+            stopped_processes=lambda: self.stopped,
+            oom_kills=OomKillWatch(lambda: self.kills, core.clock),
+            internal_error=self._count,
+        )
+        core.poller.listeners.append(self.box.notice)
+
+    def _count(self) -> None:
+        self.errors += 1
+
+    async def tick(self, seconds: float = 1.0) -> Report:
+        """A poll as the loop makes it, and everything written that was noticed."""
+        report = await self.core.tick(seconds, spare_idle=True)
+        await self.write()
+        return report
+
+    async def write(self) -> None:
+        """What ``run`` does, until nothing waits."""
+        writing = asyncio.create_task(self.box.run())
+        await self.box.finish()
+        writing.cancel()
+        await asyncio.wait({writing})
+
+    async def come_up(self) -> None:
+        """Ready, with readings of every rank."""
+        for _ in range(2):
+            await self.tick()
+
+    async def kinds(self) -> list[str | None]:
+        """Of all incidents, oldest first."""
+        return [headline.kind for headline in reversed(await self.incidents.headlines())]
+
+    async def only(self) -> Incident:
+        """The one that there is."""
+        (headline,) = await self.incidents.headlines()
+        incident = await self.incidents.read(headline.id)
+        assert incident is not None
+        return incident
+
+    def told(self) -> list[str]:
+        """The events about incidents, oldest first."""
+        return self.core.summaries("incident")
+
+
+@pytest.fixture
+def boxed(tmp_path):
+    """A maker of boxed cores, with recorders or without; what they hold open is closed in the end."""
+    made: list[Boxed] = []
+
+    def make(version: str = "0.32.0", *, recorders: bool = True, log: Path | None = None, **knobs) -> Boxed:
+        kept = tmp_path / "incidents"
+        kept.mkdir()
+        core = core_on(version, recorder_dir=tmp_path / "recorders" if recorders else None, **knobs)
+        made.append(Boxed(core, kept, log))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.incidents.close()
+        if one.core.recorders is not None:
+            one.core.recorders.close()
+        for worker in one.fake.workers:
+            worker.recorder.close()
+
+
+@pytest.fixture(params=[True, False], ids=["recorders", "no recorders"])
+def either(request, boxed) -> Boxed:
+    return boxed(recorders=request.param)
+
+
+@pytest.fixture
+def one(boxed) -> Boxed:
+    return boxed()
+
+
+# --- which moments ---
+
+
+async def test_an_engine_that_lives_makes_none(either):
+    """Nor one that is paused, asleep, or grows."""
+    await either.come_up()
+    for change in ({"paused": True}, {"paused": False, "asleep": True}, {"asleep": False, "running": 9}):
+        vars(either.fake).update(change)
+        either.fake.serve_images()
+        await either.tick(6.0)
+    assert (await either.kinds(), either.told()) == ([], [])
+
+
+async def test_a_dead_engine_is_one_incident(either):
+    """However long it is gone; told as an event, with the hint as the reason; over when it is ready again."""
+    await either.come_up()
+    either.fake.down = True
+    for _ in range(5):
+        await either.tick(30.0)
+    incident = await either.only()
+    assert (incident.kind, incident.count, incident.ended_at) == ("died", 1, None)
+    assert (incident.engine.state, incident.engine.version) == ("gone", "0.32.0")
+    assert incident.reason.startswith("nothing answers any more")
+    assert "engine_url" not in incident.reason  # it was right: the engine served
+    assert "still running there" not in incident.summary  # a question, which is the hint's
+    assert either.told() == [f"incident {incident.id}: {incident.summary}"]
+    either.fake.down = False
+    either.fake.start_again()
+    await either.tick()
+    assert (await either.only()).ended_at == either.clock.now
+    assert either.told()[1:] == [f"incident {incident.id} ended: the engine is ready"]
+    await either.come_up()
+    assert len(either.told()) == 2
+
+
+async def test_the_model_is_kept_where_only_recorders_name_it(boxed, tmp_path):
+    """Without development mode the last report, of an engine that is gone, has no name of it any more."""
+    one = boxed(dev_mode=False)
+    one.fake.start_recorders(tmp_path / "recorders" / "recorder")
+    await one.come_up()
+    one.fake.down = True
+    for worker in one.fake.workers:
+        one.fake.kill(worker)
+    for _ in range(3):
+        await one.tick(6.0)
+    assert (one.core.poller.current().engine.model, (await one.only()).engine.model) == (None, one.fake.model)
+
+
+async def test_the_last_report_that_names_the_model_counts(boxed):
+    """As one life's name becomes known or changes; a report without a name takes none away."""
+    one = boxed()
+    await one.come_up()
+    known = one.core.poller.current()
+    for model in ("first", "second", None):
+        one.box.notice(replace(known, engine=replace(known.engine, model=model)))
+    failed = replace(known.ranks[0], torch=replace(known.ranks[0].torch, ooms=1))
+    one.box.notice(replace(known, engine=replace(known.engine, model=None), ranks=(failed, *known.ranks[1:])))
+    await one.write()
+    assert (await one.only()).engine.model == "second"
+
+
+@pytest.mark.parametrize(("named", "told"), [("of the start", "of the start"), (None, "of the life before")])
+async def test_a_start_that_failed_has_its_own_model(one, named, told):
+    """Not that of the engine before it, which is the better guess only where nothing names it."""
+    await one.come_up()
+    known = one.core.poller.current()
+    before = replace(known, engine=replace(known.engine, model="of the life before"))
+    rank = StartedRank(rank=0, dp_rank=0, host="a", pid=7, status="dead", phases=())
+    failure = StartFailure(at=1.0, recorder_instance="c" * 16, summary="the engine's start failed", ranks=(rank,))
+    one.box.notice(before)
+    one.box.notice(replace(known, engine=replace(known.engine, model=named), start_failure=failure))
+    await one.write()
+    assert (await one.only()).engine.model == told
+
+
+async def test_an_engine_that_ends_in_order_is_an_event(one):
+    """Every worker said goodbye: nothing is to be explained."""
+    await one.come_up()
+    for worker in one.fake.workers:
+        worker.recorder.stop(one.clock.now)
+    await one.tick(0.1)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    assert await one.kinds() == []
+    assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
+
+
+async def test_a_second_death_is_a_second_incident(either):
+    """Also shortly after: the engine was ready in between."""
+    await either.come_up()
+    for _ in range(2):
+        either.fake.down = True
+        await either.tick(0.0)
+        await either.tick()
+        either.fake.down = False
+        either.fake.start_again()
+        await either.tick()
+    assert await either.kinds() == ["died", "died"]
+
+
+async def test_a_hanging_engine_is_one_incident(either):
+    """Over when its workers answer again."""
+    await either.come_up()
+    either.fake.running, either.fake.hang = 1, asyncio.Event()
+    if either.core.recorders is not None:
+        either.fake.begin_step()
+        await either.tick(60.0)
+        assert await either.kinds() == [], "a long step is no hang"
+    for _ in range(3):
+        await either.tick(70.0)
+    incident = await either.only()
+    assert (incident.kind, incident.count, incident.ended_at) == ("hung", 1, None)
+    assert incident.engine.requests_running == 1
+    either.fake.hang.set()
+    if either.core.engine._outstanding is not None:
+        await asyncio.wait({either.core.engine._outstanding})
+    either.fake.hang = None
+    either.fake.end_step()
+    await either.tick()
+    await either.tick()
+    assert (await either.only()).ended_at is not None
+
+
+async def test_a_hang_knows_the_stopped_processes_beside_the_workers(one):
+    """EngineCore has no recorder where its workers are processes of their own."""
+    await one.come_up()
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    one.stopped = (ProcessMemory(role="engine_core", name="EngineCore", pid=4242),)
+    one.fake.begin_step()
+    for _ in range(3):
+        await one.tick(70.0)
+    (found,) = (found for found in (await one.only()).findings if found.name == "stopped_ranks")
+    assert found.figures == {"EngineCore pid": 4242}
+    one.fake.hang.set()
+
+
+async def test_without_recorders_a_step_may_be_long(boxed):
+    """The call is late, which is told at once; that nobody is answered any more is known after the longest step."""
+    one = boxed(recorders=False)
+    await one.come_up()
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    for _ in range(5):
+        assert (await one.tick(20.0)).engine.state == "busy"
+        assert await one.kinds() == []
+    for _ in range(3):
+        await one.tick(20.0)
+    assert (await one.only()).kind == "hung"
+    assert one.core.poller.current().engine.state == "not_answering"
+
+
+async def test_a_front_end_that_is_late_makes_none(one):
+    """`GET /metrics` times out while the engine is idle behind it."""
+    await one.come_up()
+    one.fake.late |= {"/metrics", "/health"}
+    states = {(await one.tick(5.0)).engine.state for _ in range(4)}
+    assert (states, await one.kinds()) == ({"slow"}, [])
+
+
+async def test_a_connection_that_breaks_makes_none(either):
+    """Nor do several."""
+    await either.come_up()
+    either.fake.broken = [True] * 6
+    for _ in range(4):
+        await either.tick()
+    assert await either.kinds() == []
+
+
+async def test_an_engine_that_hangs_and_dies_are_two(either):
+    """The watchdog's kill is not the hang."""
+    await either.come_up()
+    fall_silent(either)
+    for _ in range(8):
+        await either.tick(20.0)
+    either.fake.down = True
+    await either.tick(0.0)
+    await either.tick()
+    assert await either.kinds() == ["hung", "died"]
+
+
+def fall_silent(one: Boxed) -> None:
+    """A rank is gone, and the loop answers nothing."""
+    one.fake.workers[1].recorder.works = False
+    one.fake.kill(one.fake.workers[1])
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+
+
+async def test_out_of_memory_is_an_incident_of_an_engine_that_goes_on(either):
+    """PyTorch's own count tells, on whichever rank; a storm of it is one."""
+    await either.come_up()
+    for _ in range(3):
+        either.fake.workers[1].ooms += 1
+        either.fake.tokens += 1
+        await either.tick()
+    incident = await either.only()
+    assert (incident.kind, incident.count) == ("out_of_memory", 3)
+    assert incident.reason == "PyTorch's allocator on rank 1 could not get what it asked for"
+    assert incident.engine.state == "ready"
+    await either.tick()
+    assert (await either.only()).ended_at is not None
+
+
+async def test_out_of_memory_on_a_rank_that_no_call_reaches(boxed):
+    """Its file tells; the engine is named too."""
+    one = boxed(tensor_parallel=1, data_parallel=2)
+    await one.come_up()
+    one.fake.workers[1].ooms = 1
+    await one.tick()
+    assert (await one.only()).reason == "PyTorch's allocator on rank 1.0 could not get what it asked for"
+
+
+async def test_a_count_that_starts_anew_in_a_new_process_is_none(either):
+    """What the former process counted is not compared, whether it had more or fewer."""
+    either.fake.workers[0].ooms = 3
+    await either.come_up()
+    assert await either.kinds() == [], "what was before us is not ours to tell"
+    either.fake.start_again()
+    either.fake.workers[0].ooms = 5
+    for _ in range(6):
+        either.fake.tokens += 1
+        await either.tick()
+    assert [rank.torch.ooms for rank in either.core.poller.current().ranks] == [5, 0]
+    assert await either.kinds() == ["died"], "the former process ended, and nobody saw it"
+
+
+async def test_a_reading_without_the_count_forgets_nothing(boxed):
+    """A recorder's samples may lack it: what rose in between is seen."""
+    one = boxed()
+    for worker in one.fake.workers:
+        worker.recorder.torch = False
+    await one.come_up()
+    one.fake.running, one.fake.hang = 1, asyncio.Event()
+    for _ in range(8):
+        one.fake.end_step()
+        report = await one.tick()
+    assert report.ranks[0].torch.ooms is None
+    one.fake.hang.set()
+    await asyncio.wait({one.core.engine._outstanding})
+    one.fake.workers[0].ooms, one.fake.running, one.fake.hang = 1, 0, None
+    one.fake.end_step()
+    await one.tick()
+    assert await one.kinds() == ["out_of_memory"]
+
+
+@pytest.mark.parametrize("how", ["never answers", "takes calls and never answers"])
+async def test_an_engine_that_was_never_there_makes_none(boxed, how, monkeypatch):
+    """It may be starting for an hour, behind a port that is open already."""
+    one = boxed()
+    if how == "never answers":
+        one.fake.down = True
+    else:
+
+        async def late(*_, **__):
+            raise EngineUnresponsive("GET /version: no answer in time")
+
+        monkeypatch.setattr(Engine, "get_json", late)
+    states = {(await one.tick(60.0)).engine.state for _ in range(3)}
+    assert states == {"starting"}
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    assert await one.kinds() == []
+
+
+async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
+    """Its port is open before it answers; the death was told."""
+    await one.come_up()
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    one.fake.down = False
+
+    async def late(*_, **__):
+        raise EngineUnresponsive("GET /version: no answer in time")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "get_json", late)
+        assert (await one.tick(90.0)).engine.state == "starting"
+    one.fake.down = True
+    assert (await one.tick(90.0)).engine.state == "starting"
+    assert await one.kinds() == ["died"]
+
+
+NO_ROOM = (
+    "(EngineCore pid=7) ERROR [core.py:1510] EngineCore failed to start.\n"
+    "(EngineCore pid=7) ERROR [core.py:1510] ValueError: No available memory for the cache blocks. Try increasing\n"
+)
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
+    """Of an engine that was never there, and of one that is started again after its death; ready ends it."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    if was_there:
+        await one.come_up()
+    one.fake.down = True
+    await one.tick()
+    with log.open("a") as file:
+        file.write(NO_ROOM)
+    for _ in range(3):
+        await one.tick(10.0)
+    assert await one.kinds() == (["died"] if was_there else []) + ["start_failed"]
+    (headline, *_) = await one.incidents.headlines()
+    incident = await one.incidents.read(headline.id)
+    assert incident.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
+    assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
+    one.fake.down = False
+    one.fake.start_again()
+    await one.tick()
+    assert (await one.incidents.read(headline.id)).ended_at == one.clock.now
+
+
+async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
+    """Not only when the sidecar ends: a start's last lines, and an incident's, five seconds later."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    writing = asyncio.create_task(one.box.run())
+    one.fake.down = True
+    await one.core.tick()
+    await one.box._waiting.join()
+    log.write_text("(EngineCore pid=7) ERROR [core.py:1512] RuntimeError: CUDA driver error: out of memory\n" + NO_ROOM)
+    for _ in range(2):
+        await one.core.tick(3.0)
+        await one.box._waiting.join()
+    (died,) = await one.incidents.headlines()
+    assert died.summary.startswith("The engine died")
+    assert "found no room on the GPU" in died.summary
+    await one.core.tick(3.0)
+    await one.box._waiting.join()
+    writing.cancel()
+    await asyncio.wait({writing})
+    assert await one.kinds() == ["died", "start_failed"]
+
+
+async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
+    """As the sidecar's own group counts it; an old one is another matter."""
+    await either.come_up()
+    either.kills = 1
+    await either.tick()
+    await either.tick(100.0)
+    either.kills = 3
+    either.fake.down = True
+    for _ in range(2):  # one refused connection is not its end
+        await either.tick()
+    incident = await either.only()
+    finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
+    assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
+    assert "the kernel killed a process of this container for memory" in incident.summary
+
+
+async def test_what_an_earlier_sidecar_left_open_is_ended(one):
+    """The engine is ready: it cannot be going on."""
+    await one.come_up()
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    later = Boxed(one.core, one.incidents.folder)
+    one.core.poller.listeners.remove(one.box.notice)
+    one.fake.down = False
+    await later.tick()
+    assert (await later.only()).ended_at == one.clock.now
+
+
+# --- what is known ---
+
+
+async def test_a_death_is_told_with_all_that_the_ranks_wrote(one):
+    """Status, step, stack, entries, and the last minutes from the files, though nobody follows them any more."""
+    await one.come_up()
+    one.fake.serve_images()
+    one.fake.running, one.fake.kv_usage = 3, 0.5
+    for _ in range(25):
+        one.clock.advance(0.1)
+        one.fake.end_step()
+        one.fake.record()
+    one.clock.advance(-2.0)
+    one.fake.begin_step()
+    one.clock.advance(2.0)
+    for worker in one.fake.workers:
+        worker.recorder.stack = ["attention.py:7 forward", "model.py:3 run"]
+    await one.tick(1.0)
+    one.fake.kill(one.fake.workers[1])
+    one.fake.workers[1].recorder.works = False
+    await one.tick(1.5)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick(1.0)
+    assert one.core.recorders.files.instance is None
+    incident = await one.only()
+    first, second = incident.ranks
+    assert [(rank.rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
+    assert first.stack == second.stack == ("attention.py:7 forward", "model.py:3 run")
+    assert (first.step_seconds, second.step_seconds) == (pytest.approx(5.5), pytest.approx(3.0))
+    assert first.doing == "in a step for 5.5 s"
+    assert (first.reading.used_bytes, first.reading.source) == (USED_AFTER, "recorder")
+    assert (len(first.entries), first.entries[0].bytes) == (20, IMAGE_BYTES)
+    assert [point.used_bytes for point in first.series][::2][:2] == [USED_READY, USED_AFTER]
+    assert len(first.series) > 20
+    assert first.series[-1].at == pytest.approx(one.clock.now)
+    assert second.series[-1].components.encoder_cache_bytes == IMAGES * IMAGE_BYTES
+    assert (incident.engine.requests_running, incident.engine.kv_cache_usage_ratio) == (3, 0.5)
+    assert incident.growth.since_ready_bytes == IMAGES * IMAGE_BYTES, "of the rank that still lived"
+    assert any(finding.name == "lost_ranks" for finding in incident.findings)
+    assert incident.policy.mode == "act"
+
+
+async def test_of_an_idle_engine_the_readings_since_its_last_sample_are_there_too(one):
+    """A recorder samples what happens; nothing did."""
+    await one.come_up()
+    for _ in range(5):
+        await one.tick(1.0)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick(1.0)
+    incident = await one.only()
+    for rank in incident.ranks:
+        times = [point.at for point in rank.series]
+        assert times == sorted(times)
+        assert len(times) >= 5
+        assert times[-1] == pytest.approx(one.clock.now - 1.0, abs=0.2)
+
+
+async def test_a_rank_that_only_a_file_tells_of_is_there_too(boxed):
+    """No call reaches it, and it was lost before the engine was."""
+    one = boxed(tensor_parallel=1, data_parallel=2)
+    await one.come_up()
+    one.fake.kill(one.fake.workers[1])
+    await one.tick(4.0)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    incident = await one.only()
+    assert [(rank.dp_rank, rank.pid, rank.status) for rank in incident.ranks] == [(0, 4242, "alive"), (1, 4243, "dead")]
+    assert incident.ranks[1].reading.used_bytes == USED_READY
+
+
+async def test_without_recorders_the_history_tells(boxed):
+    """The last reading of each rank, and its readings before."""
+    one = boxed(recorders=False)
+    await one.come_up()
+    for _ in range(3):
+        one.fake.serve_images(1)
+        await one.tick()
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    rank = (await one.only()).ranks[0]
+    assert (rank.status, rank.stack, rank.reading.source) == ("unknown", (), "rpc")
+    assert [point.used_bytes - USED_READY for point in rank.series] == [n * IMAGE_BYTES for n in range(4)]
+
+
+async def test_without_the_extension_the_load_is_known(boxed):
+    """No rank tells anything; that it died is worth an incident all the same."""
+    one = boxed(recorders=False, extension=None)
+    one.fake.running = 7
+    await one.come_up()
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    incident = await one.only()
+    assert (incident.ranks, incident.engine.requests_running) == ((), 7)
+
+
+async def test_the_span_before_it_is_told(one):
+    """Events of the last ten minutes, and what the policy decided among them."""
+    await one.come_up()
+    one.core.history.record("mark", "mark 'long ago'")
+    one.clock.advance(601.0)
+    one.core.history.record("mark", "mark 'bench'")
+    one.core.history.record("policy", "memory: calm -> short", rule="device")
+    one.core.history.record("reset", "release done", trigger="policy", rule="device")
+    one.core.history.record("reset", "release done", trigger="reclaim")
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    incident = await one.only()
+    assert [event.kind for event in incident.events] == ["mark", "policy", "reset", "reset", "state"]
+    assert [event.summary for event in incident.decisions] == ["memory: calm -> short", "release done"]
+
+
+async def test_another_life_has_its_own_evidence(one):
+    """What the former wrote is not told of the next, also where its recorders do not start."""
+    await one.come_up()
+    one.fake.serve_images()
+    one.fake.begin_step()
+    await one.tick(2.0)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    one.fake.down = False
+    one.fake.start_again()
+    for worker in one.fake.workers:
+        worker.recorder.refuses = "OSError: no space left on device"
+    await one.come_up()
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    newest, _ = await one.incidents.headlines()
+    incident = await one.incidents.read(newest.id)
+    assert [(rank.pid, rank.reading.used_bytes, rank.doing) for rank in incident.ranks] == [
+        (4244, USED_READY, ""),
+        (4245, USED_READY, ""),
+    ]
+    assert {point.used_bytes for rank in incident.ranks for point in rank.series} == {USED_READY}
+
+
+async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
+    """A restart between two polls, and its end before the next: nothing of the former is told."""
+    await either.come_up()
+    either.fake.begin_step()
+    await either.tick(2.0)
+    either.fake.start_again()
+    await either.core.tick()
+    either.fake.down = True
+    await either.tick(0.0)
+    await either.tick()
+    last, first = await either.incidents.headlines()
+    assert (first.kind, last.kind) == ("died", "died")
+    assert "other processes answer in its place" in first.summary
+    incident = await either.incidents.read(last.id)
+    assert incident is not None
+    assert [(rank.pid, rank.status, rank.doing) for rank in incident.ranks] == [
+        (4244, "unknown", ""),
+        (4245, "unknown", ""),
+    ]
+
+
+async def test_a_recorder_that_fell_behind_does_not_hide_what_a_worker_answered(one):
+    """Its disk is full, say: the newer reading is told."""
+    await one.come_up()
+    for worker in one.fake.workers:
+        worker.recorder.works = False
+    one.fake.serve_images()
+    await one.tick(4.0)
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    incident = await one.only()
+    assert [(rank.status, rank.reading.used_bytes, rank.reading.source) for rank in incident.ranks] == [
+        ("silent", USED_AFTER, "rpc"),
+        ("silent", USED_AFTER, "rpc"),
+    ]
+
+
+# --- the writing ---
+
+
+async def test_what_was_noticed_is_written_beside_the_poller(one):
+    """The loop's own task writes, and tells by an event."""
+    await one.come_up()
+    task = asyncio.create_task(one.box.run())
+    one.fake.down = True
+    with one.core.history.watch() as queue:
+        await one.core.tick()
+        await one.core.tick()
+        while (told := await queue.get()) is None or told.kind != "event" or told.value.kind != "incident":
+            pass
+    task.cancel()
+    await asyncio.wait({task})
+    assert await one.kinds() == ["died"]
+
+
+async def test_one_that_cannot_be_handled_costs_only_itself(one, monkeypatch, caplog):
+    """The next is written."""
+    await one.come_up()
+    handled: list[object] = []
+
+    async def handle(*noticed):
+        handled.append(noticed)
+        if len(handled) == 1:
+            raise ZeroDivisionError
+        raise asyncio.CancelledError
+
+    for part in ("_write", "_end_all"):
+        monkeypatch.setattr(one.box, part, handle)
+    for down in (True, True, False):
+        one.fake.down = down
+        await one.core.tick()
+    with pytest.raises(asyncio.CancelledError):
+        await one.box.run()
+    assert (len(handled), one.errors) == (2, 1)
+    assert "could not be handled" in caplog.text
+
+
+async def test_a_full_queue_never_blocks(one):
+    """The poller goes on while a disk stands still; what comes while so many wait is part of the same storm."""
+    await one.come_up()
+    for _ in range(2 * BACKLOG):
+        one.fake.workers[0].ooms += 1
+        await one.core.tick()
+    assert one.box._waiting.qsize() == BACKLOG
+    await one.write()
+    assert (await one.only()).count == BACKLOG
+    await one.tick()
+    await one.tick()
+    assert (await one.only()).ended_at is not None
+
+
+async def test_an_engine_that_stays_ready_fills_no_queue(one):
+    """While one incident is written for long, a death must find room."""
+    await one.come_up()
+    for _ in range(2 * BACKLOG):
+        await one.core.tick()
+    assert one.box._waiting.qsize() == 0
+    one.fake.down = True
+    await one.core.tick(0.0)
+    await one.core.tick()
+    assert one.box._waiting.qsize() == 1
+
+
+async def test_a_death_finds_room_while_the_one_before_it_is_written(one):
+    """However long the disk stalls: the end of an incident is queued once. One report of a ready engine is enough."""
+    await one.come_up()
+    for ready in (2 * BACKLOG, 1):
+        one.fake.down = True
+        await one.core.tick(0.0)
+        await one.core.tick()
+        one.fake.down = False
+        one.fake.start_again()
+        for _ in range(ready):
+            await one.core.tick(600.0 / BACKLOG)
+    assert one.box._waiting.qsize() == 4
+    await one.write()
+    assert await one.kinds() == ["died", "died"]
+    assert all(headline.ended_at is not None for headline in await one.incidents.headlines())
+
+
+async def test_what_finds_no_room_is_logged(one, caplog):
+    """Nothing else would say that it is missing."""
+    await one.come_up()
+    for _ in range(BACKLOG + 1):
+        one.fake.workers[0].ooms += 1
+        await one.core.tick()
+    assert f"an incident is not written: {BACKLOG} before it wait for the disk" in caplog.text
+
+
+async def test_a_folder_that_is_full_is_logged(one, monkeypatch, caplog):
+    """The incident is there all the same, in memory."""
+    await one.come_up()
+    one.incidents.folder.chmod(0o500)
+    monkeypatch.setattr(one.incidents._store, "_flush", lambda _: setattr(one.incidents._store, "problem", "no room"))
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    assert "no room" in caplog.text
+    assert await one.kinds() == ["died"]
+
+
+async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
+    """An engine that does not tell ranks: whatever is known is told, and nothing breaks."""
+    await one.come_up()
+    engine = EngineStatus(url="http://engine:8000", state="ready")
+    ranks = tuple(replace(rank, rank=None, dp_rank=None) for rank in one.core.poller.current().ranks[:1])
+    one.box.notice(replace(one.core.poller.current(), engine=engine, ranks=ranks))
+    one.fake.down = True
+    await one.tick(0.0)
+    await one.tick()
+    assert len((await one.only()).ranks) == 2
+    assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
+    """Its recorders name the phase and the error, and how full each rank was; a log is believed before them."""
+    one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
+    at = one.clock.now
+    one.fake.down = True
+    one.fake.start_recorders(tmp_path / "recorders" / "recorder", "b" * 16)
+    for worker in one.fake.workers:
+        worker.recorder.phases = [phase("init", at), phase("kv_cache", at, "ValueError: too long")]
+    await one.tick()
+    for worker in one.fake.workers:
+        one.fake.kill(worker)
+    for _ in range(6):
+        await one.tick()
+    if has_log:
+        assert await one.kinds() == []
+        return
+    incident = await one.only()
+    assert (incident.kind, incident.count, incident.start) == ("start_failed", 1, "b" * 16)
+    assert incident.engine.model == one.fake.model
+    assert incident.reason == "rank 0 (pid 4242 on node-a) failed in phase kv_cache after 2.0 s: ValueError: too long"
+    assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
+    one.fake.down = False
+    one.fake.start_again()
+    await one.tick()
+    assert (await one.only()).ended_at == one.clock.now

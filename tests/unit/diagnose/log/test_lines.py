@@ -1,0 +1,296 @@
+"""The engine's log: its end, the known messages in it, and nothing else of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from highwater.diagnose.log.lines import MAX_LINE_LENGTH, TAIL_BYTES, match, merged, read_tail
+from highwater.diagnose.log.messages import KNOWN
+from highwater.text.printable import plain
+
+# As engines write them, wherever it was possible with what stands around them.
+LINES = {
+    "npu_workspace_out_of_memory": (
+        "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 1; 60.96 GiB total "
+        "capacity; 86.81 MiB free)"
+    ),
+    "npu_out_of_memory": "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.96 GiB total)",
+    "cuda_out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.",
+    "memory_allocation_failure_el0004": "[ERROR] TBE: Memory_Allocation_Failure(EL0004): Failed to allocate memory.",
+    "runtime_result_207001": "alloc device memory failed, runtime result = 207001[FUNC:ReportCallError]",
+    "pta_memory_error": "[ERROR] 2026-11-21-14:22:33 (PID:4242, Device:1, RankID:1) ERR00006 PTA memory error",
+    "kv_cache_does_not_fit": (
+        "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (5.26 GiB)."
+    ),
+    "mm_cache_drift": "AssertionError: Expected a cached item for mm_hash='0e41b7d7a0aea479'",
+    "encoder_cache_miss": "AssertionError: Encoder cache miss for 0e41b7d7a0aea479.",
+    "broadcast_block_wait": (
+        "(EngineCore_DP0 pid=9) INFO [shm_broadcast.py:466] No available shared memory broadcast block found in 60 "
+        "seconds. This typically happens when some processes are hanging"
+    ),
+    "worker_died": "ERROR [multiproc_executor.py:231] Worker proc VllmWorker-0 died unexpectedly, shutting down.",
+    "engine_dead": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    "sampler_warm_up_out_of_memory": (
+        "(VllmWorker rank=7 pid=10948) ERROR 03-16 06:12:38 [multiproc_executor.py:375] RuntimeError: CUDA out of "
+        "memory occurred when warming up sampler with 256 dummy requests. Please try lowering `max_num_seqs` or "
+        "`gpu_memory_utilization` when initializing the engine."
+    ),
+    "library_out_of_memory": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "hccl_buffer_out_of_memory": "[ERROR] HCCL(9,python): [Init][CCLBuffer]alloc device memory failed",
+    "device_open_failed_507033": "open device 2 failed, runtime result = 507033.[FUNC:ReportCallError]",
+    "device_not_free_at_start": (
+        "(EngineCore_DP0 pid=9) ERROR 10-20 03:20:50 [core.py:718] ValueError: Free memory on device (20.1/23.6 GiB) "
+        "on startup is less than desired GPU memory utilization (0.9, 21.2 GiB)."
+    ),
+    "memory_changed_while_profiling": (
+        "AssertionError: Error in memory profiling. Initial free memory 60.1 GiB, current free memory 61.2 GiB."
+    ),
+    "no_room_for_kv_cache": (
+        "(EngineCore_DP0 pid=1102) ValueError: No available memory for the cache blocks. Try increasing "
+        "`gpu_memory_utilization` when initializing the engine."
+    ),
+    "killed_for_host_memory": "Memory cgroup out of memory: Killed process 412 (VLLM::EngineCor) total-vm:1kB",
+    "bus_error": "Fatal Python error: Bus error",
+    "worker_call_timed_out": "(EngineCore pid=9) ERROR [core.py:720] TimeoutError: RPC call to sample_tokens timed out",
+    "engine_core_died": (
+        "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down "
+        "client."
+    ),
+    "server_process_died": ("RuntimeError: Process ApiServer_0 (PID: 412) died with exit code -9"),
+    "configuration_refused": "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+    "engine_start_failed": (
+        "(APIServer pid=963) RuntimeError: Engine core initialization failed. See root cause above."
+    ),
+}
+# Other forms of the same messages, as people have reported them.
+OTHER_FORMS = {
+    "OutOfMemoryError('CUDA out of memory. Tried to allocate 138.00 MiB. GPU 0 has": "cuda_out_of_memory",
+    "ERROR 03-05 07:15:39 engine.py:387] NPU out of memory. Tried to allocate 22.00 MiB": "npu_out_of_memory",
+    "RuntimeError: CUDA driver error: out of memory": "cuda_out_of_memory",
+    "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62": "cuda_out_of_memory",
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
+    "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
+    "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB": "cuda_out_of_memory",
+    "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'": (
+        "library_out_of_memory"
+    ),
+    "RuntimeError: Engine core process EngineCore_DP0 died unexpectedly.": "engine_core_died",
+    "[ERROR] aclrtMalloc failed, ret:207001": "runtime_result_207001",
+    "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: -0.87 GiB": (
+        "no_room_for_kv_cache"
+    ),
+    "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV "
+    "cache (7344).": "kv_cache_does_not_fit",
+    "ERROR 04-30 10:20:36 [core.py:396] EngineCore failed to start.": "engine_start_failed",
+    "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
+    "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
+    "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
+    # As the chart has vLLM log.
+    "ERROR 11-22 05:32:10 [EngineCore_DP0 pid=7] [core.py:1510] EngineCore failed to start.": "engine_start_failed",
+    "ERROR 11-22 05:32:10 [EngineCore pid=7] [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly": (
+        "worker_died"
+    ),
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [core_client.py:600] Engine core proc EngineCore_DP0 died unexpectedly": (
+        "engine_core_died"
+    ),
+    "ERROR 06-29 19:20:00 [core.py:515] Exception: WorkerProc initialization failed due to an exception in a": (
+        "engine_start_failed"
+    ),
+    # vLLM 0.12.0's own file, colours and all.
+    "\x1b[0;36m(APIServer pid=20084)\x1b[0;0m ERROR 11-22 05:34:05 [core_client.py:600] Engine core proc "
+    "EngineCore_DP0 died unexpectedly, shutting down client.": "engine_core_died",
+    "\x1b[0;36m(EngineCore_DP0 pid=7)\x1b[0;0m \x1b[31mERROR\x1b[0m 11-22 05:34:05 [core.py:720] RuntimeError: CUDA "
+    "driver error: out of memory": "cuda_out_of_memory",
+    "2026-11-21T14:22:33.123456789+00:00 stderr F RuntimeError: NPU out of memory. Tried": "npu_out_of_memory",
+    '{"log":"AssertionError: Encoder cache miss for 0e41.\\n","stream":"stderr"}': "encoder_cache_miss",
+}
+HARMLESS = [
+    "",
+    "INFO 11-21 14:22:33 Engine 000: Avg prompt throughput: 207001.0 tokens/s",
+    "INFO: 127.0.0.1:52000 - POST /v1/chat/completions HTTP/1.1 200 OK",
+    "Graph capturing finished in 12 secs, took 0.30 GiB",
+    "model_0004 loaded",
+    # What a client wrote into a prompt is nobody's evidence.
+    "INFO [logger.py:39] Received request cmpl-1: prompt: 'NPU out of memory', params: None",
+    "INFO [logger.py:38] Request cmpl-1 details: prompt: 'Encoder cache miss CUDA out of memory', prompt_token_ids: []",
+    "INFO [async_llm.py:1] Added request chatcmpl-1: CUDA out of memory",
+    "INFO 10-22 09:43:49 [async_llm.py:1] CUDA out of memory",
+    '(APIServer pid=1) INFO:     10.0.0.1:1 - "POST /v1/completions?x=cuda%20out%20of%20memory HTTP/1.1" 200 OK',
+    "ERROR [serving_chat.py:1] Error in preprocessing prompt inputs: ValueError: my prompt says CUDA out of memory",
+    "(APIServer pid=1) ERROR 10-22 09:43:49 [serving_chat.py:200] RuntimeError: CUDA out of memory",
+    "(APIServer pid=1) NPU out of memory",
+    "INFO:     NPU out of memory",
+    "\x1b[0;36m(APIServer pid=1)\x1b[0;0m ERROR 11-22 05:34:05 [serving_chat.py:2] RuntimeError: CUDA out of memory",
+    "ValueError: CUDA out of memory is what the client wrote",
+    "the words NPU out of memory within a line",
+    "ERROR 11-22 05:32:10 [MainProcess pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
+    "ERROR 11-22 05:32:10 [ApiServer_0 pid=1] [serving_chat.py:2] RuntimeError: CUDA out of memory",
+    "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: 44.30 GiB",
+]
+
+
+@pytest.mark.parametrize("name", [known.name for known in KNOWN])
+def test_every_known_message_is_found(name):
+    """With its meaning, its line, and advice."""
+    (message,) = match([*HARMLESS, LINES[name], *HARMLESS])
+    assert (message.name, message.count, message.lines) == (name, 1, (LINES[name],))
+    assert message.meaning.endswith(".")
+    assert message.advice
+
+
+@pytest.mark.parametrize("line", OTHER_FORMS)
+def test_a_message_is_found_in_its_other_forms(line):
+    """Other versions, devices and loggers write it differently."""
+    assert [message.name for message in match([line])] == [OTHER_FORMS[line]]
+
+
+def test_advice_begins_with_the_setting_that_the_message_names():
+    """Who reads `try lowering max_num_seqs` must find it first."""
+    (message,) = match([LINES["sampler_warm_up_out_of_memory"]])
+    assert message.advice[0].setting == "--max-num-seqs"
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_other_lines_are_nobodys(line):
+    """Neither a number that looks like one, nor what somebody wrote into a request."""
+    assert match([line]) == ()
+
+
+def test_case_does_not_matter():
+    """As loggers shout."""
+    assert [message.name for message in match([LINES["encoder_cache_miss"].upper()])] == ["encoder_cache_miss"]
+
+
+def test_causes_come_before_consequences():
+    """Whatever the order of the lines, since ranks write at the same time."""
+    assert [message.name for message in match(reversed(LINES.values()))] == [known.name for known in KNOWN]
+
+
+def test_of_many_lines_the_first_ones_and_the_last_are_kept():
+    """And all are counted."""
+    (message,) = match([f"Encoder cache miss for {number}" for number in range(50)])
+    assert message.count == 50
+    assert [line.split()[-1] for line in message.lines] == ["0", "1", "49"]
+
+
+def test_a_line_is_cut_and_made_plain():
+    """Nothing in it is obeyed by a terminal or a page."""
+    (message,) = match(["Encoder cache miss \x1b[31m\x1b[0m \x07\x00\u202e<script>" + "y" * 5000])
+    (line,) = message.lines
+    assert line.startswith("Encoder cache miss")
+    assert len(line) <= MAX_LINE_LENGTH + 1
+    assert line.isprintable()
+
+
+def test_messages_that_came_later_are_added():
+    """What was known stays as it was."""
+    before, after = match([LINES["engine_dead"]]), match([LINES["engine_dead"]] * 3 + [LINES["npu_out_of_memory"]])
+    both = merged(before, after)
+    assert [(message.name, message.count) for message in both] == [("npu_out_of_memory", 1), ("engine_dead", 1)]
+
+
+# --- the file ---
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path):
+    """Without the half of a line that it begins with."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"NPU out of memory\n" + b"a line\n" * 100_000 + LINES["engine_dead"].encode() + b"\n")
+    lines, problem = read_tail(log)
+    assert problem is None
+    assert set(lines) == {"a line", LINES["engine_dead"], ""}
+    assert sum(len(line) + 1 for line in lines) <= TAIL_BYTES + 1
+    assert [message.name for message in match(lines)] == ["engine_dead"]
+
+
+def test_a_short_log_is_read_whole(tmp_path):
+    """Its first line too."""
+    log = tmp_path / "engine.log"
+    log.write_text("Encoder cache miss")
+    assert read_tail(log) == (["Encoder cache miss"], None)
+
+
+def test_one_endless_line_is_a_line(tmp_path):
+    """A progress bar of megabytes. Its beginning is not seen, and what stands further in is no message."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(b"\r50%" * 200_000)
+    assert read_tail(log) == ([], None)
+
+
+def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
+    """A log may hold anything."""
+    log = tmp_path / "engine.log"
+    log.write_bytes(bytes(range(256)) + b"\nEncoder cache miss \xff\xfe\n")
+    (message,) = match(read_tail(log)[0])
+    assert message.lines[0].isprintable()
+
+
+def test_a_link_is_followed(tmp_path):
+    """Container runtimes name their logs by links."""
+    (tmp_path / "real.log").write_text("Encoder cache miss")
+    (tmp_path / "engine.log").symlink_to("real.log")
+    assert read_tail(tmp_path / "engine.log") == (["Encoder cache miss"], None)
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    """And does not hang: nobody writes into that pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is not a file")]:
+        lines, problem = read_tail(tmp_path / name)
+        assert lines == []
+        assert why in problem
+        assert problem.startswith("engine_log: ")
+
+
+# --- plain text ---
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain", "plain"),
+        ("a\nb\rc\td\x00e", "a b c d e"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07after", "]0;title after"),
+        ("\u202eright to left\u2066", "right to left"),
+        ("half \ud800 of a letter", "half   of a letter"),
+        ("日本語 é", "日本語 é"),
+        ("x" * 600, "x" * 499 + "…"),
+        ("x" * 100_000, "x" * 499 + "…"),
+        ("\x1b[31m" * 1000 + "deep", "…"),
+    ],
+)
+def test_foreign_text_becomes_one_plain_line(given, shown):
+    """Of bounded length, with nothing in it that a terminal would obey."""
+    assert plain(given) == shown
+
+
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            "2026-11-21T14:32:33.1Z stdout P INFO 11-21 14:32:33 [logger.py:39] Received request: prompt: 'aaa",
+            f"2026-11-21T14:32:33.1Z stdout P {CUDA}",
+            f"2026-11-21T14:32:33.1Z stdout F {CUDA}",
+        ],
+        [
+            '{"log":"Received request: prompt: \'aaa","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}',
+            f'{{"log":"{CUDA}\\n","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
+        ],
+    ],
+    ids=["containerd", "docker"],
+)
+def test_a_piece_of_a_line_that_was_cut_is_no_message(tmp_path, lines):
+    """Container runtimes cut at 16 KiB: what stands at a piece's beginning may be a client's prompt."""
+    log = tmp_path / "engine.log"
+    log.write_text("\n".join(lines) + "\n")
+    assert match(read_tail(log)[0]) == ()
+    whole = lines[-1]  # the same line, with none before it
+    log.write_text(whole + "\n")
+    assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]

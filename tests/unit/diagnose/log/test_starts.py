@@ -1,0 +1,462 @@
+"""Starts that fail, as the engine's log tells them: each once, wherever the log goes on."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.log.lines import parse, read_tail
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
+from highwater.readings.engine import EngineStatus
+from tests.fakes.engine import FakeClock
+from tests.fakes.incident import AT, evidence, rank
+
+# As real engines wrote them: vLLM 0.32.0 and, in colours, 0.12.0.
+LOGO = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
+ARGS = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:286] non-default args: {{'host': '127.0.0.1'}}"
+CORE = (
+    "(EngineCore pid=7) INFO 11-22 05:31:58 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model=m"
+)
+LISTENS = "(APIServer pid=7) INFO 11-22 05:32:52 [entry.py:140] Starting vLLM server on http://127.0.0.1:35489"
+NO_ROOM = (
+    "(EngineCore pid=7) ERROR 11-22 05:32:10 [core.py:1510] ValueError: No available memory for the cache blocks. Try "
+    "increasing `gpu_memory_utilization` when initializing the engine"
+)
+FAILED = "(EngineCore pid=7) ERROR 11-22 05:32:10 [core.py:1510] EngineCore failed to start."
+WORKER = (
+    "(EngineCore pid=7) ERROR 11-22 05:32:13 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly "
+    "(exit code: None), shutting down executor."
+)
+ENDED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+WARM_UP = (
+    "(VllmWorker rank=7 pid=8) ERROR 03-16 06:12:38 [multiproc_executor.py:375] RuntimeError: CUDA out of memory "
+    "occurred when warming up sampler with 256 dummy requests."
+)
+OOM = "(EngineCore pid=7) ERROR 11-22 06:00:00 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory. Tried to"
+REFUSED = "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"
+WAITS = "(EngineCore pid=7) INFO [shm_broadcast.py:466] No available shared memory broadcast block found in 60 s"
+OLD = "\x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 11-22 05:33:43 "
+OLD_VERSION = OLD + "[api_server.py:1772] vLLM API server version 0.12.0"
+OLD_ARGS = OLD + "[utils.py:253] non-default args: {'host': '127.0.0.1'}"
+OLD_CORE = (
+    "\x1b[0;36m(EngineCore_DP{n} pid=7)\x1b[0;0m INFO 11-22 05:34:02 [core.py:93] Initializing a V1 LLM engine "
+    "(v0.12.0) with config: model='m'"
+)
+OLD_LISTENS = OLD + "[api_server.py:1847] Starting vLLM API server 0 on http://127.0.0.1:33733"
+
+
+def begins(pid: int = 1) -> list[str]:
+    """What a start writes first; of another process another."""
+    return [LOGO.format(pid=pid), ARGS.format(pid=pid), CORE]
+
+
+NO_ROOM_START = [FAILED, NO_ROOM, WORKER, ENDED]
+NO_ROOM_NAMES = ["no_room_for_kv_cache", "worker_died", "engine_start_failed"]
+
+
+class Watched:
+    """A log that a test writes, and what is made of it."""
+
+    def __init__(self, path) -> None:
+        self.path, self.now = path, 0.0
+        self.watch = EngineLog(path)
+
+    def write(self, *lines: str) -> None:
+        with self.path.open("a") as log:
+            log.writelines(f"{line}\n" for line in lines)
+
+    def look(self, seconds: float = 0.0) -> list[list[str]]:
+        """The names of the messages of each start that failed."""
+        self.now += seconds
+        return [[message.name for message in start.messages] for start in self.watch.look(self.now)]
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = Watched(tmp_path / "engine.log")
+    yield made
+    made.watch.close()
+
+
+# --- which starts ---
+
+
+def test_a_start_that_fails_is_told_once_when_its_last_lines_are_there(log):
+    """Five seconds after the first word of an end, whatever else is written later."""
+    log.write(*begins(), FAILED)
+    assert (log.look(), log.look(4.9)) == ([], [])
+    log.write(NO_ROOM, WORKER, ENDED)
+    assert log.look(0.2) == [NO_ROOM_NAMES]
+    log.write(ENDED)
+    assert (log.look(10.0), log.look(3600.0)) == ([], [])
+
+
+def test_a_start_that_gets_ready_has_not_failed(log):
+    """Whatever is written after it is of an engine that ran."""
+    log.write(*begins(), OOM, LISTENS, "INFO:     Application startup complete.", OOM, WORKER)
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
+def test_each_restart_is_told_once(log):
+    """A supervisor starts it again and again, into one log."""
+    log.write(*begins(1), *NO_ROOM_START)
+    assert log.look(5.0) == []
+    assert log.look(5.0) == [NO_ROOM_NAMES]
+    log.write(*begins(2), *NO_ROOM_START)
+    assert log.look(1.0) == []
+    log.write(*begins(3), *NO_ROOM_START)
+    assert log.look(1.0) == [NO_ROOM_NAMES]
+    log.write(*begins(4))
+    assert log.look(1.0) == [NO_ROOM_NAMES]
+    assert log.look(9.0) == []
+
+
+def test_restarts_between_two_looks_are_all_told(log):
+    """Each by its own first line."""
+    log.look()
+    log.write(*begins(1), *NO_ROOM_START, *begins(2), *NO_ROOM_START, *begins(3))
+    assert log.look() == [NO_ROOM_NAMES] * 2
+
+
+def test_two_starts_have_two_identities(log):
+    """And one start has one, when the log is read again."""
+    log.write(*begins(1), *NO_ROOM_START)
+    first = log.watch.look(0.0, at_once=True)
+    again = EngineLog(log.path)
+    assert [start.id for start in again.look(0.0, at_once=True)] == [first[0].id]
+    again.close()
+    log.write(*begins(2), *NO_ROOM_START)
+    assert log.watch.look(0.0, at_once=True)[0].id != first[0].id
+
+
+def test_of_what_was_there_before_only_the_last_start_counts(log):
+    """The others are history, of which nobody knows when it was."""
+    log.write(*begins(1), WARM_UP, ENDED, *begins(2), *NO_ROOM_START)
+    log.look()
+    assert log.look(5.0) == [NO_ROOM_NAMES]
+
+
+def test_a_start_without_a_last_word_is_told_after_half_a_minute_of_silence(log):
+    """A rank may hang where another has failed."""
+    log.write(*begins(), WARM_UP)
+    log.look()
+    assert (log.look(29.0), log.look(2.0)) == ([], [["sampler_warm_up_out_of_memory"]])
+
+
+def test_a_long_wait_is_no_failure(log):
+    """Compilation takes minutes, and vLLM says so once a minute."""
+    log.write(*begins(), WAITS)
+    log.look()
+    assert log.look(600.0) == []
+
+
+def test_a_configuration_that_is_refused_fails_a_start(log):
+    """Before there is any engine core."""
+    log.write(*begins()[:2], REFUSED)
+    log.look()
+    assert log.look(31.0) == [["configuration_refused"]]
+
+
+def test_an_older_versions_colours_hide_nothing(log):
+    """vLLM 0.12 colours its process's name in files, too; with data parallelism each engine core writes its line."""
+    log.look()
+    log.write(OLD_VERSION, OLD_ARGS, OLD_CORE.format(n=0), OLD_CORE.format(n=1), FAILED, ENDED, OLD_VERSION)
+    assert log.look() == [["engine_start_failed"]]
+    log.write(OLD_ARGS, OLD_CORE.format(n=0), OLD_LISTENS, OOM)
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
+def test_without_first_lines_the_messages_of_a_start_tell(log):
+    """VLLM_LOGGING_LEVEL=WARNING. What an engine that ran may write, too, tells no start."""
+    log.write(OOM, WORKER)
+    log.look()
+    assert log.look(60.0) == []
+    log.write(FAILED, NO_ROOM)
+    assert (log.look(), log.look(5.0)) == ([], [["no_room_for_kv_cache", "engine_start_failed"]])
+
+
+def test_the_charts_own_log_is_followed(log):
+    """It has Python's names of the processes, and bare lines of tracebacks."""
+    log.look()
+    log.write(
+        "INFO 11-22 05:31:49 [MainProcess pid=1] [api_utils.py:286] non-default args: {}",
+        "INFO 11-22 05:31:58 [EngineCore pid=7] [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: m",
+        "ERROR 11-22 05:32:10 [EngineCore pid=7] [core.py:1510] EngineCore failed to start.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        "INFO 11-22 05:32:49 [MainProcess pid=1] [api_utils.py:286] non-default args: {}",
+    )
+    assert log.look() == [["no_room_for_kv_cache", "engine_start_failed"]]
+    log.write("INFO 11-22 05:33:49 [MainProcess pid=1] [entry.py:140] Starting vLLM server on http://0.0.0.0:8000")
+    log.write("ERROR 11-22 05:32:10 [EngineCore pid=7] [core.py:1510] EngineCore encountered a fatal error.")
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
+def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
+    """A failure of an hour ago is not this one's."""
+    log.write(FAILED, NO_ROOM)
+    log.watch.engine_ready()
+    log.write(OOM, WORKER)
+    assert (log.look(), log.look(60.0)) == ([], [])
+    log.write(FAILED)
+    log.look()
+    assert log.look(5.0) == [["engine_start_failed"]]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(APIServer pid=1) INFO 11-22 05:31:49 [logger.py:39] non-default args: what a client wrote",
+        "(APIServer pid=1) ERROR 11-22 05:31:49 [serving_chat.py:2] Starting vLLM server on http://a",
+        "Starting vLLM server on http://a",
+        "non-default args: {}",
+        "Initializing a V1 LLM engine (v0.32.0)",
+    ],
+)
+def test_a_clients_words_begin_nothing(line):
+    """A header counts in the files that write it."""
+    assert (header_of(parse(line)), says_ready(parse(line))) == (None, False)
+
+
+def test_what_only_a_start_writes_is_marked():
+    """Those whose title says so, and the end of a start."""
+    marked = {known.name for known in KNOWN if known.at_start}
+    assert marked >= {known.name for known in KNOWN if "refused" in known.title or "start" in known.title}
+
+
+# --- the file ---
+
+
+def test_a_log_that_is_turned_over_is_followed(log):
+    """What was written to the old file after the last look is not lost."""
+    log.write(*begins())
+    log.look()
+    log.write(FAILED)
+    os.rename(log.path, log.path.with_suffix(".1"))
+    log.write(NO_ROOM)
+    assert (log.look(), log.look(5.0)) == ([], [["no_room_for_kv_cache", "engine_start_failed"]])
+
+
+@pytest.mark.parametrize("more", [0, 100])
+def test_a_log_that_is_cut_off_is_read_from_its_beginning(log, more):
+    """Also where it has grown beyond its former length since (copytruncate)."""
+    log.write("x" * 300, *begins(1))
+    log.look()
+    log.path.write_text("")
+    log.write(*begins(2), *["a line that fills the log"] * more, *NO_ROOM_START)
+    log.look()
+    assert log.look(5.0) == [NO_ROOM_NAMES]
+
+
+def test_a_log_that_comes_later_is_read(log):
+    """The engine makes it; meanwhile it may be away."""
+    assert log.look() == []
+    log.write(*begins(), *NO_ROOM_START)
+    log.look()
+    assert log.look(5.0) == [NO_ROOM_NAMES]
+    log.path.unlink()
+    assert log.look() == []
+    log.path.mkdir()
+    assert log.look() == []
+
+
+def test_a_line_is_read_when_it_is_whole(log):
+    """A look may come in the middle of one."""
+    log.write(*begins())
+    log.look()
+    with log.path.open("a") as file:
+        file.write(FAILED[:60])
+        file.flush()
+        assert log.look(60.0) == []
+        file.write(FAILED[60:] + "\n")
+    log.look()
+    assert log.look(5.0) == [["engine_start_failed"]]
+
+
+def test_of_very_much_the_end_is_read(tmp_path):
+    """Without the half of a line that it begins with; then nothing twice."""
+    path = tmp_path / "engine.log"
+    path.write_bytes(b"first\n" + b"a line\n" * (LOOK_BYTES // 7 + 10))
+    followed = FollowedLog(path)
+    lines = followed.new_lines()
+    assert set(lines) == {"a line"}
+    assert sum(len(line) + 1 for line in lines) <= LOOK_BYTES
+    assert followed.new_lines() == []
+    followed.close()
+
+
+# --- what an incident is told of the log ---
+
+
+def test_of_an_engine_that_ran_no_other_starts_lines_are_looked_at(tmp_path):
+    """Neither those before it was ready nor those of the start after it."""
+    lines = [NO_ROOM, *begins(1), LISTENS, OOM, *begins(2), *NO_ROOM_START]
+    assert of_one_run(lines, begins_ready=False) == lines[1:6]
+    assert of_one_run(lines[5:], begins_ready=True) == [OOM]
+    assert of_one_run([OOM, WORKER], begins_ready=False) == [OOM, WORKER]
+
+
+async def test_a_message_of_an_earlier_life_is_no_cause(tmp_path, request):
+    """Yesterday's out-of-memory stands in the same log, and this engine was killed."""
+    path = tmp_path / "engine.log"
+    path.write_text(f"{OOM}\n")
+    incidents = Incidents(IncidentStore(None), engine_log=path, clock=FakeClock(AT), monotonic=FakeClock())
+    request.addfinalizer(incidents.close)
+    await incidents.engine_began()
+    with path.open("a") as log:
+        log.write(f"{WORKER}\n")
+    headline, _ = await incidents.open_incident(evidence("died"))
+    assert [message.name for message in (await incidents.read(headline.id)).messages] == ["worker_died"]
+    assert read_tail(path)[0] != []
+
+
+class Told:
+    """Incidents with a log, on clocks that only a test moves."""
+
+    def __init__(self, folder, path) -> None:
+        self.path, self.clock = path, FakeClock(AT)
+        self.all: list[Incidents] = []
+        self.incidents = self.another(folder)
+
+    def another(self, folder) -> Incidents:
+        self.all.append(Incidents(IncidentStore(folder), engine_log=self.path, clock=self.clock, monotonic=self.clock))
+        return self.all[-1]
+
+    async def fail(self, *lines: str, seconds: float = 60.0, by: Incidents | None = None) -> None:
+        """A start that fails, and is opened as the incident watcher opens it."""
+        self.clock.advance(seconds)
+        with self.path.open("a") as log:
+            log.writelines(f"{line}\n" for line in lines)
+        incidents = by or self.incidents
+        for start in await incidents.failed_starts(at_once=True):
+            status = EngineStatus(url="http://engine", state="starting")
+            await incidents.open_incident(
+                evidence("start_failed", rank(), at=self.clock.now, engine=status, start=start)
+            )
+
+    async def counts(self) -> list[int]:
+        return [headline.count for headline in reversed(await self.incidents.headlines())]
+
+
+@pytest.fixture
+def told(tmp_path):
+    (tmp_path / "incidents").mkdir()
+    made = Told(tmp_path / "incidents", tmp_path / "engine.log")
+    yield made
+    for incidents in made.all:
+        incidents.close()
+
+
+async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(told):
+    """Two hundred restarts are one incident, and another way to fail is another."""
+    for pid in range(1, 201):
+        await told.fail(*begins(pid), *NO_ROOM_START)
+    assert await told.counts() == [200]
+    (headline,) = await told.incidents.headlines()
+    assert (headline.kind, headline.at, headline.last_at) == ("start_failed", AT + 60, told.clock.now)
+    assert headline.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    await told.fail(*begins(201), WARM_UP, ENDED)
+    assert await told.counts() == [200, 1]
+    await told.fail(*begins(202), WARM_UP, ENDED, seconds=3601.0)
+    assert await told.counts() == [200, 1, 1]
+
+
+async def test_after_the_engine_was_ready_it_is_another_incident(told):
+    """Ready ends it."""
+    await told.fail(*begins(1), *NO_ROOM_START)
+    await told.incidents.engine_ready()
+    await told.fail(*begins(2), *NO_ROOM_START)
+    assert await told.counts() == [1, 1]
+
+
+async def test_a_sidecar_that_starts_tells_no_start_again(told, tmp_path):
+    """The log still ends with it."""
+    await told.fail(*begins(1), *NO_ROOM_START)
+    again = told.another(tmp_path / "incidents")
+    await told.fail(by=again)
+    assert await told.counts() == [1]
+    await told.fail(*begins(2), *NO_ROOM_START, by=again)
+    assert [headline.count for headline in await again.headlines()] == [2]
+
+
+# --- the last lines ---
+
+
+async def test_the_log_is_read_once_more_after_five_seconds(told):
+    """What a dying process writes comes after it was missed; the headline, findings and advice follow."""
+    told.path.write_text("")
+    headline, _ = await told.incidents.open_incident(evidence("died"))
+    told.path.write_text(f"{OOM}\n{WORKER.replace('None', '-9')}\n")
+    assert not told.incidents.is_late_due
+    told.clock.advance(4.9)
+    assert not told.incidents.is_late_due
+    told.clock.advance(0.1)
+    assert told.incidents.is_late_due
+    await told.incidents.complete()
+    assert not told.incidents.is_late_due
+    incident = await told.incidents.read(headline.id)
+    assert [message.name for message in incident.messages] == ["cuda_out_of_memory", "worker_died"]
+    assert incident.summary.startswith("The engine died: the log says that PyTorch found no room on the GPU")
+    assert [listed.summary for listed in await told.incidents.headlines()] == [incident.summary]
+    assert "ended_by_signal" in {finding.name for finding in incident.findings}
+    assert (incident.id, incident.count, incident.at) == (headline.id, 1, headline.at)
+
+
+async def test_what_was_counted_meanwhile_stays(told):
+    """And that it has ended."""
+    told.path.write_text("")
+    headline, _ = await told.incidents.open_incident(evidence("died"))
+    told.clock.advance(1.0)
+    await told.incidents.open_incident(evidence("died", at=AT + 1))
+    told.path.write_text(f"{OOM}\n")
+    await told.incidents.engine_ready()
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(headline.id)
+    assert (incident.count, incident.ended_at) == (2, told.clock.now)
+    assert [message.name for message in incident.messages] == ["cuda_out_of_memory"]
+
+
+async def test_where_the_log_says_no_more_nothing_is_written(told, monkeypatch):
+    """Nor where the incident had to make room."""
+    told.path.write_text(f"{OOM}\n")
+    await told.incidents.open_incident(evidence("died"))
+    writes = []
+    monkeypatch.setattr(told.incidents._store, "write", writes.append)
+    told.clock.advance(5.0)
+    await told.incidents.complete()
+    assert writes == []
+
+
+async def test_of_a_hang_the_log_is_read_again_after_vllm_says_so(told):
+    """A minute after a process began to wait."""
+    told.path.write_text("")
+    headline, _ = await told.incidents.open_incident(evidence("hung"))
+    told.clock.advance(5.0)
+    await told.incidents.complete()
+    told.path.write_text(f"{WAITS}\n")
+    told.clock.advance(69.0)
+    assert not told.incidents.is_late_due
+    told.clock.advance(1.0)
+    await told.incidents.complete()
+    assert [message.name for message in (await told.incidents.read(headline.id)).messages] == ["broadcast_block_wait"]
+
+
+# --- how many ---
+
+
+async def test_incidents_are_counted_by_kind_and_a_restart_remembers(told, tmp_path):
+    """Also those that made room: a count that falls would look like a burst of new ones."""
+    store = IncidentStore(tmp_path / "incidents", keep=2)
+    incidents = Incidents(store, clock=told.clock)
+    assert incidents.counts == {"died": 0, "hung": 0, "out_of_memory": 0, "start_failed": 0}
+    for _ in range(5):
+        told.clock.advance(100.0)
+        await incidents.open_incident(evidence("died", at=told.clock.now))
+    await incidents.open_incident(evidence("died", at=told.clock.now))  # counted there
+    assert incidents.counts["died"] == 5
+    assert len(await incidents.headlines()) == 2
+    again = Incidents(IncidentStore(tmp_path / "incidents", keep=2), clock=told.clock)
+    assert again.counts == {"died": 5, "hung": 0, "out_of_memory": 0, "start_failed": 0}

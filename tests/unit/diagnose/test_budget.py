@@ -1,0 +1,100 @@
+"""What the rule book finds in a start: missed bytes, an encoder that was not profiled, settings that contradict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from highwater.api.budget_text import comparison
+from highwater.diagnose.budget import budget_findings, contradictions, explained
+from highwater.plan.explanation import explain
+from highwater.readings.rank import TorchMemory
+from tests.fakes.started import GIB
+from tests.unit.plan.readings import LARGER, STORY, rank, story_rank
+
+
+def names(reading, budget) -> list[str]:
+    return [finding.name for finding in budget_findings(explain([reading], lambda _: budget))]
+
+
+def test_what_the_profile_missed_is_a_finding_with_the_setting_that_covers_it():
+    """0.757 GiB of the story."""
+    (finding,) = budget_findings(explain([story_rank()], lambda _: STORY))
+    assert (finding.name, finding.weight) == ("not_profiled", "clue")
+    assert finding.figures["missed_bytes"] == sum(
+        part.bytes for part in explain([story_rank()], lambda _: STORY).ranks[0].uncounted
+    )
+    assert "--kv-cache-memory-bytes" in [advice.setting for advice in finding.advice]
+
+
+def test_it_weighs_more_where_it_does_not_fit():
+    """Nothing is left outside the budget then."""
+    memory = replace(STORY.memory, total_bytes=(STORY.memory.requested_bytes or 0) + 2**20)
+    (finding,) = budget_findings(explain([story_rank()], lambda _: replace(STORY, memory=memory)))
+    assert finding.weight == "likely"
+
+
+def test_little_is_no_finding():
+    """Less than what moves by itself."""
+    assert names(rank(), STORY) == []
+
+
+def test_steps_above_the_profile_are_a_finding():
+    """By how much, cached encoder outputs included."""
+    at_rest = int(9.45 * GIB) + (STORY.kv_cache.tensor_bytes or 0)
+    reading = replace(story_rank(), torch=TorchMemory(peak_allocated_bytes=at_rest + 6 * GIB))
+    assert "activation_above_profile" in names(reading, STORY)
+
+
+def test_an_encoder_that_was_not_profiled_is_a_finding():
+    """vllm-ascend 0.12 keeps its result alone, and sized the pool without the encoder."""
+    assert names(rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)) == ["encoder_not_profiled"]
+
+
+def test_a_size_that_was_given_is_to_be_less():
+    """To give one is no advice then."""
+    given = replace(LARGER, encoder=STORY.encoder, kv_cache=replace(LARGER.kv_cache, given_bytes=20 * GIB))
+    (finding,) = budget_findings(explain([rank(total=65_452_113_920)], lambda _: given))
+    (advice,) = [advice for advice in finding.advice if advice.setting == "--kv-cache-memory-bytes"]
+    assert (finding.name, "give less" in advice.change) == ("encoder_not_profiled", True)
+
+
+def test_a_served_name_that_is_not_known_now_has_not_moved():
+    """It is not, while the engine is gone; another one has."""
+    named, other, unnamed = (
+        explained(explain([story_rank()], lambda _: STORY, model=model)) for model in ("served", "other", None)
+    )
+    assert comparison(named, unnamed) == []
+    assert comparison(named, other) == [("model", "served", "other", "")]
+
+
+CASES = [
+    ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:256"}, "npu", "excludes max_split_size_mb"),
+    ({"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:256,max_split_size_mb:64"}, "npu", "sets max_split_size_mb 2 times"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:2"}, "cuda", "are both set, to different values"),
+    ({"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}, "npu", "TASK_QUEUE_ENABLE=2 has no effect"),
+]
+
+
+@pytest.mark.parametrize(("environment", "kind", "words"), CASES)
+def test_settings_that_contradict_one_another_are_named(environment, kind, words):
+    """With their values."""
+    (problem,) = contradictions(environment, kind)
+    assert words in problem
+    assert "allocator_environment" in names(rank(kind=kind), replace(STORY, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        ({}, "npu"),
+        ({"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}, "npu"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:256"}, "cuda"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}, "cuda"),
+        ({"TASK_QUEUE_ENABLE": "2"}, "npu"),
+    ],
+)
+def test_settings_that_go_together_are_none(environment, kind):
+    """The expandable segments of CUDA go with a split size."""
+    assert contradictions(environment, kind) == []

@@ -1,0 +1,58 @@
+"""The catalogues: each finding's sentences, each piece of advice, and the rules and messages that name them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+from string import Formatter
+
+from highwater.diagnose import advice, finding
+from highwater.diagnose.advice import ADVICE
+from highwater.diagnose.log import messages
+
+AREA = Path(finding.__file__).parents[1]
+SOURCES = [path for name in ("diagnose", "measure") for path in (AREA / name).rglob("*.py")]
+WORDING = tomllib.loads(Path(finding.__file__).with_name("findings.toml").read_text())
+MESSAGES = tomllib.loads(Path(messages.__file__).with_name("messages.toml").read_text())
+
+
+def given_figures() -> dict[str, set[str]]:
+    """The names that each rule gives its finding's sentences, by the finding."""
+    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given: dict[str, set[str]] = {}
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "finding":
+            figures = [node for part in call.args[1:] for node in ast.walk(part) if isinstance(node, ast.Dict)]
+            keys = {key.value for figure in figures for key in figure.keys if isinstance(key, ast.Constant)}
+            given[call.args[0].value] = keys | {keyword.arg for keyword in call.keywords}
+    return given
+
+
+def named_figures(templates: str | list[str]) -> set[str]:
+    """The names in curly braces."""
+    listed = [templates] if isinstance(templates, str) else templates
+    return {name for template in listed for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def test_every_finding_has_its_sentences_and_every_sentence_its_figures():
+    """Under the name that the rule gives, or as a figure found in what it gives; also of sentences seldom said."""
+    given = given_figures()
+    assert set(given) == set(WORDING)
+    for name, row in WORDING.items():
+        assert row["title"], name
+        assert row["text"], name
+        figures = row.get("figures", {})
+        assert {path.partition(".")[0] for path in figures.values()} <= given[name], name
+        assert named_figures(row["title"]) | named_figures(row["text"]) <= given[name] | set(figures), name
+
+
+def test_every_piece_of_advice_says_what_it_costs():
+    """And names a setting; none is there that nobody gives."""
+    assert all(each.setting and each.change and each.cost.endswith(".") for each in ADVICE.values())
+    given = {name for row in (*WORDING.values(), *MESSAGES.values()) for name in row.get("advice", ())}
+    quoted = {name for path in SOURCES for name in re.findall(r"\"(\w+)\"", path.read_text())}
+    assert set(ADVICE) <= given | quoted
+    assert given <= set(ADVICE)
+    assert Path(advice.__file__).with_name("advice.toml") in AREA.glob("diagnose/*.toml")
