@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.diagnose.evidence import EncoderEntry, Evidence
+from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading
@@ -98,6 +99,7 @@ class Case:
         bytes_per_second: The pace of the last minute.
         seconds_to_full: When the first device is full at that pace.
         evidence: What was known when an incident opened; ``None`` of a measured load.
+        log: What the engine's log says; of a measured load it is not read.
     """
 
     kind: str
@@ -112,6 +114,7 @@ class Case:
     seconds_to_full: float | None = None
     series: tuple[SeriesGrowth, ...] = ()
     evidence: Evidence | None = None
+    log: LogStory = NO_LOG
 
     @property
     def is_load(self) -> bool:

@@ -19,7 +19,8 @@ from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding, possible, weightiest_first
 from highwater.diagnose.log.failed_allocation import FailedAllocation
-from highwater.diagnose.log.messages import KNOWN, LogMessage
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.diagnose.rules.book import judged
 from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
 from highwater.text.printable import cleaned
@@ -42,30 +43,29 @@ _MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of
 _REFUSED: Final = "the engine refused to start: "
 
 
-def diagnose(
-    evidence: Evidence, messages: Sequence[LogMessage] = (), failed: Sequence[FailedAllocation] = ()
-) -> tuple[Finding, ...]:
+def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
     """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
 
-    The known messages of the engine's log may show a shortage that no number shows, and ``failed`` has their figures.
+    The engine's log may show a shortage that no number shows.
     """
-    case = case_of(evidence, failed)
+    case = case_of(evidence, log)
     found = judged(case)
-    if _memory_was_enough(evidence, found, messages):
+    if _memory_was_enough(evidence, found, log):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
     return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
 
 
-def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> str:
+def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> str:
     """Return what happened, what the log says of it, what is known to be fine, and what the numbers say.
 
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
+    messages = log.messages
     parts = [f"the log says that {messages[0].title.removeprefix(_REFUSED)}"] if messages else []
     parts += [finding.title for finding in findings if finding.weight == "likely"][:2]
     parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
-    if _memory_was_enough(evidence, findings, messages):
+    if _memory_was_enough(evidence, findings, log):
         parts += [f"memory was not short ({each.title})" for each in findings if each.name == "device_had_room"]
     if not parts:
         parts = [finding.title for finding in findings if finding.weight == "clue"][:1]
@@ -73,9 +73,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], messages: Sequenc
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts) or 'nothing that is known explains it'}{seen}"
 
 
-def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages: Sequence[LogMessage]) -> bool:
+def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
     """Return whether every device had room, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in messages):
+    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in log.messages):
         return False
     names = {finding.name for finding in findings}
     return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
@@ -84,9 +84,9 @@ def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], messages
 # --- the evidence ---
 
 
-def case_of(evidence: Evidence, failed: Sequence[FailedAllocation] = ()) -> Case:
+def case_of(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
     """Return the last reading of every rank, with the growth until then."""
-    ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, failed)) for rank in evidence.ranks)
+    ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, log.failed)) for rank in evidence.ranks)
     since_ready = any(rank.first is not None for rank in ranks)
     grown = _growth(evidence, ranks, since_ready=since_ready)
     growth, whole = evidence.growth, evidence.growth.since_ready_bytes
@@ -103,6 +103,7 @@ def case_of(evidence: Evidence, failed: Sequence[FailedAllocation] = ()) -> Case
         seconds_to_full=growth.seconds_to_full,
         series=growth.series,
         evidence=evidence,
+        log=log,
     )
 
 

@@ -25,17 +25,15 @@ from highwater.diagnose.evidence import Evidence, IncidentKind
 from highwater.diagnose.incidents.diagnosis import diagnose, harmless, joined, summarize
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.failed_allocation import failed_allocations
 from highwater.diagnose.log.lines import (
     LogPosition,
-    RecognizedLine,
     ended_by_signal,
     match,
     merged,
-    messages_in,
-    recognized,
 )
+from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
+from highwater.diagnose.log.story import LogStory, story_of
 from highwater.readings.event import Event
 
 STORM_SECONDS = 60.0
@@ -56,6 +54,10 @@ MAX_EVENTS, MAX_DECISIONS = 200, 20
 
 # Running out of memory need not end the engine: being ready then ends no storm of it.
 _OUTLIVES_READY: Final = "out_of_memory"
+_NO_LOG: Final = (
+    "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
+    "file that vLLM's output goes to, and the next one can name the cause"
+)
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.diagnose.incidents")
@@ -196,7 +198,11 @@ class Incidents:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start):
+            if (
+                stored is not None
+                and _fails_again(last, evidence)
+                and _cause(stored.messages) == _cause(evidence.start.story.messages)
+            ):
                 counted = self._repeated(last, evidence)
                 self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
                 return counted, False
@@ -285,24 +291,11 @@ class Incidents:
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
-        notes: list[str] = []
-        lines: list[RecognizedLine] = []
-        if evidence.start is not None:
-            messages = evidence.start.messages
-        elif self._log is not None:
-            texts, problem = self._log.of_this_life(since, until)
-            notes += [problem] if problem else []
-            lines = recognized(texts)
-            messages = messages_in(lines)
-        else:
-            notes.append(
-                "engine_log is not set, so nothing is known of what the engine itself said: set it "
-                "(HIGHWATER_ENGINE_LOG) to the file that vLLM's output goes to, and the next one can name the cause"
-            )
-            messages = ()
-        evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(messages)))
+        story = self._story(evidence, since, until)
+        notes = [] if story.problem is None else [story.problem]
+        evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         try:
-            findings = diagnose(evidence, messages, failed_allocations(lines))
+            findings = diagnose(evidence, story)
         except Exception:
             # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
             # can collect it again.
@@ -316,12 +309,12 @@ class Incidents:
             kind=evidence.kind,
             at=evidence.at,
             last_at=evidence.at,
-            summary=summarize(evidence, findings, messages),
+            summary=summarize(evidence, findings, story),
             engine=evidence.engine,
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
             findings=findings,
-            messages=messages,
+            messages=story.messages,
             ranks=evidence.ranks,
             growth=evidence.growth,
             events=_last(evidence.events, MAX_EVENTS),
@@ -330,6 +323,11 @@ class Incidents:
             notes=tuple(notes),
             written_by=__version__,
         )
+
+    def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None) -> LogStory:
+        if evidence.start is not None:
+            return evidence.start.story
+        return LogStory(problem=_NO_LOG) if self._log is None else story_of(*self._log.of_this_life(since, until))
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -357,8 +355,8 @@ def _goes_on(last: Headline, evidence: Evidence) -> bool:
     return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
 
 
-def _cause(failure: Incident | FailedStart) -> str:
-    return failure.messages[0].name if failure.messages else ""
+def _cause(messages: Sequence[LogMessage]) -> str:
+    return messages[0].name if messages else ""
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

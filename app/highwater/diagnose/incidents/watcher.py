@@ -163,7 +163,7 @@ class IncidentWatcher:
             return
         life = replace(_of_start(report), model=None if before is None else before.engine.model)
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
-        start = FailedStart(id=failure.recorder_instance, messages=())
+        start = FailedStart(id=failure.recorder_instance)
         self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:

@@ -31,7 +31,7 @@ from highwater.diagnose.log.lines import (
     read_from,
     read_tail,
 )
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.story import NO_LOG, LogStory
 
 # Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
 LOOK_BYTES = 1024 * 1024
@@ -88,15 +88,15 @@ class _Start:
     def failed(self) -> FailedStart:
         """Return it as a failed start."""
         digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
-        return FailedStart(id=digest[:16], messages=self.matches.messages())
+        return FailedStart(id=digest[:16], story=LogStory(messages=self.matches.messages()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStart:
-    """A start of the engine that failed; its id differs from start to start. Causes come before consequences."""
+    """A start of the engine that failed; its id differs from start to start. ``story`` is of this start alone."""
 
     id: str
-    messages: tuple[LogMessage, ...]
+    story: LogStory = NO_LOG
 
 
 class Starts:

@@ -15,6 +15,7 @@ from highwater.diagnose.finding import Finding
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
 from highwater.diagnose.log.lines import ended_by_signal, match
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
 from highwater.diagnose.rules.book import ANYWHERE, OF_INCIDENTS, judged
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
@@ -300,7 +301,7 @@ def test_nothing_is_known_and_nothing_is_made_up():
     """No rank, no version, no load: one note, and a summary that says so."""
     nothing = Evidence(kind="hung", at=AT, engine=engine(None))
     assert [finding.name for finding in diagnose(nothing)] == ["no_readings"]
-    assert summarize(nothing, diagnose(nothing), ()) == "The engine hung: nothing that is known explains it"
+    assert summarize(nothing, diagnose(nothing), NO_LOG) == "The engine hung: nothing that is known explains it"
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(reading())])
@@ -329,7 +330,8 @@ def headline(given: Evidence, *lines: str) -> str:
     """As it is made of the evidence and the lines of a log."""
     messages = match(lines)
     given = replace(given, ended_by_signal=ended_by_signal(messages))
-    return summarize(given, diagnose(given, messages), messages)
+    log = LogStory(messages=tuple(messages))
+    return summarize(given, diagnose(given, log), log)
 
 
 def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
@@ -361,8 +363,8 @@ def test_an_out_of_memory_message_comes_first_whatever_the_readings_say():
     assert headline(given, "RuntimeError: CUDA driver error: out of memory") == (
         "The engine died: the log says that PyTorch found no room on the GPU"
     )
-    messages = match(["RuntimeError: CUDA driver error: out of memory"])
-    assert {finding.name: finding.weight for finding in diagnose(given, messages)}["growth"] == "clue"
+    log = story_of(["RuntimeError: CUDA driver error: out of memory"])
+    assert {finding.name: finding.weight for finding in diagnose(given, log)}["growth"] == "clue"
 
 
 def test_a_kill_by_the_kernel_is_said():
@@ -554,8 +556,8 @@ def test_each_component_that_can_grow_has_its_meaning():
 def test_the_summary_names_the_cause_before_the_consequence():
     """First the event, the log's first message and the likely findings; in a second sentence what the sidecar saw."""
     given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
-    messages = match(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
-    assert summarize(given, diagnose(given), messages) == (
+    log = story_of(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
+    assert summarize(given, diagnose(given), log) == (
         "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872.0 MiB "
         "free of 62,420.0. What the sidecar saw: connection refused"
     )

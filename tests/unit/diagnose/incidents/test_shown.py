@@ -17,6 +17,7 @@ from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.lines import match
+from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, duration, figure, moment, page
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
@@ -61,7 +62,7 @@ def incident(*ranks: RankEvidence, **changes) -> Incident:
         "kind": "died",
         "at": AT,
         "last_at": AT,
-        "summary": summarize(given, findings, MESSAGES),
+        "summary": summarize(given, findings, LogStory(messages=MESSAGES)),
         "engine": EngineStatus(url="http://127.0.0.1:8000", state="gone", version="0.12.0", model="Qwen/Qwen3-VL-8B"),
         "findings": findings,
         "messages": MESSAGES,

@@ -9,7 +9,8 @@ import pytest
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation, failed_allocations
-from highwater.diagnose.log.lines import match, recognized
+from highwater.diagnose.log.lines import recognized
+from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
 from tests.fakes.incident import AT, TOTAL, evidence, rank, reading
 
@@ -119,7 +120,7 @@ def test_two_ranks_that_may_have_written_it_did_not():
 
 
 def case(kind, line, *ranks):
-    return case_of(replace(evidence(kind), ranks=ranks), found(line))
+    return case_of(replace(evidence(kind), ranks=ranks), LogStory(failed=tuple(found(line))))
 
 
 def test_it_belongs_to_the_process_that_wrote_it():
@@ -157,14 +158,14 @@ def test_a_device_that_fragmented_within_one_step_is_explained():
     """The last reading was before it: by that alone the device had room, and the memory was not the reason."""
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
     assert {"device_had_room"} <= {each.name for each in diagnose(calm)}
-    messages = match([FRAGMENTED])
-    findings = diagnose(calm, messages, found(FRAGMENTED))
+    log = story_of([FRAGMENTED])
+    findings = diagnose(calm, log)
     by_name = {each.name: each for each in findings}
     assert "device_had_room" not in by_name
     reserve = by_name["unused_reserve"]
     assert (reserve.weight, reserve.figures["inactive_split_bytes"]) == ("likely", 30 * GIB)
     assert "when it found no piece of 2,048.0 MiB" in reserve.text
-    assert "held 30,720.0 MiB" in summarize(calm, findings, messages)
+    assert "held 30,720.0 MiB" in summarize(calm, findings, log)
 
 
 def test_a_device_that_was_full_is_said_to_be_full():
@@ -172,6 +173,6 @@ def test_a_device_that_was_full_is_said_to_be_full():
     full = FRAGMENTED.replace("1.00 GiB is free", "100.00 MiB is free").replace("32.00 GiB", "60.30 GiB")
     full = full.replace("30.00 GiB is reserved", "20.00 MiB is reserved")
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
-    names = {each.name for each in diagnose(calm, match([full]), found(full))}
+    names = {each.name for each in diagnose(calm, story_of([full]))}
     assert "device_full" in names
     assert names.isdisjoint({"unused_reserve", "device_had_room"})

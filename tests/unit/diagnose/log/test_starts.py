@@ -72,7 +72,7 @@ class Watched:
     def look(self, seconds: float = 0.0) -> list[list[str]]:
         """The names of the messages of each start that failed."""
         self.now += seconds
-        return [[message.name for message in start.messages] for start in self.watch.look(self.now)]
+        return [[message.name for message in start.story.messages] for start in self.watch.look(self.now)]
 
 
 @pytest.fixture
