@@ -31,6 +31,7 @@ from highwater.diagnose.log.lines import (
     read_from,
     read_tail,
 )
+from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.story import NO_LOG, LogStory
 
 # Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
@@ -245,6 +246,15 @@ class EngineLog:
             self._starts.read(parse(text), now)
         is_first, self._has_looked = not self._has_looked, True
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
+
+    def heard(self, now: float) -> tuple[LogMessage, ...]:
+        """Return the known messages that were added since the last look, of an engine that lives."""
+        matches = LogMatches()
+        for text in self._followed.new_lines():
+            line = parse(text)
+            self._starts.read(line, now)
+            matches.add(known_message(line), line)
+        return matches.messages()
 
     def end(self) -> LogPosition | None:
         """Return where the log ends now; ``None`` where it does not exist."""

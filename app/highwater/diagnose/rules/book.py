@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from highwater.diagnose.case import Case
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, weightiest_first
-from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy
+from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy, words
 
 Rule: TypeAlias = Callable[[Case], Finding | None]
 IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
@@ -20,6 +20,8 @@ IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
 # In the order in which findings of the same weight are shown.
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
     ending.killed_by_kernel,
+    words.failed_allocation,
+    words.host_shortage,
     device.device_full,
     ending.stopped_ranks,
     ending.lost_ranks,
