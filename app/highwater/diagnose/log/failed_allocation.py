@@ -10,12 +10,11 @@ An engine may live through such a failure. One counts only if it is its process'
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from highwater.diagnose.log.lines import RecognizedLine
+from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.diagnose.log.messages import WhichMemory
 from highwater.readings.rank import RankReading
 from highwater.text.printable import plain
@@ -44,11 +43,10 @@ _DEVICE: Final = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?:WorkspaceAllocator)?\b")
 _OF_NODE: Final = re.compile(r"\bwas (\d{1,9}\.\d{1,2})GB / (\d{1,9}\.\d{1,2})GB\b")
 _OF_PROCESS: Final = re.compile(r"\s*(\d{1,9})\s{1,40}(\d{1,9}\.\d{1,2})\s{1,40}(\S.*)")
 _LIST_LINES: Final = 16
-_PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
 # vLLM's time of a line, or a container runtime's. The year is not said: that of a leap year stands for any.
 _TIME: Final = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
+_MOST_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
-_LINE_LENGTH: Final = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,46 +114,66 @@ class FailedAllocation:
         )
 
 
-def failed_allocations(lines: Sequence[RecognizedLine]) -> tuple[FailedAllocation, ...]:
-    """Return each process's last failure in the lines of an engine's life, if it stands near their end.
+class FailedAllocations:
+    """Each process's last failure among lines that come one after another.
 
     A message that is cut or written in another way says nothing, and then an earlier one of its process counts no more.
-    EngineCore repeats what its workers raised: a failure with the same figures is one, of the process named first.
     """
-    found: dict[tuple[WhichMemory, int | None], tuple[int, datetime | None, FailedAllocation | None]] = {}
-    time: datetime | None = None
-    for number, (text, line, known) in enumerate(lines):
-        time = _time_of(text) or time
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[WhichMemory, int | None], tuple[Moment, FailedAllocation | None]] = {}
+        self._node: tuple[tuple[WhichMemory, int | None], int] | None = None  # Ray's list of processes is to come
+
+    def add(self, found: RecognizedLine, at: Moment) -> None:
+        """Take the next line."""
+        line, known = found
         if known is None or known.of_memory is None:
-            continue
-        pid = _pid(line.process or text[:200])
-        failed = _parsed(line.text[:_LINE_LENGTH], pid, known.of_memory)
-        if failed is None and _TRIED.search(line.text[:_LINE_LENGTH]) is None and _OF_NODE.search(line.text) is None:
-            continue  # a message without figures: another one beside it has them
-        if failed is not None and failed.node_gb is not None:
-            failed = replace(failed, largest=_largest(lines[number + 1 : number + 1 + _LIST_LINES]))
-        found[known.of_memory, pid] = (number, time, failed)
-    near = [
-        failed
-        for number, at, failed in found.values()
-        if failed is not None and _is_near(at, time, after=len(lines) - number)
-    ]
-    return tuple({replace(failed, pid=None): failed for failed in reversed(near)}.values())[::-1]
+            self._note_process(line.message, at)
+        elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
+            # What a process quotes is another one's.
+            key = known.of_memory, line.pid if quoted(line) is None else None
+            if key in self._found or len(self._found) < _MOST_PROCESSES:
+                failed = _parsed(line.message, key[1], known.of_memory)
+                self._found[key] = at, failed
+                self._node = (key, at.number) if failed is not None and failed.node_gb is not None else self._node
+
+    def _note_process(self, message: str, at: Moment) -> None:
+        """Take the first row of Ray's list, which begins with the largest."""
+        if self._node is None or (row := _OF_PROCESS.match(message)) is None:
+            return
+        (key, number), self._node = self._node, None
+        _, failed = self._found[key]
+        if failed is not None and at.number - number <= _LIST_LINES:
+            largest = LargestProcess(pid=int(row[1]), name=plain(row[3], 80), size_gb=float(row[2]))
+            self._found[key] = at, replace(failed, largest=largest)
+
+    def near(self, end: Moment) -> tuple[FailedAllocation, ...]:
+        """Return the failures that stand near the end of an engine's life; a quoted one only where it is not there."""
+        near = [failed for at, failed in self._found.values() if failed is not None and at.is_near(end)]
+        known = {replace(failed, pid=None) for failed in near if failed.pid is not None}
+        return tuple(failed for failed in near if failed not in known)
 
 
-def _pid(words: str) -> int | None:
-    found = _PID.search(words)
-    return None if found is None else int(found[1])
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a line stands in a log: its number, and the last time that was said before its end."""
 
+    number: int = 0
+    time: datetime | None = None
 
-def _is_near(at: datetime | None, end: datetime | None, *, after: int) -> bool:
-    if at is None or end is None:
-        return after <= NEAR_LINES
-    return (end - at) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
+    def next(self, text: str) -> Moment:
+        """Return that of the next line."""
+        return Moment(self.number + 1, _time_of(text) or self.time)
+
+    def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        if self.time is None or end.time is None:
+            return end.number - self.number < NEAR_LINES
+        return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
 
 
 def _time_of(line: str) -> datetime | None:
-    found = _TIME.search(line[:120])
+    found = _TIME.search(line[:200])
     try:
         return None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[0]}Z")
     except ValueError:  # no such day or hour
@@ -196,11 +214,3 @@ def _size(pattern: re.Pattern[str], line: str) -> int | None:
         return None
     number, unit = (part for part in found.groups() if part is not None)
     return int(float(number) * _UNITS[unit])
-
-
-def _largest(lines: Sequence[RecognizedLine]) -> LargestProcess | None:
-    """Return the first of Ray's list, which begins with the largest."""
-    for _, line, _ in lines:
-        if (found := _OF_PROCESS.match(line.message)) is not None:
-            return LargestProcess(pid=int(found[1]), name=plain(found[3], 80), size_gb=float(found[2]))
-    return None
