@@ -6,8 +6,10 @@ import os
 
 import pytest
 
-from highwater.diagnose.log.lines import MAX_LINE_LENGTH, TAIL_BYTES, match, merged, read_tail
+from highwater.diagnose.log.file import TAIL_BYTES, read_tail
+from highwater.diagnose.log.lines import match, merged
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.record import MAX_LINE_LENGTH
 from highwater.text.printable import plain
 
 # As engines write them, wherever it was possible with what stands around them.
