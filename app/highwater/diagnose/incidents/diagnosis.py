@@ -19,8 +19,9 @@ from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding, possible, weightiest_first
 from highwater.diagnose.log.failed_allocation import FailedAllocation
+from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN, LogMessage
-from highwater.diagnose.log.story import NO_LOG, LogStory, QuotedException
+from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.diagnose.rules.book import judged
 from highwater.diagnose.rules.device import is_acquitted
 from highwater.diagnose.rules.words import names_memory
@@ -42,7 +43,7 @@ _OF_MEMORY_IN_USE: Final = frozenset(
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
 _PART: Final = {known.name: known.part for known in KNOWN}
-# What a message of a device's memory advises, until its figures advise better; a start's refusals have advice of their own.
+# What these advise holds until figures advise better; a start's refusals have advice of their own.
 _BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
 # Of an exception, in a summary.
@@ -121,7 +122,7 @@ def unheard(log: LogStory) -> str:
 
 def exception_title(exception: QuotedException) -> str:
     """Return whose exception it is, as a clause: ``the last exception of Worker_TP0 (pid 1037)``."""
-    name = exception.process.partition(" pid=")[0]
+    name = exception.process.partition(" pid=")[0] or "a process of the engine"
     return f"the last exception of {name}" + (f" (pid {exception.pid})" if exception.pid is not None else "")
 
 

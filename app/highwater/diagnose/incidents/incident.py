@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 
 from highwater.diagnose.evidence import IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding
+from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
-from highwater.diagnose.log.story import QuotedException
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth

@@ -33,15 +33,11 @@ from highwater.diagnose.incidents.diagnosis import (
 )
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.lines import (
-    LogPosition,
-    ended_by_signal,
-    match,
-    merged,
-)
+from highwater.diagnose.log.file import LogPosition
+from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory, story_of
+from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
 from highwater.text.printable import cleaned
 
@@ -171,7 +167,8 @@ class Incidents:
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool] | None:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
-        ``None``: by its log the engine has ended in order, which is none. Never raises for what is in the evidence, on the disk or in the log.
+        ``None``: by its log the engine has ended in order, which is none. Never raises for what is in the evidence, on
+        the disk or in the log.
         """
         return await self._in_thread(partial(self._open, evidence))
 
@@ -323,12 +320,12 @@ class Incidents:
         if incident is None:
             return
         if counted.ended_at is None and self._log is not None:  # afterwards the log may be the next engine's
-            lines, _ = self._log.of_this_life(self._log.since)
-            incident = replace(incident, messages=merged(incident.messages, match(lines)))
+            story = self._log.story(self._log.since)
+            incident = replace(incident, messages=merged(incident.messages, story.messages))
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
-        notes = [note for note in (story.problem or unheard(story),) if note]
+        notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         try:
             findings = diagnose(evidence, story)
@@ -357,14 +354,14 @@ class Incidents:
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(notes),
+            notes=tuple(filter(None, notes)),
             written_by=__version__,
         )
 
     def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
         if self._log is None:
             return LogStory(problem=_NO_LOG)
-        return story_of(*self._log.of_this_life(since, until)) if evidence.start is None else evidence.start.story
+        return self._log.story(since, until) if evidence.start is None else evidence.start.story
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -52,7 +52,7 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
     weights = (0 if rank is None else rank.now.components.weights_bytes) or 0
     is_larger = failed.tried_bytes + weights > failed.total_bytes
     is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
-    is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room
+    is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room and (unused or 0) >= (others or 0)
     is_others = not (is_larger or is_refused or is_fragmented) and others is not None
     if is_larger:
         advice: tuple[str, ...] = (

@@ -63,9 +63,7 @@ def test_the_figures_of_either_message():
     assert found(CUDA) == [of_cuda]
     assert found(NPU) == [of_npu]
     assert found(WORKSPACE) == [
-        FailedAllocation(
-            platform="npu", tried_bytes=180 * MIB, total_bytes=gib(60.96), free_bytes=int(86.81 * MIB)
-        )
+        FailedAllocation(platform="npu", tried_bytes=180 * MIB, total_bytes=gib(60.96), free_bytes=int(86.81 * MIB))
     ]
 
 
@@ -194,40 +192,47 @@ def test_an_engine_that_hangs_did_not_die_of_it():
 # --- the four reasons ---
 
 
+WORKER = "(Worker_TP0 pid=4242) ERROR 11-21 14:32:33 [multiproc_executor.py:966] "
+
+
 def cuda(tried: str, free: str, allocated: str, unused: str, *, total="60.96 GiB", in_use="", name="CUDA") -> str:
     counted = f" Including non-PyTorch memory, this process has {in_use} memory in use." if in_use else ""
     return (
-        f"(Worker_TP0 pid=4242) ERROR 11-21 14:32:33 [multiproc_executor.py:966] torch.OutOfMemoryError: {name} out of "
-        f"memory. Tried to allocate {tried}. GPU 0 has a total capacity of {total} of which {free} is free.{counted} Of "
-        f"the allocated memory {allocated} is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated."
+        f"{WORKER}torch.OutOfMemoryError: {name} out of memory. Tried to allocate {tried}. GPU 0 has a total capacity "
+        f"of {total} of which {free} is free.{counted} Of the allocated memory {allocated} is allocated by PyTorch, "
+        f"and {unused} is reserved by PyTorch but unallocated."
     )
 
 
 def npu(tried: str, free: str, allocated: str, reserved: str) -> str:
     return (
-        f"(Worker_TP0 pid=4242) ERROR 11-21 14:32:33 [multiproc_executor.py:966] RuntimeError: NPU out of memory. Tried "
-        f"to allocate {tried} (NPU 0; 60.96 GiB total capacity; {allocated} already allocated; {allocated} current "
-        f"active; {free} free; {reserved} reserved in total by PyTorch) If reserved memory is >> allocated"
+        f"{WORKER}RuntimeError: NPU out of memory. Tried to allocate {tried} (NPU 0; 60.96 GiB total capacity; "
+        f"{allocated} already allocated; {allocated} current active; {free} free; {reserved} reserved in total by "
+        "PyTorch) If reserved memory is >> allocated"
     )
 
 
-LARGER, FRAGMENTS, OTHERS, SHARE = "more than", "that no tensor used", "others than this process held", "the engine itself"
-IMAGE, SEGMENTS = "--mm-encoder-attn-backend", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+LARGER, FRAGMENTS = "more than", "that no tensor used"
+OTHERS, SHARE = "others than this process held", "the engine itself"
+IMAGE, UTILIZATION = "--mm-encoder-attn-backend", "--gpu-memory-utilization"
+CUDA_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+NPU_SEGMENTS = "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"
+SMI = "npu-smi info, nvidia-smi"
 REASONS = [
     (cuda("256.00 GiB", "8.07 GiB", "7.14 GiB", "320.85 MiB", total="15.98 GiB", name="HIP"), LARGER, IMAGE),
     (cuda("61.00 GiB", "60.00 GiB", "0 bytes", "0 bytes", name="XPU"), LARGER, IMAGE),
     (npu("96.00 GiB", "50.00 GiB", "9.00 GiB", "9.50 GiB"), LARGER, IMAGE),
     (cuda("45.00 GiB", "1.00 GiB", "20.00 GiB", "1.00 GiB"), LARGER, IMAGE),  # beside 20,000 MiB of weights
-    (cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB"), FRAGMENTS, SEGMENTS),
-    (cuda("1.50 GiB", "1.00 GiB", "58.00 GiB", "700.00 MiB"), FRAGMENTS, SEGMENTS),
-    (npu("22.00 MiB", "19.52 MiB", "54.77 GiB", "59.38 GiB"), FRAGMENTS, "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"),
-    (cuda("896.00 MiB", "100.00 MiB", "30.00 GiB", "150.00 MiB", in_use="31.00 GiB"), OTHERS, "npu-smi info, nvidia-smi"),
-    (npu("22.00 MiB", "19.52 MiB", "10.24 GiB", "10.25 GiB"), OTHERS, "npu-smi info, nvidia-smi"),
-    (cuda("18.27 GiB", "15.08 GiB", "45.00 GiB", "512.00 MiB", in_use="45.80 GiB"), SHARE, "--gpu-memory-utilization"),
-    (cuda("896.00 MiB", "768.00 KiB", "60.00 GiB", "150.52 MiB", in_use="0 bytes"), SHARE, "--gpu-memory-utilization"),
-    (cuda("896.00 MiB", "10.00 MiB", "57.50 GiB", "150.52 MiB"), SHARE, "--gpu-memory-utilization"),
-    (npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB"), SHARE, "--gpu-memory-utilization"),
-    (cuda("1.00 GiB", "9.01 GiB", "10.00 GiB", "0 bytes", name="XPU"), "though 9.01 GiB were free", "npu-smi info, nvidia-smi"),
+    (cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB"), FRAGMENTS, CUDA_SEGMENTS),
+    (cuda("1.50 GiB", "1.00 GiB", "58.00 GiB", "700.00 MiB"), FRAGMENTS, CUDA_SEGMENTS),
+    (npu("22.00 MiB", "19.52 MiB", "54.77 GiB", "59.38 GiB"), FRAGMENTS, NPU_SEGMENTS),
+    (cuda("896.00 MiB", "100.00 MiB", "30.00 GiB", "150.00 MiB", in_use="31.00 GiB"), OTHERS, SMI),
+    (npu("22.00 MiB", "19.52 MiB", "10.24 GiB", "10.65 GiB"), OTHERS, SMI),
+    (cuda("18.27 GiB", "15.08 GiB", "45.00 GiB", "512.00 MiB", in_use="45.80 GiB"), SHARE, UTILIZATION),
+    (cuda("896.00 MiB", "768.00 KiB", "60.00 GiB", "150.52 MiB", in_use="0 bytes"), SHARE, UTILIZATION),
+    (cuda("896.00 MiB", "10.00 MiB", "57.50 GiB", "150.52 MiB"), SHARE, UTILIZATION),
+    (npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB"), SHARE, UTILIZATION),
+    (cuda("1.00 GiB", "9.01 GiB", "10.00 GiB", "0 bytes", name="XPU"), "though 9.01 GiB were free", SMI),
 ]
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.log.lines import parse, read_tail
+from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
+from highwater.diagnose.log.reader import parse
+from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
@@ -218,7 +219,8 @@ def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
 )
 def test_a_clients_words_begin_nothing(line):
     """A header counts in the files that write it."""
-    assert (header_of(parse(line)), says_ready(parse(line))) == (None, False)
+    (read,) = parse(line)
+    assert (header_of(read), says_ready(read)) == (None, False)
 
 
 def test_what_only_a_start_writes_is_marked():
