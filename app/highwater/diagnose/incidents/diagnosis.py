@@ -47,7 +47,7 @@ _PART: Final = {known.name: known.part for known in KNOWN}
 _BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
 # Of an exception, in a summary.
-_MAX_QUOTE: Final = 200
+_MAX_QUOTE: Final = 300
 
 
 def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:

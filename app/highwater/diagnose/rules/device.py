@@ -25,15 +25,18 @@ def device_full(case: Case, evidence: Evidence) -> Finding | None:
         return None
     worst = min(full, key=lambda rank: rank.free_ratio or 0.0)
     is_cpu = worst.device_type == "cpu"
+    is_reason = any(filled_up(case, rank) for rank in full)
+    was_full = not is_reason and case.kind != "hung" and worst.first is not None
     return finding(
         "device_full",
-        weight="likely" if any(filled_up(case, rank) for rank in full) else "clue",
-        advice=_against_full(worst),
+        weight="likely" if is_reason else "clue",
+        advice=() if was_full else _against_full(worst),
         rank=worst,
         age_seconds=case.age_seconds(worst),
         age=case.age_text(worst),
         memory="host memory" if is_cpu else "device",
         is_cpu=is_cpu,
+        was_full=was_full,
         others=", ".join(rank.name for rank in full if rank is not worst),
     )
 
