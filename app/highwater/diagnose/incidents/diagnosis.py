@@ -43,6 +43,8 @@ _OF_MEMORY_IN_USE: Final = frozenset(
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
 _PART: Final = {known.name: known.part for known in KNOWN}
+# What these advise follows from readings; the figures of a failed allocation are newer, and say what helps.
+_BY_READINGS: Final = frozenset({"ooms", "alloc_retries", "device_full", "over_budget", "unused_reserve"})
 # What these advise holds until figures advise better; a start's refusals have advice of their own.
 _BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
@@ -58,6 +60,8 @@ def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
     found = judged(case_of(evidence, log))
     if _had_room(evidence, found, log):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
+    if any(one.name == "failed_allocation" for one in found):
+        found = [replace(one, advice=()) if one.name in _BY_READINGS else one for one in found]
     return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
 
 

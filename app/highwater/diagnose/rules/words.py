@@ -26,6 +26,8 @@ _IS_NO_SHORTAGE: Final = re.compile(r"(?i)(?:illegal|invalid) memory access|memo
 # where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
 _OTHERS: Final = (GIB, 0.05)
 _OTHERS_UNCOUNTED: Final = (4 * GIB, 0.15)
+# A start that has less of its device allocated has no KV cache yet: what it has is no share's to make smaller.
+_BEFORE_KV_CACHE: Final = 0.7
 
 
 def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
@@ -49,8 +51,10 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
     rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
     unused, others = _unused(failed, rank), _others(failed)
     room = (failed.free_bytes or 0) + (unused or 0)
-    weights = (0 if rank is None else rank.now.components.weights_bytes) or 0
-    is_larger = failed.tried_bytes + weights > failed.total_bytes
+    held = (0 if rank is None else rank.now.components.weights_bytes) or 0
+    if case.kind == "start_failed" and (failed.allocated_bytes or 0) < _BEFORE_KV_CACHE * failed.total_bytes:
+        held = max(held, failed.allocated_bytes or 0)
+    is_larger = failed.tried_bytes + held > failed.total_bytes
     is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
     is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room and (unused or 0) >= (others or 0)
     is_others = not (is_larger or is_refused or is_fragmented) and others is not None
@@ -71,7 +75,7 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
         "failed_allocation",
         advice=advice,
         failed=failed,
-        weights=weights,
+        held=held if failed.tried_bytes <= failed.total_bytes else 0,
         unused=unused,
         others=others,
         is_counted=bool(failed.in_use_bytes),

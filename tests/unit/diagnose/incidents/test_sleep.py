@@ -46,8 +46,8 @@ def test_it_says_what_is_missing_on_the_rank_that_lacks_most(sleep):
     found = wake_up_failed(match(FAILED), ranks(40, 50), sleep)
     assert found.title == "the engine was told to wake up and could not: the device's memory was short"
     assert found.text.startswith(
-        "On rank 1 it needs about 68.00 GiB, which is what the sleep gave back, and 30.00 GiB are free. Since it fell "
-        "asleep, others have taken 47.00 GiB of the device."
+        "On rank 1 it needs about 68.00 GiB, which is what the sleep gave back, and 30.00 GiB are free. 47.00 GiB "
+        "more of the device are in use than when it fell asleep: other processes hold them"
     )
 
 

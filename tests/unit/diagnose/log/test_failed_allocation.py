@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.diagnose.advice import ADVICE
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
 from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
@@ -249,6 +250,29 @@ def test_the_figures_say_what_helps(line, said, advised, kind):
     if said in {LARGER, OTHERS, SHARE}:
         assert not any("expandable" in setting for setting in settings)
     assert ("--gpu-memory-utilization" in settings) is (said not in {LARGER, FRAGMENTS})
+
+
+def test_a_start_without_a_kv_cache_has_no_share_to_lower():
+    """What is allocated then is the model; later it is the KV cache, which a smaller share makes smaller."""
+
+    def title(kind, allocated):
+        log = story_of(
+            [cuda("12.00 GiB", f"{16 - allocated}.00 GiB", f"{allocated}.00 GiB", "0 bytes", total="16.00 GiB")]
+        )
+        return next(one for one in diagnose(evidence(kind), log) if one.name == "failed_allocation").title
+
+    assert "leave beside the 7.00 GiB that the model itself takes" in title("start_failed", 7)
+    assert SHARE in title("start_failed", 14)
+    assert SHARE in title("died", 7)
+
+
+def test_what_readings_advise_does_not_contradict_the_figures():
+    """A count of failures alone would lower the share."""
+    line = cuda("256.00 GiB", "8.00 GiB", "40.00 GiB", "0 bytes")
+    counted = reading(free_bytes=MIB, used_bytes=TOTAL - MIB, torch=replace(reading().torch, ooms=1))
+    findings = diagnose(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
+    assert {one.name for one in findings} >= {"ooms", "failed_allocation"}
+    assert [one.name for one in findings if ADVICE["gpu_memory_utilization"] in one.advice] == []
 
 
 def test_a_workspace_is_judged_by_the_reading_before_it():

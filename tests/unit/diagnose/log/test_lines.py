@@ -164,6 +164,8 @@ OTHER_FORMS = {
     "ValueError: Free memory on device cuda:0 (10.0/79.25 GiB) on startup is less than the engine's budget after "
     "excluding external process's weights (0.9, 3.0 GiB).": "device_not_free_at_start",
     "RuntimeError: Encoder cache miss for 0e41b7d7a0aea479.": "encoder_cache_miss",
+    "RuntimeError: cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY": "library_out_of_memory",
+    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)": "cuda_out_of_memory",
     "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
     "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.": "cuda_out_of_memory",
     "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB": "cuda_out_of_memory",
