@@ -116,6 +116,9 @@ def test_a_message_says_which_memory_was_short(line, which):
     log = story_of([f"{CORE}{line}"])
     assert {known.of_memory for known in KNOWN if known.name == log.messages[0].name} == {which}
     assert "not short" not in said(evidence("died"), log)
+    room = [one.text for one in diagnose(evidence("died"), log) if one.name == "device_had_room"]
+    assert len(room) == (which != "device")
+    assert not any("is not what ended it" in text for text in room)
 
 
 # --- the last exception ---

@@ -165,10 +165,10 @@ def test_a_line_without_a_process_is_the_only_ranks():
 
 
 @pytest.mark.parametrize("ranks", [[ranked(1, 2978, gib(23.57))], [ranked(n, 40 + n, gib(23.57)) for n in (0, 1)]])
-def test_what_engine_core_says_is_quoted_from_a_rank(ranks):
+@pytest.mark.parametrize("quote", ["", "RuntimeError: Worker failed with error '"])
+def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
     """From the only one that may have written it; of several the figures are still the message's own."""
-    line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900")
-    line = line.replace("torch.OutOf", "RuntimeError: Worker failed with error 'torch.OutOf")
+    line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900").replace("torch.OutOf", f"{quote}torch.OutOf")
     given = replace(evidence("died"), ranks=tuple(ranks))
     assert [one.failed_allocation_bytes for one in case("died", line, *ranks).ranks][:1] == [
         gib(1.74) if len(ranks) == 1 else None
