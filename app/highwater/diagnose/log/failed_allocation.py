@@ -156,7 +156,7 @@ class FailedAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a line stands in a log: its number, and the last time that was said before its end."""
+    """A line's place in a log: its number, and the last time that was named until then."""
 
     number: int = 0
     time: datetime | None = None

@@ -6,13 +6,14 @@ engine's own line, which may be such an object, into one of theirs.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from json import JSONDecoder
 from typing import Any, Final
 
 _DEPTH: Final = 6
+_MOST_LINES: Final = 1000
 # Where loggers and collectors put the text; its parts, where such a key holds an object.
 _TEXTS: Final = (
     *("message", "msg", "log", "textPayload", "jsonPayload", "event", "line", "body", "Body", "MESSAGE", "@message"),
@@ -26,7 +27,7 @@ _LEVELS: Final = ("levelname", "level", "severity", "log.level")
 _NAME: Final = re.compile(r"[A-Za-z_][\w .:-]{0,80}")
 _LEVEL: Final = re.compile(r"DEBUG|INFO|WARNING|ERROR|CRITICAL")
 # The digits of a number too long for a process are not read: Python refuses to, or takes long.
-_DECODER: Final = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 10 else None)  # noqa: PLR2004
+_DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 10 else None)  # noqa: PLR2004
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +72,10 @@ def _line_of(found: Mapping[str, Any], depth: int) -> JsonLine | None:
     for key in _TEXTS:
         value = _text(found.get(key))
         if isinstance(value, str):
-            return _with_texts(found, tuple(value.splitlines()))
+            return _with_texts(found, value.splitlines())
         if isinstance(value, dict) and depth and (inner := _line_of(value, depth - 1)) is not None:
             return inner
-    return _with_texts(found, ()) if _lines(found) else None
+    return _with_texts(found, ()) if any(_lines(found)) else None
 
 
 def _text(value: object) -> object:
@@ -84,28 +85,40 @@ def _text(value: object) -> object:
     return value
 
 
-def _with_texts(found: Mapping[str, Any], texts: tuple[str, ...]) -> JsonLine:
+def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the first and last lines of one text: an exception's own stand at the end."""
+    return (*lines[:_MOST_LINES], *lines[_MOST_LINES:][-_MOST_LINES:])
+
+
+def _with_texts(found: Mapping[str, Any], texts: Sequence[str]) -> JsonLine:
     process = _first(found, _PROCESSES)
     level = (_first(found, _LEVELS) or "").upper().replace("WARN", "WARNING").replace("WARNINGING", "WARNING")
     return JsonLine(
-        texts=texts,
-        exception=tuple(_lines(found)),
+        texts=_bounded(texts),
+        exception=_bounded(list(_lines(found))),
         # Python's own name of a process that nobody has named, such as the API server's.
         process=None if process == "MainProcess" else process,
-        pid=next((found[key] for key in _PIDS if type(found.get(key)) is int), None),
+        pid=next((pid for key in _PIDS if type(pid := _part(found, key)) is int), None),
         level=level if _LEVEL.fullmatch(level) else None,
         logger=_first(found, _LOGGERS),
     )
 
 
+def _part(found: Mapping[str, Any], key: str) -> object:
+    """Return a value by its key; of ``process.pid`` also that of an object within, as Elastic's schema has it."""
+    outer, _, inner = key.partition(".")
+    within = found.get(outer) if inner else None
+    return within.get(inner) if isinstance(within, dict) else found.get(key)
+
+
 def _first(found: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
-    values = (found.get(key) for key in keys)
+    values = (_part(found, key) for key in keys)
     return next((value for value in values if isinstance(value, str) and _NAME.fullmatch(value)), None)
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in _EXCEPTIONS:
-        value = found.get(key)
+        value = _part(found, key)
         if isinstance(value, str):
             yield from value.splitlines()
         elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the engine's processes said last: the exception nearest to the cause, and an orderly end. Pure.
+"""The last words of the engine's processes: the exception nearest to the cause, and an orderly end. Pure.
 
 Exceptions of the API server are never among them: clients' words stand there. Those that only follow from another
 process's are shown where there is nothing else.

@@ -122,7 +122,7 @@ def known_message(line: LogLine) -> KnownMessage | None:
 
 
 def _known(message: str, line: LogLine) -> KnownMessage | None:
-    is_api_servers = line.is_api_servers
+    message, is_api_servers = message.lstrip(), line.is_api_servers
     for known in KNOWN:
         if (known.by_api_server or not is_api_servers) and known.pattern.match(message):
             return known

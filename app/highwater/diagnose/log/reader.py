@@ -22,11 +22,13 @@ from highwater.diagnose.log.record import (
     RECORD,
     LogLine,
     head_pattern,
+    is_api_servers_head,
     is_clear_head,
     may_be_head,
     record_of,
     shape,
     uncoloured,
+    writer,
 )
 
 _DEPTH: Final = 4
@@ -104,7 +106,8 @@ class Reader:
         if not head.strip():
             return True
         count = self._shapes[shape(head)] if may_be_head(head) else 0
-        return count * _ONE_OF >= self._shapes.total() and count >= (1 if is_clear_head(head) else _ESTABLISHED)
+        is_clear = is_clear_head(head) and not is_api_servers_head(head)
+        return count * _ONE_OF >= self._shapes.total() and count >= (1 if is_clear else _ESTABLISHED)
 
     def _keep(self, piece: _Piece) -> None:
         for inner in piece.pieces:
@@ -128,9 +131,12 @@ class Reader:
 
     def _lines_of(self, piece: _Piece) -> Iterator[LogLine]:
         is_found = piece.head is not None and self._is_head(piece.head)
-        if is_found and piece.object is not None:
-            yield from self._of_object(piece, piece.object)
-        elif is_found and piece.record is not None:
+        if is_found and piece.object is not None and not is_api_servers_head(piece.head or ""):
+            process, pid = writer(piece.head or "")
+            for line in self._of_object(piece, piece.object):
+                is_nobodys = line.process is None and line.file is None
+                yield replace(line, process=process, pid=pid) if process and is_nobodys else line
+        elif is_found and piece.object is None and piece.record is not None:
             self._serves = False
             yield record_of(piece.text, piece.record, piece.end)
         else:

@@ -19,9 +19,9 @@ MAX_HEAD_LENGTH: Final = 300
 
 # vLLM up to 0.12 colours the process's name in files, too; others do where they are configured to. rsyslog writes an
 # escape character as #033.
-_COLOURS: Final = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]{0,30}m")
+_COLOURS: Final = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]{0,30}m|\ufeff")
 _TIME: Final = r"(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-PARTS: Final = r"(?P<parts>(?:\([A-Za-z][^()]{0,100}\)\s{1,4}){0,4})"
+PARTS: Final = r"(?P<parts>(?:\([A-Za-z][^()]{0,100}\)\s){0,4})"
 _LEVEL: Final = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _FILE: Final = r"\[?(?P<file>[\w/.-]{1,200}\.py):\d{1,7}\]"
 # The chart's own logging has Python's name of the process in brackets, `MainProcess` for the API server: there the file
@@ -29,13 +29,13 @@ _FILE: Final = r"\[?(?P<file>[\w/.-]{1,200}\.py):\d{1,7}\]"
 _NAMED: Final = r"(?:\[(?:MainProcess|(?P<named>[A-Za-z][^\[\]]{0,60}?))\spid=(?P<number>\d{1,9})\]\s{1,4})?"
 # vllm/logging_utils/formatter.py and logger.py, 0.8 to 0.33; up to 0.7 the file lacks its first bracket. Ray names its
 # worker in front of it.
-RECORD: Final = re.compile(rf"{PARTS}(?<![\w.]){_LEVEL}\s{{1,4}}{_TIME}\s{{1,4}}{_NAMED}{_FILE} ?")
+RECORD: Final = re.compile(rf"{PARTS}{_LEVEL}\s{{1,4}}{_TIME}\s{{1,4}}{_NAMED}{_FILE} ?")
 # The same with parts that are missing, at the beginning only: uvicorn's lines have a level, a raw traceback has a
 # process or nothing. torch's C++ libraries begin with `[rank0]:`.
 _LOOSE: Final = re.compile(
-    rf"{PARTS}(?:{_LEVEL}:?\s{{1,12}})?(?:{_TIME}\s{{1,4}})?{_NAMED}(?:{_FILE}\s{{0,4}})?(?:\[rank\d{{1,5}}\]:\s{{0,4}})?\s{{0,200}}"
+    rf"{PARTS}(?:{_LEVEL}:?\s{{1,12}})?(?:{_TIME}\s{{1,4}})?{_NAMED}(?:{_FILE} ?)?(?:\[rank\d{{1,5}}\]: ?)?"
 )
-_PART: Final = re.compile(r"\(([^()]*)\)")
+_PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
 _PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
 _REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\]\s*$")
 
@@ -45,7 +45,6 @@ API_SERVER: Final = "APIServer"
 _API_SERVER: Final = re.compile(r"A(?:PI|pi)Server")
 _SERVER: Final = re.compile(r"A(?:PI|pi)Server|ServeReplica|ProxyActor|HTTPProxy")
 _IN_HEAD: Final = re.compile(r"\([A-Za-z][^()]{0,60}\bpid=\d")
-_IS_API_SERVERS: Final = re.compile(r"\(A(?:PI|pi)Server\w*[ )]")
 _API_SERVER_FILES: Final = re.compile(
     r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|request_logger|launcher|protocol|chat_utils"
     r"|\w*processor|preprocess|renderer|server_utils|llm_engine|core_client|startup)\.py"
@@ -77,9 +76,16 @@ class LogLine:
     @property
     def is_api_servers(self) -> bool:
         """True if the API server wrote it; uvicorn's own lines have a level and no file."""
+        if self.file is not None and _API_SERVER_FILES.fullmatch(self.file):
+            return True
         if self.process is not None:
             return _SERVER.match(self.process) is not None
-        return bool(_API_SERVER_FILES.fullmatch(self.file)) if self.file is not None else self.level is not None
+        return self.file is None and self.level is not None
+
+
+def is_api_servers_head(head: str) -> bool:
+    """Return whether the API server's name stands before a record: its own lines may go on with anything."""
+    return any(map(_API_SERVER.match, _PART.findall(head)))
 
 
 def uncoloured(text: str) -> str:
@@ -96,7 +102,8 @@ def record_of(text: str, found: re.Match[str] | None, end: str) -> LogLine:
     if read is None:  # it fits any text
         return LogLine(text=text, message=text)
     start = read.start()
-    process, pid = _writer(text[:start], read)
+    named = f"({read['named']} pid={read['number']})" if read["named"] else ""
+    process, pid = writer(text[:start] + read["parts"] + named)
     repeated = _REPEATED.search(end[-60:])
     return LogLine(
         text=text[start:],
@@ -110,16 +117,12 @@ def record_of(text: str, found: re.Match[str] | None, end: str) -> LogLine:
     )
 
 
-def _writer(head: str, read: re.Match[str]) -> tuple[str | None, int | None]:
-    """Return the process that wrote a line: the last one that it names, but the API server wherever it is named.
+def writer(before: str) -> tuple[str | None, int | None]:
+    """Return the process that wrote what stands behind this: the last that it names, but the API server of any.
 
-    It relays no other process's lines, and its own may go on with anything.
+    The API server relays no other process's lines, and its own may go on with anything.
     """
-    parts = _PART.findall(read["parts"])
-    if read["named"]:
-        parts.append(f"{read['named']} pid={read['number']}")
-    if _IS_API_SERVERS.search(head) and not any(map(_API_SERVER.match, parts)):
-        return API_SERVER, None
+    parts = _PART.findall(before)
     process = next(filter(_API_SERVER.match, parts), parts[-1] if parts else None)
     pid = _PID.search(process or "")
     return process, int(pid[1]) if pid else None
@@ -133,9 +136,13 @@ _NO_HEAD: Final = re.compile(
 )
 _PAIRS: Final = ("()", "[]", "{}", '""', "''", "``")
 _CLOCK: Final = re.compile(r"\d\d:\d\d:\d\d\S*")
+_DAY: Final = re.compile(r"\b\d{1,4}\s+$")
+_WITHOUT_CLOCK, _AFTER_CLOCK = 1, 3
+"""The words that a head may have: a name; a zone, a host and a service."""
 _STREAM: Final = re.compile(r"std(?:out|err) [FP]\s*$")
 _PROGRESS: Final = re.compile(r"\d%.*(?:it/s|s/it|B/s)[^\]]{0,40}\]\s*$")
-_WORD: Final = re.compile(r"[^\W\d_]+")
+_BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
+_WORD: Final = re.compile(r"(?!std(?:out|err)$)[^\W\d_]+")
 _ALIKE: Final = (
     (re.compile(r"\d+"), r"\\d+"),
     (re.compile(r"std(?:out|err)"), "std(?:out|err)"),
@@ -158,18 +165,20 @@ def is_clear_head(head: str) -> bool:
 
     Words that nothing separates from what follows could be a sentence.
     """
-    if _PROGRESS.search(head) or _STREAM.search(head):
+    if _PROGRESS.search(head):
         return True
-    *_, last = [None, *_CLOCK.finditer(head)]
-    before, after = (head[: last.start()], head[last.end() :]) if last else ("", head)
-    rest = after.split()
-    if _words(before) > 2 or _words(after) > (3 if last else 2):  # noqa: PLR2004 - day and month; zone, host and service
+    head = _STREAM.sub("", head)
+    clocks = list(_CLOCK.finditer(head))
+    before, after = (head[: clocks[-1].start()], head[clocks[-1].end() :]) if clocks else ("", head)
+    rest, words = _BRACKETS.sub("[]", after).split(), _words(after)
+    most = _AFTER_CLOCK if clocks else _WITHOUT_CLOCK
+    if _words(before) > 1 + (_DAY.search(before) is not None) or words > most or len(rest) > most + 2:
         return False
-    return not rest or not rest[-1][-1].isalnum() or len(rest) == 1 or len(rest) - _words(after) == 1
+    return len(rest) <= 1 or not rest[-1][-1].isalnum() or words < len(rest) == 2  # noqa: PLR2004 - a pod and its container
 
 
 def _words(text: str) -> int:
-    return sum(_WORD.fullmatch(token.rstrip(":|-")) is not None for token in text.split())
+    return sum(_WORD.fullmatch(token.rstrip(":|-")) is not None for token in _BRACKETS.sub("[]", text).split())
 
 
 def shape(head: str) -> str:
