@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
 from highwater.readings.rank import Device
-from tests.fakes.incident import MIB, TOTAL, evidence, rank, reading
+from tests.fakes.incident import MIB, TOTAL, evidence, incident, rank, reading
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -149,12 +150,25 @@ async def test_an_incident_has_the_exception_as_plain_text(tmp_path):
     log.write_text(f"{TRACE}\n{WORKER}CustomError: <b>\x1b[31m{'y' * 5000}\n{DEAD}\n")
     incidents = Incidents(IncidentStore(tmp_path), engine_log=log)
     headline, _ = await incidents.open_incident(evidence("died"))
-    incident = await incidents.read(headline.id)
-    assert incident.exception.text.startswith("CustomError: <b>")
-    assert len(incident.exception.text) <= 500
-    assert "\x1b" not in incident.exception.text + incident.summary
-    assert "- **the last exception of Worker_TP0 (pid 4242)**" in incident_markdown(incident)
+    kept = await incidents.read(headline.id)
+    assert kept.exception.text.startswith("CustomError: <b>")
+    assert len(kept.exception.text) <= 500
+    assert "\x1b" not in kept.exception.text + kept.summary
+    assert "- **the last exception of Worker_TP0 (pid 4242)**" in incident_markdown(kept)
     incidents.close()
+
+
+def test_an_incident_of_an_earlier_sidecar_has_no_exception(tmp_path):
+    """Its file lacks the key, and is read all the same."""
+    store = IncidentStore(tmp_path)
+    store.write(incident(exception=QuotedException(process="Worker_TP0 pid=1", text="CustomError: x", pid=1)))
+    (file,) = tmp_path.glob("*.json")
+    assert store.read(file.stem).exception.pid == 1
+    head, _, rest = file.read_text().partition("\n")
+    older = json.loads(f"{{{rest}")
+    assert older.pop("exception")["text"] == "CustomError: x"
+    file.write_text(f"{head}\n{json.dumps(older)[1:]}\n")
+    assert store.read(file.stem).exception is None
 
 
 def test_a_process_without_a_name_is_a_process_of_the_engine():

@@ -168,7 +168,9 @@ def test_a_line_without_a_process_is_the_only_ranks():
 @pytest.mark.parametrize("quote", ["", "RuntimeError: Worker failed with error '"])
 def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
     """From the only one that may have written it; of several the figures are still the message's own."""
-    line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900").replace("torch.OutOf", f"{quote}torch.OutOf")
+    line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900").replace(
+        "torch.OutOf", f"{quote}torch.OutOf"
+    )
     given = replace(evidence("died"), ranks=tuple(ranks))
     assert [one.failed_allocation_bytes for one in case("died", line, *ranks).ranks][:1] == [
         gib(1.74) if len(ranks) == 1 else None
