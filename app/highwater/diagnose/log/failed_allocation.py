@@ -1,4 +1,4 @@
-"""What an allocation's failure says of itself: the figures in its message in the engine's log. Pure.
+"""The figures in the message of an allocation that failed, in the engine's log.
 
 They are those of that very moment, and so newer than every reading: an engine can fill, or fragment, its device within
 one step. PyTorch writes the message after it has given its unused blocks back to the device and tried once more: what
