@@ -72,7 +72,7 @@ def _line_of(found: Mapping[str, Any], depth: int) -> JsonLine | None:
     for key in _TEXTS:
         value = _text(found.get(key))
         if isinstance(value, str):
-            return _with_texts(found, value.splitlines())
+            return _with_texts(found, value.split("\n"))
         if isinstance(value, dict) and depth and (inner := _line_of(value, depth - 1)) is not None:
             return inner
     return _with_texts(found, ()) if any(_lines(found)) else None
@@ -120,6 +120,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in _EXCEPTIONS:
         value = _part(found, key)
         if isinstance(value, str):
-            yield from value.splitlines()
+            yield from value.split("\n")
         elif isinstance(value, list):
             yield from (line for line in value if isinstance(line, str))
