@@ -27,7 +27,8 @@ _LEVELS: Final = ("levelname", "level", "severity", "log.level")
 _NAME: Final = re.compile(r"[A-Za-z_][\w .:-]{0,80}")
 _LEVEL: Final = re.compile(r"DEBUG|INFO|WARNING|ERROR|CRITICAL")
 # The digits of a number too long for a process are not read: Python refuses to, or takes long.
-_DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 10 else None)  # noqa: PLR2004
+_PID_DIGITS: Final = 9
+_DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= _PID_DIGITS else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

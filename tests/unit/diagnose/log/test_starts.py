@@ -202,8 +202,9 @@ def test_the_charts_own_log_is_followed(log):
 def test_starts_are_followed_behind_any_prefix(log, prefix):
     """Where one begins, fails, and gets ready; 0.33 logs the first lines from a file of its own."""
     newer = [line.replace("api_utils.py", "startup.py") for line in begins(2)]
+    log.look()
     log.write(*(prefix + line for line in [*begins(1), *NO_ROOM_START, *newer, *NO_ROOM_START, *newer]))
-    assert log.look() == [NO_ROOM_NAMES]  # of those before the first look the last one
+    assert log.look() == [NO_ROOM_NAMES] * 2
     log.write(*(prefix + line for line in [*NO_ROOM_START, *newer[:1], LISTENS, OOM]))
     assert (log.look(), log.look(60.0)) == ([NO_ROOM_NAMES], [])
 
@@ -224,7 +225,7 @@ def test_starts_are_followed_in_vllms_json(log):
     assert [[message.name for message in start.story.messages] for start in (first, second)] == [
         ["no_room_for_kv_cache", "engine_start_failed"]
     ] * 2
-    log.write(ready, failed)
+    log.write(ready, OOM)
     assert (log.look(), log.look(60.0)) == ([], [])
 
 

@@ -130,7 +130,7 @@ def test_the_exception_nearest_to_the_cause_is_quoted(lines):
 def test_what_follows_is_quoted_where_there_is_nothing_else():
     """Of a quoted exception its own words."""
     assert said(core("vllm.v1.engine.exceptions.EngineDeadError: it"))[1].startswith("vllm.v1.engine.exceptions")
-    assert said(core("RuntimeError: Executor failed."), core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES[:399] + "…")
+    assert said(core("RuntimeError: Executor failed."), core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES)
 
 
 def test_a_name_that_no_rule_knows_is_one_after_a_traceback():
@@ -198,7 +198,7 @@ def test_an_orderly_end_is_told_behind_any_prefix(prefix):
     [
         worker(ILLEGAL),
         OUTPUT_FAILED,
-        "(EngineCore pid=7) ERROR 06-04 13:43:13 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly",
+        core("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."),
     ],
 )
 def test_the_end_of_an_engine_that_failed_is_not_orderly(before):
