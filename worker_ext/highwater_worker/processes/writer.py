@@ -30,7 +30,6 @@ from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
-from highwater_worker.processes.host_trace import HostTrace
 from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
 
@@ -121,7 +120,6 @@ class ProcessWriter:
         self._last_cost_ms: float | None = None
         self._failures = 0
         self._ends_in_order = False
-        self._trace = HostTrace(folder, clock=clock, wall_clock=wall_clock, root=root)
         self._stopped = Event()
         self._thread: Thread | None = None
         self.pid = os.getpid()
@@ -156,9 +154,7 @@ class ProcessWriter:
                     Finalize(None, self.stop, exitpriority=_EARLY)
                 if not self.write():
                     break
-                self._trace.tick()
         finally:
-            self._trace.close()
             if self._file is not None:
                 self._file.close(removes=True)
 
@@ -182,7 +178,6 @@ class ProcessWriter:
 
     def leave(self) -> None:
         """Let go of the file of the process that this one was forked from, and leave it in its place."""
-        self._trace.leave()
         if self._file is not None:
             self._file.leave()
 
