@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from highwater.client.options import control_of, examples, json_option, url_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0
@@ -41,10 +44,9 @@ def take(url: str, minutes: float | None, *, dry_run: bool, as_json: bool) -> No
         raise click.UsageError("--dry-run and --record-stacks exclude each other")
     with control_of(url, timeout_seconds=_TAKE_SECONDS) as sidecar:
         if minutes is None:
-            answer, shown = sidecar.post("/memory/snapshot", {"dry_run": dry_run}), taken_text
+            _show(sidecar.post("/memory/snapshot", {"dry_run": dry_run}), _taken, as_json=as_json)
         else:
-            answer, shown = sidecar.post("/memory/snapshot/stacks", {"minutes": minutes}), stacks_text
-        _echo(json.dumps(answer, indent=1) if as_json else shown(answer))
+            _show(sidecar.post("/memory/snapshot/stacks", {"minutes": minutes}), _stacks, as_json=as_json)
 
 
 @snapshot.command("list", epilog=examples("highwater get /memory/snapshots/NAME > NAME    for PyTorch's own viewer"))
@@ -53,78 +55,62 @@ def take(url: str, minutes: float | None, *, dry_run: bool, as_json: bool) -> No
 def list_files(url: str, *, as_json: bool) -> None:
     """List the files that there are, newest first."""
     with control_of(url) as sidecar:
-        answer = sidecar.get("/memory/snapshots")
-        _echo(json.dumps(answer, indent=1) if as_json else list_text(answer))
+        _show(sidecar.get("/memory/snapshots"), _list, as_json=as_json)
 
 
-def taken_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return what ``POST /memory/snapshot`` returned, a line for each rank.
+def _show(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:  # noqa: ANN401 - JSON
+    """Print an answer, of whatever version and with nothing that a terminal would obey.
 
     Raises:
         SidecarUnreachable: This version cannot read it.
     """
     from highwater.client.answers import understood
-    from highwater.text.printable import cleaned
+    from highwater.text.printable import cleaned, printable
+
+    if as_json:
+        shown = json.dumps(answer, indent=1)
+    else:
+        with understood("/memory/snapshot"):
+            shown = text(cleaned(answer))
+    click.echo(printable(shown, keep="\n"))
+
+
+def _taken(answer: Any) -> str:  # noqa: ANN401 - JSON
     from highwater.text.table import rank_title, table
     from highwater.units import UNKNOWN, size_text
 
-    with understood("/memory/snapshot"):
-        shown: Any = cleaned(answer)
-        rows = [
-            [
-                rank_title(rank["dp_rank"], rank["rank"]),
-                size_text(rank["bytes"]),
-                f"{rank['elapsed_ms'] / 1000:.2f} s",
-                str(rank["path"] or UNKNOWN),
-            ]
-            for rank in shown["ranks"]
+    rows = [
+        [
+            rank_title(rank["dp_rank"], rank["rank"]),
+            size_text(rank["bytes"]),
+            f"{rank['elapsed_ms'] / 1000:.2f} s",
+            str(rank["path"] or UNKNOWN),
         ]
-        head = "would write, now:" if shown["dry_run"] else f"snapshot {shown['snapshot']} is written:"
+        for rank in answer["ranks"]
+    ]
+    head = "would write, now:" if answer["dry_run"] else f"snapshot {answer['snapshot']} is written:"
     return f"{head}\n" + table(["rank", "size", "stood still", "path"], rows, words=1)
 
 
-def stacks_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return what ``POST /memory/snapshot/stacks`` returned, a line for each rank.
-
-    Raises:
-        SidecarUnreachable: This version cannot read it.
-    """
-    from highwater.client.answers import understood
+def _stacks(answer: Any) -> str:  # noqa: ANN401 - JSON
     from highwater.text.table import rank_title
     from highwater.units import span_text
 
     lines = []
-    with understood("/memory/snapshot/stacks"):
-        for rank in answer["ranks"]:
-            recorded = "not recorded any more" if rank["was_recording"] else "not recorded now"
-            if rank["recording"]:
-                recorded = f"recorded for {span_text(rank['seconds_left'])}"
-            lines.append(f"rank {rank_title(rank.get('dp_rank'), rank['rank'])}: allocation stacks are {recorded}")
+    for rank in answer["ranks"]:
+        recorded = "not recorded any more" if rank["was_recording"] else "not recorded now"
+        if rank["recording"]:
+            recorded = f"recorded for {span_text(rank['seconds_left'])}"
+        lines.append(f"rank {rank_title(rank.get('dp_rank'), rank['rank'])}: allocation stacks are {recorded}")
     return "\n".join(lines)
 
 
-def list_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return what ``GET /memory/snapshots`` returned.
-
-    Raises:
-        SidecarUnreachable: This version cannot read it.
-    """
-    from highwater.client.answers import understood
-    from highwater.text.printable import cleaned
+def _list(answer: Any) -> str:  # noqa: ANN401 - JSON
     from highwater.text.table import table
     from highwater.units import size_text
 
-    with understood("/memory/snapshots"):
-        shown: Any = cleaned(answer)
-        rows = [[size_text(file["bytes"]), str(file["url"])] for file in shown["snapshots"]]
-        problem = f"\n{shown['problem']}" if shown["problem"] else ""
-        where = shown["folder"]
+    rows = [[size_text(file["bytes"]), str(file["url"])] for file in answer["snapshots"]]
+    problem, where = f"\n{answer['problem']}" if answer["problem"] else "", answer["folder"]
     if not rows:
         return f"there are no snapshots in {where}{problem}" if where else f"recorder_dir is not set{problem}"
     return table(["size", "highwater get PATH > FILE"], rows, words=1) + problem
-
-
-def _echo(text: str) -> None:
-    from highwater.text.printable import printable
-
-    click.echo(printable(text, keep="\n"))  # what a worker answered is foreign, and a terminal obeys some

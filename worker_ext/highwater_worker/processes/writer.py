@@ -166,7 +166,8 @@ class ProcessWriter:
         try:
             if self._file is None:
                 remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
-                self._file = make_process_file(self._path(), self._body())
+                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
+                self._file = make_process_file(path, self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
             else:
@@ -180,9 +181,6 @@ class ProcessWriter:
         """Let go of the file of the process that this one was forked from, and leave it in its place."""
         if self._file is not None:
             self._file.leave()
-
-    def _path(self) -> Path:
-        return self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
 
     def _body(self) -> bytes:
         now = self._clock()
