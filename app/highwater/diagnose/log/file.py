@@ -11,6 +11,7 @@ from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 
 TAIL_BYTES = 256 * 1024
+DOCKER_PIECE_BYTES = 16 * 1024
 # Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
 LOOK_BYTES = 1024 * 1024
 # The end of a line that is not written yet; a longer one is no line of a logger.
@@ -101,7 +102,8 @@ class WholeLines:
         if (piece := _PIECE.match(line)) is not None:
             stream, is_partial = piece["stream"], piece["tag"] == "P"
         elif (piece := _JSON_PIECE.match(line)) is not None:
-            stream, is_partial = piece["stream"], not piece["end"]
+            # Others leave the line's end out of every line.
+            stream, is_partial = piece["stream"], not piece["end"] and len(line.encode()) >= DOCKER_PIECE_BYTES
         else:
             return False
         was, self._goes_on[stream] = self._goes_on[stream], is_partial

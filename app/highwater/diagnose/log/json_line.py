@@ -27,7 +27,8 @@ _LEVELS: Final = ("levelname", "level", "severity", "log.level")
 _NAME: Final = re.compile(r"[A-Za-z_][\w .:-]{0,80}")
 _LEVEL: Final = re.compile(r"DEBUG|INFO|WARNING|ERROR|CRITICAL")
 # The digits of a number too long for a process are not read: Python refuses to, or takes long.
-_DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 10 else None)  # noqa: PLR2004
+_PID_DIGITS: Final = 9
+_DECODER: Final = JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) <= _PID_DIGITS else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def _line_of(found: Mapping[str, Any], depth: int) -> JsonLine | None:
     for key in _TEXTS:
         value = _text(found.get(key))
         if isinstance(value, str):
-            return _with_texts(found, value.splitlines())
+            return _with_texts(found, value.split("\n"))
         if isinstance(value, dict) and depth and (inner := _line_of(value, depth - 1)) is not None:
             return inner
     return _with_texts(found, ()) if any(_lines(found)) else None
@@ -120,6 +121,6 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for key in _EXCEPTIONS:
         value = _part(found, key)
         if isinstance(value, str):
-            yield from value.splitlines()
+            yield from value.split("\n")
         elif isinstance(value, list):
             yield from (line for line in value if isinstance(line, str))

@@ -17,7 +17,7 @@ from highwater.text.printable import plain
 
 _MOST_PROCESSES: Final = 64
 _TRACEBACK: Final = re.compile(r"(?:.{0,200}: )?Traceback \(most recent call last\):\s*$")
-_CHAINED: Final = re.compile(r"During handling of the above exception|The above exception was the direct cause|\s|$")
+_CHAINED: Final = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _NAMED: Final = re.compile(
     r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Failure|Timeout|Abort|Died)(?:\(\w{1,80}\))?(?::\s|$)"
 )
@@ -44,6 +44,7 @@ _STOPS_FILE: Final = re.compile(r"(?:launcher|core(?:_client)?|grpc_server|dp_su
 _STOPS: Final = re.compile(
     r"\[shutdown\] (?:API server|EngineCore|MPClient): |Shutting down (?:FastAPI HTTP|vLLM gRPC) server"
     r"|Received (?:shutdown signal|KeyboardInterrupt, shutting)|Shutdown complete\b|DPSupervisor received \w+, shutting"
+    r"|Waiting up to \d+ seconds for processes to exit"
 )
 _UVICORN_STOPS: Final = re.compile(
     r"(?:Shutting down|Application shutdown complete\.|Finished server process \[\d+\])\s*$"
@@ -74,7 +75,8 @@ class LastWords:
 
     def __init__(self) -> None:
         self._tracebacks: dict[str, bool] = {}  # by process: the exception's line is to come
-        self._bare, self._is_servers = "", False  # a traceback without a process
+        # A traceback without a process: whose it is, and whether the next one is chained to it.
+        self._bare, self._is_servers, self._goes_on = "", False, False
         self._found: dict[str, QuotedException] = {}
         self._following: QuotedException | None = None
         self._last: Moment | None = None
@@ -103,24 +105,35 @@ class LastWords:
             return line.process if _OF_ENGINE.match(line.process) else None
         if line.file is not None:
             return line.file
-        if named := _PROCESS.match(line.message):
-            self._bare = named[1]
-        elif _API_SERVERS_FRAME.match(line.message):
-            self._is_servers = True
+        self._read_bare(line.message)
         return self._bare
+
+    def _read_bare(self, message: str) -> None:
+        """Note whose a traceback without a process is: the API server's, by its frames."""
+        if named := _PROCESS.match(message):
+            self._bare, self._is_servers, self._goes_on = named[1], named[1].startswith("Api"), True
+        elif _TRACEBACK.match(message):
+            if not self._goes_on:
+                self._bare, self._is_servers = "", False
+            self._goes_on = False
+        elif _API_SERVERS_FRAME.match(message):
+            self._is_servers = True
+        elif _CHAINED.match(message):
+            self._goes_on = True
 
     def _is_exception(self, process: str, line: LogLine) -> bool:
         message = line.message
-        is_bare = not line.is_form
         if _TRACEBACK.match(message):
             if len(self._tracebacks) < _MOST_PROCESSES:
                 self._tracebacks[process] = True
-            self._is_servers = self._is_servers and not is_bare
             return False
-        if message == "" or _CHAINED.match(message):
+        if not message or message[0].isspace() or _CHAINED.match(message):
             return False
         is_awaited = self._tracebacks.pop(process, False)
-        if _ENDS.match(message) or (is_bare and not (is_awaited and not self._is_servers)):
+        if _ENDS.match(message) or not (is_awaited or line.is_form):
+            return False
+        if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it
+            self.in_order, self._has_failed = False, True
             return False
         return (_ANY_NAME if is_awaited else _NAMED).match(message) is not None or quoted(line) is not None
 

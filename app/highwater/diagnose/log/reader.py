@@ -32,6 +32,8 @@ from highwater.diagnose.log.record import (
 )
 
 _DEPTH: Final = 4
+_END: Final = 400
+"""Of a line, where Ray says how often it came."""
 _MOST_HEADS: Final = 16
 _MOST_SHAPES, _MOST_RECORDS = 64, 4096
 """That are remembered: a log may go on in another form."""
@@ -57,7 +59,7 @@ class _Piece:
     __slots__ = ("end", "head", "object", "pieces", "record", "text")
 
     def __init__(self, text: str, depth: int = _DEPTH) -> None:
-        self.text, self.end = uncoloured(text), text[-MAX_HEAD_LENGTH:]
+        self.text, self.end = uncoloured(text), uncoloured(text[-_END:])
         self.record = RECORD.search(self.text)
         self.object: JsonLine | None = None
         self.pieces: tuple[_Piece, ...] = ()

@@ -37,7 +37,7 @@ _LOOSE: Final = re.compile(
 )
 _PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
 _PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
-_REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\]\s*$")
+_REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\](?:\s\(Ray dedup.{0,300})?\s*$")
 
 # The API server's process, and its modules that log what a client sent (vllm/entrypoints, vllm/v1/engine). Ray Serve's
 # replicas are API servers that relay their engine's lines.
@@ -104,7 +104,7 @@ def record_of(text: str, found: re.Match[str] | None, end: str) -> LogLine:
     start = read.start()
     named = f"({read['named']} pid={read['number']})" if read["named"] else ""
     process, pid = writer(text[:start] + read["parts"] + named)
-    repeated = _REPEATED.search(end[-60:])
+    repeated = _REPEATED.search(end)
     return LogLine(
         text=text[start:],
         message=text[read.end() : read.end() + MAX_MESSAGE_LENGTH],
@@ -142,7 +142,7 @@ _WITHOUT_CLOCK, _AFTER_CLOCK = 1, 3
 _STREAM: Final = re.compile(r"std(?:out|err) [FP]\s*$")
 _PROGRESS: Final = re.compile(r"\d%.*(?:it/s|s/it|B/s)[^\]]{0,40}\]\s*$")
 _BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
-_WORD: Final = re.compile(r"(?!std(?:out|err)$)[^\W\d_]+")
+_WORD: Final = re.compile(r"(?:^|(?<=[\s>:|\]]))(?!std(?:out|err)\b)[^\W\d_]+(?=[:|-]{0,2}(?:\s|$))")
 _ALIKE: Final = (
     (re.compile(r"\d+"), r"\\d+"),
     (re.compile(r"std(?:out|err)"), "std(?:out|err)"),
@@ -178,7 +178,7 @@ def is_clear_head(head: str) -> bool:
 
 
 def _words(text: str) -> int:
-    return sum(_WORD.fullmatch(token.rstrip(":|-")) is not None for token in _BRACKETS.sub("[]", text).split())
+    return len(_WORD.findall(_BRACKETS.sub("[]", text)))
 
 
 def shape(head: str) -> str:

@@ -378,7 +378,7 @@ CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
             f"2026-11-21T14:32:33.1Z stdout F {CUDA}",
         ],
         [
-            '{"log":"Received request: prompt: \'aaa","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}',
+            f'{{"log":"Received request: prompt: {"a" * 16384}","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
             f'{{"log":"{CUDA}\\n","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
         ],
     ],
