@@ -51,9 +51,9 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
     rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
     unused, others = _unused(failed, rank), _others(failed)
     room = (failed.free_bytes or 0) + (unused or 0)
-    held = (0 if rank is None else rank.now.components.weights_bytes) or 0
-    if case.kind == "start_failed" and (failed.allocated_bytes or 0) < _BEFORE_KV_CACHE * failed.total_bytes:
-        held = max(held, failed.allocated_bytes or 0)
+    held, pool = failed.allocated_bytes or 0, None if rank is None else rank.now.components.kv_cache_bytes
+    if case.kind != "start_failed" or held >= _BEFORE_KV_CACHE * failed.total_bytes:
+        held = 0 if pool is None else max(held - pool, 0)
     is_larger = failed.tried_bytes + held > failed.total_bytes
     is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
     is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room and (unused or 0) >= (others or 0)

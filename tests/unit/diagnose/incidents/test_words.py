@@ -255,6 +255,7 @@ def test_a_restart_is_no_advice_for_a_start_that_fails_by_its_settings():
 def test_what_an_engine_lived_through_is_no_cause():
     """A cache miss that a client tries again does not end an engine."""
     miss = "(EngineCore pid=9) WARNING 09-02 00:55:35 [core.py:2012] Multi-modal cache miss for request cmpl-1 (mm"
+    assert ended_in_order(evidence("died"), story_of([miss, *STOPS]))
     assert "drifted" not in said(evidence("died"), story_of([miss, DEAD]))
     assert SHORT in said(evidence("died"), story_of([miss, DEAD]))
 

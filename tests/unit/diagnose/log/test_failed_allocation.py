@@ -225,7 +225,7 @@ REASONS = [
     (cuda("256.00 GiB", "8.07 GiB", "7.14 GiB", "320.85 MiB", total="15.98 GiB", name="HIP"), LARGER, IMAGE),
     (cuda("61.00 GiB", "60.00 GiB", "0 bytes", "0 bytes", name="XPU"), LARGER, IMAGE),
     (npu("96.00 GiB", "50.00 GiB", "9.00 GiB", "9.50 GiB"), LARGER, IMAGE),
-    (cuda("45.00 GiB", "1.00 GiB", "20.00 GiB", "1.00 GiB"), LARGER, IMAGE),  # beside 20,000 MiB of weights
+    (cuda("45.00 GiB", "1.00 GiB", "50.00 GiB", "1.00 GiB"), LARGER, IMAGE),  # beside all but 17,900 MiB of KV cache
     (cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB"), FRAGMENTS, CUDA_SEGMENTS),
     (cuda("1.50 GiB", "1.00 GiB", "58.00 GiB", "700.00 MiB"), FRAGMENTS, CUDA_SEGMENTS),
     (npu("22.00 MiB", "19.52 MiB", "54.77 GiB", "59.38 GiB"), FRAGMENTS, NPU_SEGMENTS),
@@ -263,7 +263,7 @@ def test_a_start_without_a_kv_cache_has_no_share_to_lower():
         )
         return next(one for one in diagnose(evidence(kind), log) if one.name == "failed_allocation").title
 
-    assert "leave beside the 7.00 GiB that the model itself takes" in title("start_failed", 7)
+    assert "leave beside 7.00 GiB in use without the KV cache" in title("start_failed", 7)
     assert SHARE in title("start_failed", 14)
     assert SHARE in title("died", 7)
 
