@@ -127,7 +127,7 @@ class FailedAllocations:
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line, known = found
-        if known is None or known.of_memory is None:
+        if known is None or known.of_memory in (None, "unclear"):
             self._note_process(line.message, at)
         elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
             # What a process quotes is another one's.

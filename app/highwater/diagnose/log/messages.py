@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.diagnose.advice import Advice, advices
 
-WhichMemory: TypeAlias = Literal["device", "host", "shm"]
+WhichMemory: TypeAlias = Literal["device", "host", "shm", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

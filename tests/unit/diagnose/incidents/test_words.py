@@ -110,6 +110,7 @@ def test_after_a_message_of_memory_no_device_had_room(process):
         ("RuntimeError: Triton Error [CUDA]: out of memory", "device"),
         ("OSError: [Errno 12] Cannot allocate memory", "host"),
         ("OSError: [Errno 28] No space left on device: '/psm_12'", "shm"),
+        ("OSError: [Errno 28] No space left on device", "unclear"),
     ],
 )
 def test_a_message_says_which_memory_was_short(line, which):
