@@ -19,7 +19,7 @@ _MOST_PROCESSES: Final = 64
 _TRACEBACK: Final = re.compile(r"(?:.{0,200}: )?Traceback \(most recent call last\):\s*$")
 _CHAINED: Final = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _NAMED: Final = re.compile(
-    r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Failure|Timeout|Abort|Died)(?:\(\w{1,80}\))?(?::\s|$)"
+    r"(?:\w{1,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Failure|Timeout|Abort|Died)(?:\(\w{1,80}\))?(?::\s|\(['\"]|$)"
 )
 _ANY_NAME: Final = re.compile(r"(?:\w{1,80}\.){0,8}[A-Za-z_]\w{0,80}(?::\s|$)")
 _ENDS: Final = re.compile(r"(?:SystemExit|KeyboardInterrupt|(?:\w+\.)*CancelledError)\b")

@@ -24,6 +24,8 @@ _EXIT = re.compile(
     r"exit (?:code|status):? ?(?P<code>-?\d+)\b|proc\(s\): \{[^}]*?: (?P<failed>-\d+)|\bsignal (?P<signal>\d+)\b"
     r"|(?P<killed>\bKilled\b)"
 )
+# Of a traceback's lines; those of a group of exceptions have a bar.
+_INDENTS: Final = " \t|+"
 _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
 
 
@@ -122,7 +124,7 @@ def known_message(line: LogLine) -> KnownMessage | None:
 
 
 def _known(message: str, line: LogLine) -> KnownMessage | None:
-    message, is_api_servers = message.lstrip(), line.is_api_servers
+    message, is_api_servers = message.lstrip(_INDENTS), line.is_api_servers
     for known in KNOWN:
         if (known.by_api_server or not is_api_servers) and known.pattern.match(message):
             return known

@@ -20,7 +20,7 @@ MAX_HEAD_LENGTH: Final = 300
 # vLLM up to 0.12 colours the process's name in files, too; others do where they are configured to. rsyslog writes an
 # escape character as #033.
 _COLOURS: Final = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]{0,30}m|\ufeff")
-_TIME: Final = r"(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_TIME: Final = r"(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 PARTS: Final = r"(?P<parts>(?:\([A-Za-z][^()]{0,100}\)\s){0,4})"
 _LEVEL: Final = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _FILE: Final = r"\[?(?P<file>[\w/.-]{1,200}\.py):\d{1,7}\]"

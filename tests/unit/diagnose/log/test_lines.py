@@ -392,3 +392,10 @@ def test_a_piece_of_a_line_that_was_cut_is_no_message(tmp_path, lines):
     whole = lines[-1]  # the same line, with none before it
     log.write_text(whole + "\n")
     assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]
+
+
+def test_a_collectors_json_need_not_have_the_lines_end(tmp_path):
+    """Only Docker's long ones are pieces."""
+    log = tmp_path / "engine.log"
+    log.write_text(f'{{"log":"a","stream":"stderr"}}\n{{"log":"{CUDA}","stream":"stderr"}}\n')
+    assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]

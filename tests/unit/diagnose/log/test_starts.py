@@ -164,6 +164,14 @@ def test_a_configuration_that_is_refused_fails_a_start(log):
     assert log.look(31.0) == [["configuration_refused"]]
 
 
+def test_a_crash_loop_of_033_before_its_engine_core_is_told_each_time(log):
+    """Its first lines come from another file than those of 0.32."""
+    log.look()
+    for pid in (1, 2, 3):
+        log.write(*(line.replace("api_utils.py", "startup.py") for line in begins(pid)[:2]), REFUSED)
+    assert (log.look(), log.look(31.0)) == ([["configuration_refused"]] * 2, [["configuration_refused"]])
+
+
 def test_an_older_versions_colours_hide_nothing(log):
     """vLLM 0.12 colours its process's name in files, too; with data parallelism each engine core writes its line."""
     log.look()

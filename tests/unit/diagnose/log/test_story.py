@@ -118,7 +118,7 @@ TRACE = "Traceback (most recent call last):"
         [worker(ILLEGAL), worker("CUDA kernel errors might be reported elsewhere"), worker("RuntimeError: cancelled")],
         [worker(ILLEGAL), worker("RuntimeError: NCCL communicator was aborted", 1994), core(QUOTED)],
         [worker(ILLEGAL), OUTPUT_FAILED, "(APIServer pid=1) ERROR 06-04 13:43:23 [async_llm.py:1] ValueError: theirs"],
-        [worker("OSError: long ago").replace("13:43", "11:43"), worker(ILLEGAL)],
+        [worker("OSError: long ago", 1).replace("13:43", "11:43"), worker(ILLEGAL)],
         [worker(ILLEGAL), "(Worker_TP1 pid=5) WARNING 06-04 13:43:22 [x.py:1] ImportError: no matter"],
     ],
 )
