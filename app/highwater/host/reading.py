@@ -159,6 +159,19 @@ class ContainerMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProcess(ProcessMemory):
+    """A process that has left its file, with the figures of its last write; ``age_seconds`` is since then.
+
+    Attributes:
+        is_known: True if it has certainly ended; else it is only silent: it runs in a PID namespace that is not seen.
+        last_container: Its container by its own last look, whose age is since then.
+    """
+
+    is_known: bool = False
+    last_container: ContainerMemory | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShmOwner:
     """The files of one owner in ``/dev/shm``: how many, and their allocated bytes.
 
@@ -243,6 +256,7 @@ class HostReading:
     Attributes:
         taken_at: Unix seconds.
         processes: Those that run, in the order of their roles.
+        ended: Those that have left their files in the last minutes and do not run, or are silent; the freshest first.
         container: The engine's, the one with most of its processes where there are several; ``None`` where unknown.
         other_containers: Those of other processes of the engine, and the sidecar's own where it is another.
         shm: ``None`` where it cannot be seen.
@@ -252,6 +266,7 @@ class HostReading:
 
     taken_at: float
     processes: tuple[ProcessMemory, ...] = ()
+    ended: tuple[EndedProcess, ...] = ()
     container: ContainerMemory | None = None
     other_containers: tuple[ContainerMemory, ...] = ()
     shm: ShmMemory | None = None
