@@ -46,6 +46,8 @@ _NONE_ANY_MORE = (
     "without HIGHWATER_RECORDER_DIR or the worker package"
 )
 _SWEEP_SECONDS = 60.0
+# PROC_PID_INIT_INO, linux/include/linux/proc_ns.h: the same on every machine.
+_MACHINES_PID_NAMESPACE = 0xEFFFFFFC
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
 
@@ -98,8 +100,11 @@ class HostReader:
         processes += self._listed(records, {one.pid for one in processes})
         processes += self._of_proc(records, {one.pid for one in processes}, now)
         containers = self._containers(records, processes)
-        main = _main_container(containers, processes)
         own = self._container("self", host="sidecar")
+        if own is not None and own.key in {one.key for one in containers}:
+            # The sidecar's own group is the engine's too, and can be read now.
+            containers = [own if one.key == own.key else one for one in containers]
+        main = _main_container(containers, processes)
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
@@ -260,7 +265,8 @@ def _container_of(record: ProcessRecord) -> ContainerMemory | None:
     if (raw := record.cgroup) is None:
         return None
     age = record.age_seconds + _since(record.mono, raw.mono)
-    return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age)
+    is_private = record.pid_namespace not in {None, _MACHINES_PID_NAMESPACE}
+    return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age, is_private=is_private)
 
 
 def _main_container(

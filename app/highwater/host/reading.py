@@ -126,6 +126,7 @@ class ContainerMemory:
         swap_limit_bytes: ``None``: no limit.
         events: The counters of ``memory.events``: ``high``, ``max``, ``oom``, ``oom_kill``, ``oom_group_kill``.
         pressure: ``None`` where the kernel does not count it.
+        is_private: Its processes have a PID namespace of their own: it began with them, and so did its counters.
     """
 
     key: str
@@ -149,6 +150,7 @@ class ContainerMemory:
     pressure: PressureStall | None = None
     age_seconds: float = 0.0
     sees: Observer = "engine"
+    is_private: bool = False
 
     @property
     def room_bytes(self) -> int | None:
