@@ -6,7 +6,7 @@ It is kept here, because what processes leave of themselves may be gone with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from highwater.host.parts import PartKind, parts_of
@@ -21,6 +21,8 @@ STEP_SECONDS: Final = 4.0
 MAX_PARTS, MAX_FILLS = 128, 128
 # A part that has grown by less than both moves by itself.
 NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
+# One whose growth began in the first part of its time has grown all the time.
+STEADY_RATIO: Final = 0.25
 # A process writes once a second. Under pressure it waits for memory before it is killed.
 SILENT_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
 
@@ -34,8 +36,7 @@ class GrownPart:
     Attributes:
         role: Of a process; ``pid`` as well.
         bytes: Its last value, at ``at`` in Unix seconds.
-        grown_bytes: What was added since the engine was ready, or since it was first seen.
-        seconds: The time in which nearly all of that came.
+        grown_bytes: What was added since the engine was ready or it was first seen, in the last ``seconds`` of that.
     """
 
     kind: PartKind
@@ -137,22 +138,15 @@ class _Course:
             del values[1]
 
     def grown(self) -> GrownPart:
-        first, last = self._values[0][1], self._values[-1][1]
+        """Return the part with its growth: from the moment at which it began, if it stood still for long before."""
+        (first_at, first), (last_at, last) = self._values[0], self._values[-1]
         if last <= first:
             return self._part
         slightly = first + NOTABLE_RATIO * (last - first)
-        since = max(at for at, size in self._values if size <= slightly)
-        part = self._part
-        return GrownPart(
-            kind=part.kind,
-            name=part.name,
-            role=part.role,
-            pid=part.pid,
-            bytes=last,
-            at=part.at,
-            grown_bytes=last - first,
-            seconds=self.last_at - since,
-        )
+        began_at, before = next(one for one in reversed(self._values) if one[1] <= slightly)
+        if began_at - first_at <= STEADY_RATIO * (last_at - first_at):
+            began_at, before = first_at, first
+        return replace(self._part, grown_bytes=last - before, seconds=last_at - began_at)
 
 
 class HostPast:
