@@ -20,6 +20,7 @@ from highwater.host.proc import find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
+    NO_FILES,
     ContainerMemory,
     EndedProcess,
     EngineMemorySettings,
@@ -36,10 +37,6 @@ from highwater.readings.rank import RankReading
 _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "
     "sidecar, or share the PID namespace"
-)
-_NO_FILES = (
-    "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
-    "package of this version"
 )
 _NONE_ANY_MORE = (
     "no process of the engine is seen any more, though some were: it has ended, or another took its place that runs "
@@ -127,7 +124,7 @@ class HostReader:
             return self._files.problems
         if self._has_seen_engine:
             return (*self._files.problems, _NONE_ANY_MORE)
-        return (*self._files.problems, _NO_FILES if self._has_folder else _NO_FOLDER)
+        return (*self._files.problems, NO_FILES if self._has_folder else _NO_FOLDER)
 
     def is_stopped(self, process: ProcessMemory) -> bool:
         """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""

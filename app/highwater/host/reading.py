@@ -7,7 +7,7 @@ All sizes are bytes. ``None`` is what could not be read, never 0. The annotation
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -24,6 +24,12 @@ Source: TypeAlias = Literal["file", "proc", "listed"]
 """The origin of a process's figures: its own file, this machine's ``/proc``, or another process's file."""
 Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
+
+NO_FILES: Final = (
+    "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
+    "package of this version"
+)
+"""The problem of a folder that the sidecar has been given and in which nobody has written."""
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 Index: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
