@@ -38,7 +38,7 @@ LOOK_SECONDS = 1.0
 
 _READ_ONLY = os_reason(OSError(errno.EROFS, os.strerror(errno.EROFS)))
 # A volume of a Secret can only be read.
-_SECRET_IS_MISSING = (
+_UPGRADE = (
     "In Kubernetes the file is a Secret's, and the Secret is missing or lacks it: `helm upgrade` makes the chart's own"
     " again"
 )
@@ -239,7 +239,7 @@ class AdminToken:
             log.error(
                 "control calls are refused, because there is no admin token: %s. %s",
                 problem,
-                _SECRET_IS_MISSING if problem.endswith(_READ_ONLY) else _SET_ANOTHER,
+                _UPGRADE if problem.endswith(_READ_ONLY) else _SET_ANOTHER,
             )
         self.problem = problem
 

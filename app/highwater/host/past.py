@@ -25,6 +25,8 @@ NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
 STEADY_RATIO: Final = 0.25
 # A process writes once a second. Under pressure it waits for memory before it is killed.
 SILENT_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
+# An age is by one clock and the time by another: the same look seems to be of another moment each time.
+SAME_SECONDS: Final = 0.5
 
 _Key: TypeAlias = tuple[str, int | None, int | None]
 
@@ -127,7 +129,7 @@ class _Course:
         del self._values[:-1]
 
     def add(self, part: GrownPart) -> None:
-        if part.at <= self.last_at:
+        if part.at <= self.last_at + SAME_SECONDS:
             return  # the same look, or an older one
         self._part = part
         values = self._values
@@ -186,7 +188,9 @@ class HostPast:
         silent = [reading.taken_at - one.age_seconds for one in files if one.age_seconds >= SILENT_SECONDS]
         ended_at = max(silent, default=reading.taken_at)
         since = ended_at - FULLEST_SECONDS
-        courses = [one for one in self._courses.values() if one.last_at >= since and one.seen_at <= ended_at]
+        courses = [
+            one for one in self._courses.values() if one.last_at >= since and one.seen_at <= ended_at + SAME_SECONDS
+        ]
         fills = [one for one in self._fills.values() if since <= one.at <= max(ended_at, reading.taken_at)]
         return HostFacts(
             reading=reading,

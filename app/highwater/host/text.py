@@ -10,7 +10,6 @@ from highwater.host.report import UNKNOWN_CONTAINER, HostReport
 from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
-
 MAX_ENDED = 8
 
 
@@ -73,7 +72,7 @@ def _ended(ended: Sequence[EndedProcess]) -> str:
 
 
 def _ended_line(one: EndedProcess) -> str:
-    end = "has ended; its last look was" if one.is_known else "is silent since"
+    end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
     line = (
         f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size_text(one.anonymous_bytes)} anonymous"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -11,6 +12,7 @@ from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory
+from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.units import MIB
 from tests.unit.host.recorded import machine, reading, record, write
@@ -26,8 +28,13 @@ class Pod:
         self.now, self.version, self.folder = 500.0, version, tmp_path / "ring"
         root = machine(tmp_path / "root")
         (tmp_path / "shm").mkdir()
+        wandering = cycle((0.0, -0.003, 0.002))
         reader = HostReader(
-            self.folder, clock=lambda: self.now + 1000, monotonic=lambda: self.now, root=root, shm=tmp_path / "shm"
+            self.folder,
+            clock=lambda: self.now + 1000 + next(wandering),
+            monotonic=lambda: self.now,
+            root=root,
+            shm=tmp_path / "shm",
         )
         self.life: str | None = None
         self.queries: int | None = 0
@@ -121,6 +128,27 @@ async def test_what_grew_while_it_loaded_is_its_start(pod):
     pod.write("worker", 801, kept=801)
     await pod.pass_by(5.0)
     assert (await pod.watch.facts()).suspect.text == "worker held the most, 801 MiB"
+
+
+async def test_what_the_dead_have_left_names_them_though_no_sidecar_saw_them(pod):
+    """It began after their end, or looks every five seconds and they lived for four."""
+    for role, size in (("api_server", 450), ("engine_core", 440)):
+        pod.write(role, size, kept=4000, kills=1)
+    pod.now += 4.0
+    await pod.watch.read()
+    facts = await pod.watch.facts()
+    assert facts.suspect.text == "API server held the most, 450 MiB"
+    assert pod.kills.recent(facts.reading).count == 1
+    assert len(facts.parts) == len(facts.reading.processes) == facts.ended_together == 2
+    pod.now += 20.0
+    facts = await pod.watch.facts()
+    assert (len(facts.parts), len(facts.reading.ended)) == (2, 2)
+    said = host_text(await pod.watch.report())
+    assert (
+        "API server (pid 1) is silent, its last look was 24 s ago: 450 MiB anonymous, its container at 97.7 % of"
+        in said
+    )
+    assert "oom_kill 1" in said
 
 
 async def test_the_next_life_is_not_accused(pod):

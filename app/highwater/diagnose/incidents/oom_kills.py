@@ -62,7 +62,7 @@ class OomKillWatch:
 
     def look(self, reading: HostReading) -> None:
         """Compare the counters of the engine's containers with their last values."""
-        ended = {one.container for one in reading.ended}
+        alive = {one.container for one in reading.processes if one.age_seconds < SILENT_SECONDS}
         # Of one container there may be many looks, which its processes have left: a counter never falls.
         highest: dict[str, tuple[int, ContainerMemory]] = {}
         for one in containers_of_engine(reading):
@@ -70,7 +70,7 @@ class OomKillWatch:
             if count > highest.get(one.key, (-1, one))[0]:
                 highest[one.key] = count, one
         for key, (count, one) in highest.items():
-            unseen = 0 if self._began_at_zero(one, has_ended=key in ended) else count
+            unseen = 0 if self._began_at_zero(one, has_ended=key not in alive) else count
             rise = self._note(key, _BY_CONTAINER, self._counts.get(key, unseen), count, one.age_seconds)
             self.total = (self.total or 0) + rise
         self._has_looked = True
