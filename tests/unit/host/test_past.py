@@ -17,7 +17,7 @@ from highwater.host.watch import HostWatch
 from highwater.units import MIB
 from tests.unit.host.recorded import machine, reading, record, write
 
-V1_STAT = {"total_rss": 1, "total_cache": 1, "total_active_file": 0, "total_inactive_file": 0}
+V1_STAT = {"total_rss": 1, "total_cache": 0, "total_active_file": 0, "total_inactive_file": 0}
 LIMIT = 4096 * MIB
 
 
