@@ -8,7 +8,7 @@ from highwater.diagnose.case import OLD_SECONDS, Case, highest
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.rules.host import against_full_host, fill_text
+from highwater.diagnose.rules.host import against_full_host, fill_text, looks_text
 from highwater.exit_codes import by_signal
 from highwater.recorder.progress import LOST
 
@@ -32,6 +32,7 @@ def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
         oom_kills=kills.count,
         where=kills.where,
         fill=fill_text(case),
+        looks=looks_text(case),
         suspect=None if host is None or host.suspect is None else host.suspect.text,
     )
 
@@ -46,7 +47,7 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
     fill, together = (host.fullest, host.ended_together) if host is not None else (None, 0)
     had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS
     weight: Weight = "note" if had_room and not together else "clue"
-    return finding("kill_not_known", weight=weight, together=together, fill=fill_text(case))
+    return finding("kill_not_known", weight=weight, together=together, fill=fill_text(case), looks=looks_text(case))
 
 
 def _says_why(case: Case) -> bool:

@@ -9,10 +9,12 @@ from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, highest
 from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.markdown import duration
 from highwater.host.past import Fill
+from highwater.units import size_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 # Beside a look at the engine's container, which every process of it writes, or before the end.
 STALE_RANK_SECONDS, STALE_SECONDS = 15.0, 60.0
+MAX_LOOKS = 12
 
 
 def host_memory(case: Case) -> Finding | None:
@@ -49,6 +51,15 @@ def fill_text(case: Case) -> str | None:
     """Return how full host memory was before the end, as a part of a sentence; ``None``: not known."""
     ratio, found = highest(_fills(case), lambda each: each[0].ratio) or (0.0, None)
     return None if found is None else f"{ratio:.0%} of {_limit(found[0])}{_age_text(case, found[0])}"
+
+
+def looks_text(case: Case) -> str | None:
+    """Return the last value of each process before the end, the freshest first; ``None``: not known."""
+    host = None if case.evidence is None else case.evidence.host
+    parts = () if host is None else [part for part in host.parts if part.kind == "process"]
+    freshest = sorted(parts, key=lambda part: -round(part.at))[:MAX_LOOKS]
+    said = (f"{part.name} {size_text(part.bytes)} ({duration(case.at - part.at)} before)" for part in freshest)
+    return ", ".join(said) or None
 
 
 def against_full_host(case: Case) -> tuple[str, ...]:

@@ -446,6 +446,7 @@ def test_of_a_kill_within_seconds_the_largest_is_named():
     given = evidence("died", cpu, oom_kills=OomKills(count=1, where="counted"), host=facts(part=HELD))
     killed = found("killed_by_kernel", given)
     assert killed.title.endswith("; worker rank 0 held the most, 2.35 GiB")
+    assert "Each process by its last look: worker rank 0 2.35 GiB (3 s before)." in killed.text
     assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
 
 
