@@ -98,9 +98,9 @@ class HostReader:
         processes += self._of_proc(records, {one.pid for one in processes}, now)
         containers = self._containers(records, processes)
         own = self._container("self", host="sidecar")
-        if own is not None and own.key in {one.key for one in containers}:
-            # The sidecar's own group is the engine's too, and can be read now.
-            containers = [own if one.key == own.key else one for one in containers]
+        if own is not None:
+            # Where the sidecar's own group is the engine's too, it can be read now.
+            containers = [_as_of_now(one, own) if one.key == own.key else one for one in containers]
         main = _main_container(containers, processes)
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
@@ -264,6 +264,10 @@ def _container_of(record: ProcessRecord) -> ContainerMemory | None:
     age = record.age_seconds + _since(record.mono, raw.mono)
     is_private = record.pid_namespace not in {None, _MACHINES_PID_NAMESPACE}
     return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age, is_private=is_private)
+
+
+def _as_of_now(container: ContainerMemory, own: ContainerMemory) -> ContainerMemory:
+    return replace(own, host=container.host, is_private=container.is_private)
 
 
 def _main_container(

@@ -24,14 +24,14 @@ LIMIT = 4096 * MIB
 class Pod:
     """An engine in a container of its own whose processes write files, and a sidecar beside it, on one clock."""
 
-    def __init__(self, tmp_path, version: int = 2) -> None:
-        self.now, self.version, self.folder = 500.0, version, tmp_path / "ring"
+    def __init__(self, tmp_path, version: int = 2, booted_at: float = 1000.0) -> None:
+        self.now, self.version, self.folder, self.booted_at = 500.0, version, tmp_path / "ring", booted_at
         root = machine(tmp_path / "root")
         (tmp_path / "shm").mkdir()
         wandering = cycle((0.0, -0.003, 0.002))
         reader = HostReader(
             self.folder,
-            clock=lambda: self.now + 1000 + next(wandering),
+            clock=lambda: self.now + booted_at + next(wandering),
             monotonic=lambda: self.now,
             root=root,
             shm=tmp_path / "shm",
@@ -62,7 +62,7 @@ class Pod:
         }
         pid = {"api_server": 1, "engine_core": 2, "worker": 3}[role]
         given = {"pid": pid, "role": role, "anonymous_bytes": mib * MIB, "cgroup": cgroup} | changes
-        write(self.folder, record(mono=self.now, at=self.now + 1000, **given))
+        write(self.folder, record(mono=self.now, at=self.now + self.booted_at, **given))
 
     async def pass_by(self, seconds: float) -> HostReading:
         self.now += seconds

@@ -151,6 +151,17 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
     assert reading.problems == ()
 
 
+def test_a_group_that_sidecar_and_engine_share_is_read_now(host):
+    """On a machine without containers: its counter is that of the engine's end, whoever wrote before."""
+    group(host.root, "", limit=str(8000 * MIB))
+    (host.root / "proc/self/cgroup").write_text("0::/\n")
+    inode = (host.root / "sys/fs/cgroup").stat().st_ino
+    write(host.folder, record(cgroup=record()["cgroup"] | {"inode": inode}))
+    reading = host()
+    assert (reading.container.sees, reading.container.events["oom_kill"]) == ("sidecar", 1)
+    assert (reading.container.host, reading.container.age_seconds, reading.other_containers) == ("pod", 0.0, ())
+
+
 def test_two_lives_of_process_1_lie_there_and_one_has_ended(host):
     """A container restart gives the same number another start; in another PID namespace the first is only silent."""
     kept = record()["cgroup"] | {"events": {"oom_kill": 1}, "inode": 76, "mono": 470.0}

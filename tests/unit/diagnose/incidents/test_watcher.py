@@ -25,6 +25,7 @@ from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
 from tests.unit.diagnose.incidents.test_oom_kills import seen
+from tests.unit.host.test_past import Pod, leak
 
 POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 
@@ -36,6 +37,7 @@ class Boxed:
         self.core, self.fake, self.clock = core, core.fake, core.clock
         self.oom_kills = OomKillWatch(core.clock)
         self.host: HostFacts | Exception | None = None
+        self.pod: Pod | None = None
         self.errors = 0
         self.stopped: tuple[ProcessMemory, ...] = ()
         self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
@@ -55,6 +57,8 @@ class Boxed:
     async def _read_host(self) -> HostFacts | None:
         if isinstance(self.host, Exception):
             raise self.host
+        if self.pod is not None:
+            return await self.pod.watch.facts()
         if self.host is not None:
             self.oom_kills.look(self.host.reading)
         return self.host
@@ -482,6 +486,29 @@ async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
     finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
     assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
     assert "the kernel killed a process of the engine's container for memory" in incident.summary
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["one process", "the whole container"])
+async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, tmp_path, version, is_whole):
+    """By the files of all its processes, though an idle rank's reading shows a container with room."""
+    await one.come_up()
+    one.pod = pod = Pod(tmp_path, version, booted_at=one.clock.now - 740.0)
+    pod.kills = one.oom_kills
+    pod.watch.listeners[:] = [one.oom_kills.look]
+    await leak(pod)
+    if not is_whole:
+        pod.write("api_server", 460, kept=900, kills=1)
+    pod.now = one.clock.now + 4.0 - pod.booted_at
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    incident = await one.only()
+    names = {finding.name for finding in incident.findings if finding.weight == "likely"}
+    assert names == ({"host_memory"} if is_whole else {"host_memory", "killed_by_kernel"})
+    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 m" in incident.summary
+    assert ("kill_not_known" in {finding.name for finding in incident.findings}) is is_whole
+    assert "memory was not short" not in incident.summary
 
 
 async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
