@@ -57,7 +57,7 @@ class GrownPart:
 
     @property
     def text(self) -> str:
-        """What it did: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 m``."""
+        """Its growth in words: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 m``."""
         if not self.has_grown:
             return f"{self.name} held the most, {size_text(self.bytes)}"
         before = size_text(self.bytes - self.grown_bytes)
@@ -70,13 +70,13 @@ class GrownPart:
 
     @property
     def trace_name(self) -> str | None:
-        """What `highwater host trace` calls the process; ``None`` of one that cannot be traced."""
+        """The process as `highwater host trace` takes it; ``None`` of one that cannot be traced."""
         return None if self.role in {None, "other", "resource_tracker"} else str(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """How full host memory was at one moment: the container by what it keeps, without a limit the machine."""
+    """Host memory in use at one moment: of the container by what it keeps, without a limit of the machine."""
 
     at: float
     used_bytes: int
