@@ -19,12 +19,14 @@ IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
 
 # In the order in which findings of the same weight are shown.
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
+    ending.hang_ended,
     ending.killed_by_kernel,
     device.device_full,
     ending.stopped_ranks,
     ending.lost_ranks,
     ending.long_step,
     ending.ended_by_signal,
+    ending.kill_not_known,
     policy.policy,
     device.device_had_room,
     ending.no_readings,
