@@ -69,9 +69,9 @@ class GrownPart:
         return f"{size_text(60.0 * self.grown_bytes / max(self.seconds, 1.0), signed=True)} a minute"
 
     @property
-    def trace_name(self) -> str | None:
-        """The process as `highwater host trace` takes it; ``None`` of one that cannot be traced."""
-        return None if self.role in {None, "other", "resource_tracker"} else str(self.pid)
+    def is_python(self) -> bool:
+        """True of a process of vLLM's, whose allocations memray shows."""
+        return self.role not in {None, "other", "resource_tracker"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

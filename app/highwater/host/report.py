@@ -149,8 +149,8 @@ def _against_full(suspect: GrownPart | None, caches: ProcessorCaches) -> str:
         return limit
     if caches.may_have_grown(suspect.role or suspect.kind):
         return f"lower mm_processor_cache_gb or the number of API servers, or {limit}"
-    if suspect.trace_name is not None and suspect.has_grown:
-        return f"`highwater host trace {suspect.trace_name}` names the lines of code that hold it; {limit} meanwhile"
+    if suspect.is_python and suspect.has_grown:
+        return f"`memray attach {suspect.pid}` names the functions that hold it (docs/host.md); {limit} meanwhile"
     return limit
 
 

@@ -181,7 +181,7 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
     report = await pod.watch.report()
     found = next(one for one in report.findings if one.name == "container_nearly_full")
     assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 m, +480 MiB a minute; the largest parts" in found.text
-    assert "highwater host trace 2" in found.advice
+    assert "memray attach 2" in found.advice
     assert "mm_processor_cache_gb" not in found.advice
     assert pod.watch.now.summary.warnings[0] == found.text
 

@@ -72,11 +72,11 @@ def against_full_host(case: Case) -> tuple[str, ...]:
         cached, traced, is_worker = bool(queries), False, False
     else:
         cached = host.caches.may_have_grown(suspect.role or suspect.kind)
-        traced = suspect.has_grown and not cached and suspect.trace_name is not None
+        traced = suspect.has_grown and not cached and suspect.is_python
         is_worker = suspect.role == "worker" and not suspect.has_grown
     return (
         "memory_limit",
-        *(("host_trace",) if traced else ()),
+        *(("memray",) if traced else ()),
         *(("mm_processor_cache", "reset_mm_cache") if cached else ()),
         *(("cpu_kvcache_space",) if is_worker and case.device_type == "cpu" else ()),
         *trimmed,

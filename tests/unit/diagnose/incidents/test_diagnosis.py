@@ -433,7 +433,7 @@ def test_the_process_that_grew_is_named_and_its_advice_is_for_it():
     grew = "EngineCore grew from 450 MiB to 2.35 GiB in 4 m"
     assert killed.title == f"the kernel killed a process of the engine's container for memory; {grew}"
     assert (memory.title, grew in memory.text) == ("host memory stood at 97% of the container's limit", True)
-    assert killed.advice == memory.advice == (ADVICE["memory_limit"], ADVICE["host_trace"])
+    assert killed.advice == memory.advice == (ADVICE["memory_limit"], ADVICE["memray"])
     filled = replace(given, host=facts(part=LEAKER, caches=replace(CACHES, queries=9)))
     assert found("killed_by_kernel", filled).advice == (
         *(ADVICE[name] for name in ("memory_limit", "mm_processor_cache", "reset_mm_cache")),
