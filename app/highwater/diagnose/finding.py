@@ -71,6 +71,12 @@ def finding(
     )
 
 
+def in_words(found: Finding) -> str:
+    """Return a finding as one paragraph, with the first thing to do."""
+    first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
+    return f"{found.title[:1].upper()}{found.title[1:]}. {found.text}{first}"
+
+
 def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
     """Sort what the rules found by weight; findings of the same weight keep their order."""
     return sorted((each for each in findings if each is not None), key=lambda each: WEIGHTS.index(each.weight))

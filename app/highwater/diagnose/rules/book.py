@@ -17,6 +17,8 @@ from highwater.diagnose.rules import allocator, caches, device, ending, growth, 
 Rule: TypeAlias = Callable[[Case], Finding | None]
 IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
 
+# Causes that are known for what grew: said before what only describes a full device.
+KNOWN_CAUSES: Final[tuple[Rule, ...]] = (growth.without_expandable_segments, caches.encoder_not_profiled)
 # In the order in which findings of the same weight are shown.
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
     ending.killed_by_kernel,
@@ -39,7 +41,6 @@ ANYWHERE: Final[tuple[Rule, ...]] = (
     allocator.alloc_retries,
     caches.encoder_cache,
     device.skew,
-    caches.unprofiled_encoder,
     caches.kv_cache_full,
 )
 
@@ -48,4 +49,9 @@ def judged(case: Case) -> list[Finding]:
     """Return what the rules find that apply to this case, the weightiest first."""
     evidence = case.evidence
     of_incident = [] if evidence is None else [rule(case, evidence) for rule in OF_INCIDENTS]
-    return weightiest_first((*of_incident, *(rule(case) for rule in ANYWHERE)))
+    return weightiest_first((*known_causes(case), *of_incident, *(rule(case) for rule in ANYWHERE)))
+
+
+def known_causes(case: Case) -> list[Finding]:
+    """Return the known causes of growth that apply to this case, the weightiest first."""
+    return weightiest_first(rule(case) for rule in KNOWN_CAUSES)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.remedies import reserve_bytes
+from highwater.diagnose.advice import ADVICE
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.log.messages import KNOWN
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
 from highwater.units import MIB
@@ -15,6 +19,12 @@ from highwater.units import MIB
 FULL_RATIO = 0.02
 ROOM_RATIO = 0.10
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
+# Of a running engine's messages of memory those of its device: host memory is no share of it.
+_OF_DEVICE_MEMORY: Final = frozenset(
+    known.name
+    for known in KNOWN
+    if known.of_memory and not known.at_start and ADVICE["gpu_memory_utilization"] in known.advice
+)
 
 
 def device_full(case: Case, evidence: Evidence) -> Finding | None:
@@ -72,6 +82,14 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 def is_device_full(rank: RankCase) -> bool:
     """Return whether next to nothing was free, as far as that is known."""
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
+
+
+def has_run_out(case: Case) -> bool:
+    """Return whether the device's memory ran out: by the incident, its counters, or what was free at the end."""
+    is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
+    is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
+    is_logged = any(message.name in _OF_DEVICE_MEMORY for message in case.log.messages)
+    return not is_killed and (case.kind == "out_of_memory" or is_short or is_logged)
 
 
 def over_budget(case: Case) -> Finding | None:
