@@ -147,6 +147,8 @@ def contradictions(environment: Mapping[str, str | None], device_type: str | Non
         excluded = [key for key in EXCLUDED if key in options]
         if sets_expandable_segments(environment[name]) and excluded and device_type == "npu":
             found.append(f"{name} sets expandable_segments:True, which excludes {' and '.join(excluded)} on an NPU")
+    if device_type == "npu" and {"PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"} <= set(names):
+        found.append("PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, which torch_npu from 2.13 on refuses")
     for name in names[1:]:
         if environment[name] != environment[names[0]]:
             found.append(
