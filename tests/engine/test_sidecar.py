@@ -183,6 +183,24 @@ def test_server_info_and_sleep_state_pass_through(engine: DemoEngine, sidecar: D
     assert get(sidecar, "/is_sleeping").json() == {"is_sleeping": False}
 
 
+def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngine, sidecar: DemoSidecar) -> None:
+    """vLLM's CPU backend unmaps nothing, and says that it sleeps all the same."""
+
+    def reclaimed(name: str) -> dict[str, Any]:
+        (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": [name]})["results"]
+        return result
+
+    assert httpx.post(f"{engine.url}/sleep?level=1", timeout=LIMIT_SECONDS).is_success
+    try:
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "sleeping")
+        release = reclaimed("release")
+        assert (release["outcome"], [one["gc_collected"] for one in release["detail"]]) == ("done", [0])
+        assert "asleep" in reclaimed("trim_encoder_cache")["reason"]
+    finally:
+        assert httpx.post(f"{engine.url}/wake_up", timeout=LIMIT_SECONDS).is_success
+    wait_for(sidecar, lambda report: report["engine"]["state"] == "ready")
+
+
 def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prometheus: Callable[..., Any]) -> None:
     """Prometheus stores our families, ours and the engine's from one target, and promtool finds nothing to say."""
     exposition = get(sidecar, "/metrics?engine=0").text

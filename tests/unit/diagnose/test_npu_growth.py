@@ -9,14 +9,15 @@ import pytest
 from highwater.commands import setup_checks
 from highwater.diagnose.case import running
 from highwater.diagnose.finding import Finding, in_words
-from highwater.diagnose.incidents.diagnosis import case_of, diagnose
+from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
+from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.story import story_of
 from highwater.diagnose.rules.book import known_causes
 from highwater.readings.engine import EngineLoad, EngineStatus, WorkCounts
 from highwater.readings.growth import Growth, SeriesGrowth
 from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading
 from highwater.readings.report import Report
-from tests.fakes.incident import evidence, rank, reading
+from tests.fakes.incident import evidence, incident, rank, reading
 from tests.unit.commands.test_setup_checks import facts, result
 
 GIB = 1024**3
@@ -191,3 +192,38 @@ def test_an_encoder_that_was_not_profiled_is_likely_where_its_outputs_filled_the
     weights = {minute: {one.name: one.weight for one in death(launch, minute)} for minute in (0, 40)}
     assert weights[0]["encoder_not_profiled"] == "clue"
     assert weights[40]["encoder_not_profiled"] == "likely"
+
+
+def page(launch: Launch) -> str:
+    """The incident as it is read."""
+    log = story_of(LOG)
+    seen = evidence("died", rank(at(40, launch)), baseline=(at(0, launch),))
+    kept = incident(ranks=seen.ranks, findings=diagnose(seen, log), messages=log.messages)
+    return incident_markdown(kept).partition("## What to change")[2]
+
+
+def test_the_incidents_page_begins_what_to_change_with_it():
+    """Before what the log's message has as advice in general."""
+    assert page(OFF).strip().startswith("- `PYTORCH_NPU_ALLOC_CONF=expandable_segments:True`")
+
+
+def test_where_segments_are_on_nothing_advises_them():
+    """Neither a finding nor a message of the log."""
+    assert "expandable_segments:True`" not in page(ON)
+    assert "max_split_size_mb:256" not in page(ON)
+    assert "- `--gpu-memory-utilization`" in page(ON)
+
+
+def test_what_hccl_could_not_allocate_acquits_no_memory():
+    """EI0007 is said of registers too; which of them it was is not known, and that is what is said."""
+    line = (
+        "(Worker_TP3 pid=7) ERROR 11-04 09:44:06 [multiproc_executor.py:824] RuntimeError: EI0007: [PID: 7] Failed to "
+        "allocate resource[qp] with info [aicpu rank:7]. Reason: Memory resources are exhausted."
+    )
+    log = story_of([line])
+    seen = evidence("died", rank(reading()))
+    findings = diagnose(seen, log)
+    said = summarize(seen, findings, log)
+    assert "could not allocate (EI0007): memory, or queues or notify registers" in said
+    assert "not short" not in said
+    assert not any("is not what ended it" in one.text for one in findings)
