@@ -50,6 +50,11 @@ def advices(names: Iterable[str]) -> tuple[Advice, ...]:
     return tuple(ADVICE[name] for name in dict.fromkeys(names))
 
 
+def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
+    """Return the advice against fragments below PyTorch's allocator, on an NPU without expandable segments."""
+    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
+
+
 def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
     """Return the advice that these ranks follow already: an NPU's expandable segments, and what they exclude."""
     npus = [rank.launch.expandable_segments for rank in ranks if rank.device.type == "npu"]

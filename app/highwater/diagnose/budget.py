@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from highwater.accounting.launch import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.diagnose.advice import against_fragments
 from highwater.diagnose.finding import Finding, finding, weightiest_first
 from highwater.diagnose.rules.caches import AGAINST_UNPROFILED, WHY_UNPROFILED
 from highwater.plan.budget import RankBudget
@@ -104,6 +105,24 @@ def encoder_not_profiled(case: BudgetCase) -> Finding | None:
     )
 
 
+def without_expandable_segments(case: BudgetCase) -> Finding | None:
+    """Report an NPU that serves images without expandable segments, before anything has grown."""
+    launch = case.rank.launch
+    if case.rank.device.type != "npu" or case.encoder is None or launch.expandable_segments is not False:
+        return None
+    return finding(
+        "without_expandable_segments",
+        weight="clue",
+        advice=against_fragments(has_sleep_mode=bool(launch.sleep_mode)),
+        is_known=True,
+        is_asleep=launch.sleep_mode,
+        shared_with=None,
+        ranks=case.name,
+        grown=0,
+        non_torch=0,
+    )
+
+
 def allocator_environment(case: BudgetCase) -> Finding | None:
     """Report variables of the worker's process that are set twice or contradict one another."""
     problems = contradictions(case.rank.environment, case.rank.device.type)
@@ -116,6 +135,7 @@ BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
     not_profiled,
     activation_above_profile,
     encoder_not_profiled,
+    without_expandable_segments,
     allocator_environment,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.diagnose.advice import COMPONENT_MEANING, for_component
+from highwater.diagnose.advice import COMPONENT_MEANING, against_fragments, for_component
 from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.rules.device import has_run_out
@@ -146,8 +146,7 @@ def _against_fragments(case: Case) -> tuple[str, ...]:
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):
         return ("npu_see_segments", "npu_expandable_segments")
-    has_sleep_mode = any(rank.now.launch.sleep_mode for rank in ranks)
-    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
+    return against_fragments(has_sleep_mode=any(rank.now.launch.sleep_mode for rank in ranks))
 
 
 def ranks_text(ranks: Sequence[RankCase]) -> str:
