@@ -23,6 +23,7 @@ import pytest
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
+from highwater.demo.errors import DemoError
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.story import Story, story_table, tell
@@ -195,7 +196,8 @@ def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngi
         wait_for(sidecar, lambda report: report["engine"]["state"] == "sleeping")
         release = reclaimed("release")
         assert (release["outcome"], [one["gc_collected"] for one in release["detail"]]) == ("done", [0])
-        assert "asleep" in reclaimed("trim_encoder_cache")["reason"]
+        with pytest.raises(DemoError, match="the engine is asleep"):
+            reclaimed("trim_encoder_cache")
     finally:
         assert httpx.post(f"{engine.url}/wake_up", timeout=LIMIT_SECONDS).is_success
     wait_for(sidecar, lambda report: report["engine"]["state"] == "ready")
