@@ -17,7 +17,7 @@ EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "ru
 class Device:
     """The device that a worker computes on."""
 
-    type: str | None = None  # `npu`, `cuda`, `xpu` or `cpu`; `None` where the worker does not name its device
+    type: str | None = None  # `npu`, `cuda` or `cpu`; `None` where the worker does not name its device
     index: int | None = None  # as the worker's process numbers it; `None` on CPU
     physical_index: int | None = None  # as the machine numbers it
     name: str | None = None

@@ -30,7 +30,6 @@ NOT_COUNTED: dict[tuple[str, str], str] = {
         "plan/oracle_script.py",
         "answer",
     ): "runs in vLLM's interpreter; whatever vLLM raises there is returned as its answer",
-    ("snapshots/reading.py", "load"): "runs in a process of its own, and its answer is that the file is not readable",
 }
 
 

@@ -30,7 +30,6 @@ from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
-from highwater_worker.processes.host_trace import HostTrace
 from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
 
@@ -121,7 +120,6 @@ class ProcessWriter:
         self._last_cost_ms: float | None = None
         self._failures = 0
         self._ends_in_order = False
-        self._trace = HostTrace(folder, clock=clock, wall_clock=wall_clock, root=root)
         self._stopped = Event()
         self._thread: Thread | None = None
         self.pid = os.getpid()
@@ -156,9 +154,7 @@ class ProcessWriter:
                     Finalize(None, self.stop, exitpriority=_EARLY)
                 if not self.write():
                     break
-                self._trace.tick()
         finally:
-            self._trace.close()
             if self._file is not None:
                 self._file.close(removes=True)
 
@@ -170,7 +166,8 @@ class ProcessWriter:
         try:
             if self._file is None:
                 remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
-                self._file = make_process_file(self._path(), self._body())
+                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
+                self._file = make_process_file(path, self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
             else:
@@ -182,12 +179,8 @@ class ProcessWriter:
 
     def leave(self) -> None:
         """Let go of the file of the process that this one was forked from, and leave it in its place."""
-        self._trace.leave()
         if self._file is not None:
             self._file.leave()
-
-    def _path(self) -> Path:
-        return self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
 
     def _body(self) -> bytes:
         now = self._clock()
