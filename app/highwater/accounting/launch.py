@@ -1,4 +1,4 @@
-"""What a worker was started with that its memory depends on later, as it reports itself. Pure.
+"""The settings of a worker's start that its memory depends on later, as it reports them itself. Pure.
 
 torch_npu reads PYTORCH_NPU_ALLOC_CONF, and PYTORCH_ALLOC_CONF too from 2.13 on, where both are an error; of an option
 that is set twice the last one counts (Ascend/pytorch csrc/core/npu/NPUCachingAllocator.cpp, `parseArgs`). vllm-ascend
@@ -13,6 +13,7 @@ import re
 from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget
+from highwater.readings.rank import RankReading
 
 _ON: Final = frozenset({"true", "1"})
 _READS_EVERY_ALLOCATORS_VARIABLE: Final = (2, 13)
@@ -47,3 +48,12 @@ def expandable_segments(budget: EngineBudget | None) -> bool | None:
         return sets_expandable_segments(own)
     release = re.match(r"(\d+)\.(\d+)", budget.torch_npu_version or "")
     return None if release is None else tuple(map(int, release.groups())) >= _READS_EVERY_ALLOCATORS_VARIABLE
+
+
+def may_fragment(rank: RankReading) -> bool:
+    """Return whether images may fragment the memory below PyTorch's allocator, so that what is not its grows.
+
+    On an NPU that is not known to have expandable segments (vllm-ascend issue 5339 and pull request 5855).
+    """
+    serves_images = rank.device.type == "npu" and rank.encoder_cache is not None
+    return serves_images and rank.launch.expandable_segments is not True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.components import COMPONENTS
+from highwater.accounting.launch import may_fragment
 from highwater.growth.floors import Bound
 from highwater.readings.growth import GrowthUnit
 from highwater.readings.rank import RankReading
@@ -73,6 +74,7 @@ def life_of(host: str | None, pid: int | None, started: int | None) -> str:
 def device_series(rank: RankReading) -> Iterator[Measured]:
     """Yield a rank's known components."""
     bound = encoder_cache_bound(rank)
+    is_fragmented = may_fragment(rank) and rank.launch.expandable_segments is False
     for component in COMPONENTS:
         size = getattr(rank.components, component.name)
         if size is None:
@@ -85,7 +87,7 @@ def device_series(rank: RankReading) -> Iterator[Measured]:
             bounds=() if bound is None or component.name != "encoder_cache_bytes" else (bound,),
             room=None if rank.free_bytes is None else float(rank.free_bytes + (rank.releasable_bytes or 0)),
             limit_by="the memory of its device" if rank.device.type != "cpu" else "the memory of its machine",
-            advice=_ON_FRAGMENTS if component.name == "non_torch_bytes" and fragments_below_torch(rank) else None,
+            advice=_ON_FRAGMENTS if component.name == "non_torch_bytes" and is_fragmented else None,
         )
 
 
@@ -104,15 +106,6 @@ def asleep_series(rank: RankReading) -> Iterator[Measured]:
         limit_by="the memory of its device",
         advice=_WHILE_ASLEEP,
     )
-
-
-def fragments_below_torch(rank: RankReading) -> bool:
-    """Return whether memory outside PyTorch is known to grow on this rank under images of mixed sizes.
-
-    On an NPU without expandable segments (vllm-ascend issue 5339 and pull request 5855).
-    """
-    serves_images = rank.device.type == "npu" and rank.encoder_cache is not None
-    return serves_images and rank.launch.expandable_segments is False
 
 
 def _rank_key(rank: RankReading, measure: str, place: Place) -> SeriesKey:

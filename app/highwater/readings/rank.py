@@ -89,7 +89,7 @@ class StartPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a worker was started with that its memory depends on later; ``None``: not known."""
+    """The settings of a worker's start that its memory depends on later; ``None``: not known."""
 
     # Whether its allocator has expandable segments, on an NPU; `sleep_mode` excludes them there.
     expandable_segments: bool | None = None

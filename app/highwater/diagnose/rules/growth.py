@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from highwater.accounting.launch import may_fragment
 from highwater.diagnose.advice import COMPONENT_MEANING, against_fragments, for_component
 from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.finding import Finding, Weight, finding
@@ -31,7 +32,7 @@ def without_expandable_segments(case: Case) -> Finding | None:
     request 5855). Where it is not known whether they are on, that is said, and how to see it.
     """
     grown = case.grown.get("non_torch_bytes", 0)
-    ranks = [rank for rank in case.ranks if _may_fragment(rank)]
+    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
     is_ahead = case.kind == "ahead"
     if not ranks or (not is_ahead and (grown <= case.notable_bytes or not _had_images(case))):
         return None
@@ -50,11 +51,6 @@ def without_expandable_segments(case: Case) -> Finding | None:
         grown=grown,
         non_torch=0 if is_ahead else max(rank.now.components.non_torch_bytes or 0 for rank in ranks),
     )
-
-
-def _may_fragment(rank: RankCase) -> bool:
-    serves_images = rank.device_type == "npu" and rank.now.encoder_cache is not None
-    return serves_images and rank.now.launch.expandable_segments is not True
 
 
 def _had_images(case: Case) -> bool:
@@ -141,7 +137,7 @@ def for_growth(component: str, case: Case) -> tuple[str, ...]:
 
 def _against_fragments(case: Case) -> tuple[str, ...]:
     """Return the advice against fragments below PyTorch's allocator, where they may be why non-torch memory grew."""
-    ranks = [rank for rank in case.ranks if _may_fragment(rank)]
+    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
     if not ranks or not _had_images(case):
         return ()
     if all(rank.now.launch.expandable_segments is None for rank in ranks):
