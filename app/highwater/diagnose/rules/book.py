@@ -23,12 +23,14 @@ KNOWN_CAUSES: Final[tuple[Rule, ...]] = (growth.without_expandable_segments, cac
 KNOWN_CAUSE_NAMES: Final = frozenset(rule.__name__ for rule in KNOWN_CAUSES)
 # In the order in which findings of the same weight are shown.
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
+    ending.hang_ended,
     ending.killed_by_kernel,
     device.device_full,
     ending.stopped_ranks,
     ending.lost_ranks,
     ending.long_step,
     ending.ended_by_signal,
+    ending.kill_not_known,
     policy.policy,
     device.device_had_room,
     ending.no_readings,
