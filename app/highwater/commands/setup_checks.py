@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from highwater.diagnose.case import ahead
+from highwater.diagnose.rules.book import known_causes
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.files.admin_token import is_loopback
@@ -232,6 +234,18 @@ def _readings(facts: SetupFacts) -> _Judged:
     return "ok", f"read {span_text(report.age_seconds)} ago"
 
 
+def _start(facts: SetupFacts) -> _Judged:
+    """Judge what the engine was started with by what is known to fill its devices later."""
+    if not facts.report.ranks or facts.is_engine_lost:
+        return _UNKNOWN
+    found = known_causes(ahead(facts.report))
+    if not found:
+        return "ok", "without a setting that is known to fill the device later"
+    level: Level = "note" if all(one.weight == "note" for one in found) else "warn"
+    change = " ".join(f"{advice.setting}: {advice.change} {advice.cost}" for one in found for advice in one.advice[:1])
+    return level, " ".join(f"{one.title}. {one.text}" for one in found), change
+
+
 def _statistics(facts: SetupFacts) -> _Judged:
     if not facts.report.engine.traits.answers:
         return _UNKNOWN
@@ -408,6 +422,7 @@ SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
     "extension": _extension,
     "ranks": _ranks,
     "readings": _readings,
+    "start": _start,
     "statistics": _statistics,
     "recorder": _recorder,
     "/dev/shm": _shm,  # noqa: S108 - a name to show

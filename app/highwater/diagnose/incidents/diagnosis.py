@@ -19,9 +19,9 @@ from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding, possible, weightiest_first
 from highwater.diagnose.log.failed_allocation import FailedAllocation
-from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.device import may_be_of_memory
 from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
 from highwater.text.printable import cleaned
 
@@ -35,11 +35,13 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
 }
 # Where memory was not short these explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(
-    {"unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
+    {
+        *("unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "policy"),
+        *("without_expandable_segments", "encoder_not_profiled"),
+    }
 )
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
-_MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of_memory)
 _REFUSED: Final = "the engine refused to start: "
 
 
@@ -75,7 +77,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
 
 def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
     """Return whether every device had room, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in log.messages):
+    if evidence.kind == "out_of_memory" or may_be_of_memory(log):
         return False
     names = {finding.name for finding in findings}
     return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)

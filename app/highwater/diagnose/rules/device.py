@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.remedies import reserve_bytes
+from highwater.diagnose.advice import ADVICE
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.story import LogStory
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
 from highwater.units import MIB
@@ -15,6 +20,13 @@ from highwater.units import MIB
 FULL_RATIO = 0.02
 ROOM_RATIO = 0.10
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
+_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of_memory)
+# Of a running engine's messages of memory those of its device: host memory is no share of it.
+_OF_DEVICE_MEMORY: Final = frozenset(
+    known.name
+    for known in KNOWN
+    if known.of_memory and not known.at_start and ADVICE["gpu_memory_utilization"] in known.advice
+)
 
 
 def device_full(case: Case, evidence: Evidence) -> Finding | None:
@@ -46,7 +58,7 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
         "device_had_room",
         rank=least,
         age=case.age_text(least),
-        is_out_of_memory=case.kind == "out_of_memory",
+        is_out_of_memory=case.kind == "out_of_memory" or may_be_of_memory(case.log),
     )
 
 
@@ -72,6 +84,19 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 def is_device_full(rank: RankCase) -> bool:
     """Return whether next to nothing was free, as far as that is known."""
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
+
+
+def may_be_of_memory(log: LogStory) -> bool:
+    """Return whether the log says that memory was short, or that it may have been."""
+    return any(message.name in _OF_MEMORY for message in log.messages)
+
+
+def has_run_out(case: Case) -> bool:
+    """Return whether the device's memory ran out: by the incident, its counters, or what was free at the end."""
+    is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
+    is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
+    is_logged = any(message.name in _OF_DEVICE_MEMORY for message in case.log.messages)
+    return not is_killed and (case.kind == "out_of_memory" or is_short or is_logged)
 
 
 def over_budget(case: Case) -> Finding | None:

@@ -16,14 +16,14 @@ from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, su
 from highwater.diagnose.log.lines import ended_by_signal, match
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
-from highwater.diagnose.rules.book import ANYWHERE, OF_INCIDENTS, judged
+from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.processor_cache import CacheCopy, ProcessorCaches
 from highwater.host.reading import HostReading
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
-from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, TorchMemory
+from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
 
 FULL = 61_548 * MIB  # the story's, after its benchmark
@@ -48,6 +48,19 @@ def cache(size: int, capacity: int | None = 16_384) -> EncoderCache:
 def with_cache(size: int, embeds: int | None = None, capacity: int | None = 16_384) -> RankEvidence:
     """A rank whose entries have 8 MiB each; of 64 embeddings, 16,384 embeddings are 256 of them, or 2 GiB."""
     return rank(reading(encoder_cache=cache(size, capacity)), entries=(entry(embeds=embeds),))
+
+
+def started(**launch) -> RankEvidence:
+    """A rank, and what it was started with."""
+    return rank(reading(launch=Launch(**launch)))
+
+
+def fragmented(kind: str, grown: int, *, segments: bool | None) -> Evidence:
+    """A rank on which memory outside PyTorch grew since the engine was ready."""
+    first = reading()
+    grew = parts(non_torch_bytes=first.components.non_torch_bytes + grown)
+    now = reading(components=grew, launch=Launch(expandable_segments=segments))
+    return evidence(kind, rank(now), baseline=(first,))
 
 
 def engine(version: str | None) -> EngineStatus:
@@ -132,9 +145,11 @@ FOUND: list[tuple[str, str, Evidence]] = [
     ("device_had_room", "note", evidence("died")),
     ("device_had_room", "note", evidence("out_of_memory")),
     ("over_budget", "clue", evidence("died", rank(reading(used=60_000 * MIB)))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.0"))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.11.0rc1"))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.1"))),
+    ("encoder_not_profiled", "clue", evidence("died", started(encoder_unprofiled_by="vllm_ascend"))),
+    ("encoder_not_profiled", "clue", evidence("died", started(encoder_unprofiled_by="runner_v2"))),
+    ("without_expandable_segments", "clue", fragmented("died", 900 * MIB, segments=False)),
+    ("without_expandable_segments", "likely", fragmented("out_of_memory", 900 * MIB, segments=False)),
+    ("without_expandable_segments", "clue", fragmented("out_of_memory", 900 * MIB, segments=None)),
     ("leaks", "likely", evidence("died", growth=Growth(series=(leaking(), leaking("EngineCore"))))),
     ("leaks", "clue", evidence("hung", growth=Growth(series=(leaking(),)))),
     ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB, bytes_per_second=70.0 * MIB))),
@@ -245,14 +260,9 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("device_had_room", evidence("died", rank(reading(0)), rank(unknown(1)))),
     ("over_budget", evidence("died", rank(reading(used=56_400 * MIB)))),
     ("over_budget", evidence("died", rank(replace(reading(used=FULL), budget=unknown().budget)))),
-    ("unprofiled_encoder", evidence("died", engine=engine("0.13.0"))),
-    ("unprofiled_encoder", evidence("died", engine=engine(None))),
-    ("unprofiled_encoder", evidence("died", engine=engine("main"))),
-    ("unprofiled_encoder", evidence("died", rank(reading(encoder_cache=None)), engine=engine("0.12.0"))),
-    (
-        "unprofiled_encoder",
-        evidence("died", rank(replace(reading(), device=unknown().device)), engine=engine("0.12.0")),
-    ),
+    ("encoder_not_profiled", evidence("died", engine=engine("0.12.0"))),
+    ("without_expandable_segments", fragmented("out_of_memory", 900 * MIB, segments=True)),
+    ("without_expandable_segments", fragmented("out_of_memory", 90 * MIB, segments=False)),
     ("growth", evidence("died", growth=Growth(since_ready_bytes=100 * MIB, bytes_per_second=1.0))),
     ("growth", evidence("died", growth=Growth(since_ready_bytes=-4_000 * MIB))),
     ("growth", evidence("died", growth=Growth(bytes_per_second=9.0 * MIB))),
@@ -334,7 +344,7 @@ def test_every_question_is_tried_both_ways():
     """A new question brings its rows in both tables."""
     names = {name for name, _, _ in FOUND}
     assert names == {name for name, _ in NOT_FOUND}
-    assert len(OF_INCIDENTS) + len(ANYWHERE) == len(names)
+    assert len(OF_INCIDENTS) + len(KNOWN_CAUSES) + len(ANYWHERE) == len(names)
 
 
 def test_the_documentation_names_every_finding_and_message():
