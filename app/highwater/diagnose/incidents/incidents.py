@@ -26,15 +26,11 @@ from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incidents.diagnosis import diagnose, harmless, joined, summarize
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.lines import (
-    LogPosition,
-    ended_by_signal,
-    match,
-    merged,
-)
+from highwater.diagnose.log.file import LogPosition
+from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory, story_of
+from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
 
 STORM_SECONDS = 60.0
@@ -289,8 +285,8 @@ class Incidents:
         if incident is None:
             return
         if counted.ended_at is None and self._log is not None:  # afterwards the log may be the next engine's
-            lines, _ = self._log.of_this_life(self._log.since)
-            incident = replace(incident, messages=merged(incident.messages, match(lines)))
+            story = self._log.story(self._log.since)
+            incident = replace(incident, messages=merged(incident.messages, story.messages))
         self._store.write(_counted(incident, counted))
 
     def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
@@ -335,7 +331,7 @@ class Incidents:
     def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None) -> LogStory:
         if evidence.start is not None:
             return evidence.start.story
-        return LogStory(problem=_NO_LOG) if self._log is None else story_of(*self._log.of_this_life(since, until))
+        return LogStory(problem=_NO_LOG) if self._log is None else self._log.story(since, until)
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -10,12 +10,11 @@ An engine may live through such a failure. One counts only if it is its process'
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from highwater.diagnose.log.lines import RecognizedLine
+from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.readings.rank import RankReading
 from highwater.units import GIB, KIB, MIB
 
@@ -35,11 +34,10 @@ _FREE: Final = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
 _ALLOCATED: Final = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch|; {_SIZE} already allocated;")
 _UNALLOCATED: Final = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _RESERVED: Final = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-_PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
 # vLLM's time of a line, or a container runtime's. The year is not said: that of a leap year stands for any.
 _TIME: Final = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
+_MOST_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
-_LINE_LENGTH: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +79,58 @@ class FailedAllocation:
         )
 
 
-def failed_allocations(lines: Sequence[RecognizedLine]) -> list[FailedAllocation]:
-    """Return each process's last failure in the lines of an engine's life, if it stands near their end.
+class FailedAllocations:
+    """Each process's last failure among lines that come one after another.
 
     A message that is cut or written in another way says nothing, and then an earlier one of its process counts no more.
     """
-    found: dict[str | None, tuple[int, datetime | None, FailedAllocation | None]] = {}
+
+    def __init__(self) -> None:
+        self._found: dict[int | None, tuple[Moment, FailedAllocation | None]] = {}
+
+    def add(self, found: RecognizedLine, at: Moment) -> None:
+        """Take the next line."""
+        if found.known is None or found.known.name not in _MESSAGES:
+            return
+        # What a process quotes is another one's.
+        pid = found.line.pid if quoted(found.line) is None else None
+        if pid in self._found or len(self._found) < _MOST_PROCESSES:
+            self._found[pid] = (at, _parsed(found.line.message, pid))
+
+    def near(self, end: Moment) -> tuple[FailedAllocation, ...]:
+        """Return the failures that stand near the end of an engine's life; a quoted one only where it is not there."""
+        near = [failed for at, failed in self._found.values() if failed is not None and at.is_near(end)]
+        known = {replace(failed, pid=None) for failed in near if failed.pid is not None}
+        return tuple(failed for failed in near if failed not in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A line's place in a log: its number, and the last time that was named until then."""
+
+    number: int = 0
     time: datetime | None = None
-    for number, (text, _, known) in enumerate(lines):
-        time = _time_of(text) or time
-        if known is not None and known.name in _MESSAGES:
-            pid = _PID.search(text[:200])
-            process = None if pid is None else pid[1]
-            found[process] = (number, time, _parsed(text[:_LINE_LENGTH], process))
-    return [
-        failed
-        for number, at, failed in found.values()
-        if failed is not None and _is_near(at, time, after=len(lines) - number)
-    ]
 
+    def next(self, text: str) -> Moment:
+        """Return that of the next line."""
+        return Moment(self.number + 1, _time_of(text) or self.time)
 
-def _is_near(at: datetime | None, end: datetime | None, *, after: int) -> bool:
-    if at is None or end is None:
-        return after <= NEAR_LINES
-    return (end - at) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
+    def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        if self.time is None or end.time is None:
+            return end.number - self.number < NEAR_LINES
+        return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
 
 
 def _time_of(line: str) -> datetime | None:
-    found = _TIME.search(line[:120])
+    found = _TIME.search(line[:200])
     try:
         return None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[0]}Z")
     except ValueError:  # no such day or hour
         return None
 
 
-def _parsed(line: str, pid: str | None) -> FailedAllocation | None:
+def _parsed(line: str, pid: int | None) -> FailedAllocation | None:
     tried, total, free, allocated = (_size(pattern, line) for pattern in (_TRIED, _TOTAL, _FREE, _ALLOCATED))
     unallocated, reserved = _size(_UNALLOCATED, line), _size(_RESERVED, line)
     if tried is None or total is None or free is None or allocated is None:
@@ -124,7 +139,7 @@ def _parsed(line: str, pid: str | None) -> FailedAllocation | None:
         reserved = allocated + unallocated
     if reserved is None or reserved < allocated:
         return None
-    return FailedAllocation(tried, total, free, allocated, reserved, None if pid is None else int(pid))
+    return FailedAllocation(tried, total, free, allocated, reserved, pid)
 
 
 def _size(pattern: re.Pattern[str], line: str) -> int | None:

@@ -8,8 +8,7 @@ import pytest
 
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
-from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation, failed_allocations
-from highwater.diagnose.log.lines import recognized
+from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
 from tests.fakes.incident import AT, TOTAL, evidence, rank, reading
@@ -35,7 +34,7 @@ def gib(number: float) -> int:
 
 
 def found(*lines: str) -> list[FailedAllocation]:
-    return failed_allocations(recognized(lines))
+    return list(story_of(lines).failed)
 
 
 def test_the_figures_of_either_message():

@@ -6,8 +6,10 @@ import os
 
 import pytest
 
-from highwater.diagnose.log.lines import MAX_LINE_LENGTH, TAIL_BYTES, match, merged, read_tail
+from highwater.diagnose.log.file import TAIL_BYTES, read_tail
+from highwater.diagnose.log.lines import match, merged
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.record import MAX_LINE_LENGTH
 from highwater.text.printable import plain
 
 # As engines write them, wherever it was possible with what stands around them.
@@ -318,7 +320,7 @@ CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
             f"2026-11-21T14:32:33.1Z stdout F {CUDA}",
         ],
         [
-            '{"log":"Received request: prompt: \'aaa","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}',
+            f'{{"log":"Received request: prompt: {"a" * 16384}","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
             f'{{"log":"{CUDA}\\n","stream":"stderr","time":"2026-11-21T14:32:33.1Z"}}',
         ],
     ],
@@ -331,4 +333,11 @@ def test_a_piece_of_a_line_that_was_cut_is_no_message(tmp_path, lines):
     assert match(read_tail(log)[0]) == ()
     whole = lines[-1]  # the same line, with none before it
     log.write_text(whole + "\n")
+    assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]
+
+
+def test_a_collectors_json_need_not_have_the_lines_end(tmp_path):
+    """Only Docker's long ones are pieces."""
+    log = tmp_path / "engine.log"
+    log.write_text(f'{{"log":"a","stream":"stderr"}}\n{{"log":"{CUDA}","stream":"stderr"}}\n')
     assert [message.name for message in match(read_tail(log)[0])] == ["cuda_out_of_memory"]
