@@ -38,7 +38,10 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
 }
 # Where memory was not short these explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(
-    {"unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
+    {
+        *("unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "policy"),
+        *("without_expandable_segments", "encoder_not_profiled"),
+    }
 )
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})

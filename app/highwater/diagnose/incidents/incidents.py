@@ -1,7 +1,7 @@
 """Opens incidents, counts their repetitions, and closes them when the engine is ready again.
 
 A storm of failures is one incident: what is reported again within a minute is counted there, and a start that fails the
-same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The evidence of
+same way again within an hour. A hang that the engine's death ends becomes that death. The evidence of
 the first report stays, since it is nearest to the cause; later log lines are added: processes that end write their last
 lines a moment after they were missed. All reading and writing is done in a thread, because the data plane must not wait
 for a disk.
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
-from highwater.diagnose.evidence import Evidence, IncidentKind
+from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
+from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incidents.diagnosis import (
     advised,
     diagnose,
@@ -44,8 +45,6 @@ from highwater.text.printable import cleaned
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
 SAME_START_SECONDS = 3600.0
-# A death so soon after a hang is its end; a liveness probe that ends a hung engine takes longer.
-SAME_DEATH_SECONDS = 20.0
 # When the log is read once more. vLLM logs that a process waits without a response a minute after it began to.
 LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
     "died": (5.0,),
@@ -63,6 +62,7 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
+_WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.diagnose.incidents")
@@ -231,7 +231,7 @@ class Incidents:
             return counted, False
         hang = self._hang_before(evidence)
         if hang is not None:
-            evidence = replace(evidence, ranks=joined(evidence.ranks, hang.ranks))
+            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
         incident = replace(self._incident(evidence, story), number=number)
@@ -247,12 +247,15 @@ class Incidents:
         return incident.headline, True
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
-        """Return the hang that this death ends: a killed worker stops every step, and then the API server ends."""
+        """Return the hang that this death ends: it is open, so the engine has not been ready since.
+
+        A killed worker stops every step, and then the API server ends. A liveness probe ends an engine that hangs.
+        """
         if evidence.kind != "died":
             return None
         hangs = [one for one in self._tracked.values() if one.kind == "hung" and one.ended_at is None]
-        recent = [one for one in hangs if 0 <= evidence.at - (one.at or 0.0) < SAME_DEATH_SECONDS]
-        return self._stored(max(recent, key=lambda one: one.at or 0.0).id) if recent else None
+        before = [one for one in hangs if (one.at or 0.0) <= evidence.at]
+        return self._stored(max(before, key=lambda one: one.at or 0.0).id) if before else None
 
     def _complete(self, *, at_once: bool) -> tuple[Headline, ...]:
         now, late = self._monotonic(), self._late
@@ -327,6 +330,7 @@ class Incidents:
     def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
+        findings: Sequence[Finding] = ()
         try:
             findings = diagnose(evidence, story)
         except Exception:
@@ -334,8 +338,12 @@ class Incidents:
             # can collect it again.
             self._internal_error()
             log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
-            findings = ()
             notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+        if evidence.hang is not None:
+            known = {found.name for found in findings}
+            findings = weightiest_first(
+                (*findings, *(each for each in evidence.hang.findings if each.name not in known))
+            )
         decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
         return Incident(
             id=self._id(evidence.kind, evidence.at),
@@ -346,7 +354,7 @@ class Incidents:
             engine=evidence.engine,
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
-            findings=findings,
+            findings=tuple(findings),
             messages=advised(story, findings),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
@@ -399,6 +407,18 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
         return False
     told = (incident.messages, incident.exception, incident.summary)
     return told != (stored.messages, stored.exception, stored.summary)
+
+
+def _ending(hang: Incident, evidence: Evidence) -> Evidence:
+    """Return a death's evidence with that of the hang that it ended, which is nearer to the cause."""
+    why = [found for found in hang.findings if found.name in _WHY_IT_HUNG]
+    reasons = (hang.reason, evidence.reason)
+    return replace(
+        evidence,
+        ranks=joined(evidence.ranks, hang.ranks),
+        hang=HangBefore(seconds=evidence.at - (hang.at or evidence.at), findings=tuple(why)),
+        reason="; then: ".join(dict.fromkeys(reason for reason in reasons if reason)),
+    )
 
 
 def _cause(messages: Sequence[LogMessage]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.diagnose.advice import Advice
+from highwater.diagnose.advice import Advice, advices, without_effect
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.finding import Finding, all_advice
 from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
@@ -69,8 +70,10 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     }
     if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
         facts["id"] = "it keeps the kind that the incident began with"
-    of_messages = (advice for message in incident.messages for advice in message.advice)
-    given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
+    causes = [each for each in incident.findings if each.weight == "likely" and each.name in KNOWN_CAUSE_NAMES]
+    pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
+    of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
+    given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),

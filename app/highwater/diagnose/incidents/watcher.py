@@ -25,6 +25,7 @@ from highwater.diagnose.log.starts import FailedStart
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
+from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
@@ -34,6 +35,7 @@ from highwater.readings.policy import PolicyStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.recorder.entry_table import largest_first
+from highwater.recorder.progress import LOST
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress
 from highwater.recorder.recorders import Recorders
@@ -69,7 +71,8 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    ``internal_error`` counts an internal error; the other callables return the present state of their parts.
+    ``internal_error`` counts an internal error, ``read_host`` reads host memory once more; the other callables return
+    the present state of their parts.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class IncidentWatcher:
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
+        read_host: Callable[[], Awaitable[HostFacts]] | None = None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
@@ -93,6 +97,7 @@ class IncidentWatcher:
         self._verdicts = verdicts
         self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
+        self._read_host = read_host
         self._internal_error = internal_error
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
@@ -249,8 +254,22 @@ class IncidentWatcher:
             events=events,
             reason=reason,
             stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
-            oom_kills=self._oom_kills.recent(),
         )
+
+    async def _with_host(self, evidence: Evidence) -> Evidence:
+        """Add host memory as it is now, with what the dead have left, and the kernel's kills."""
+        host = None
+        try:
+            host = None if self._read_host is None else await self._read_host()
+        except Exception:
+            # Broad, so that the incident is written without it.
+            self._internal_error()
+            log.exception("host memory could not be read for an incident")
+        # While all are alive, none is known to have reported its counter after the end.
+        is_one_lost = any(rank.status in LOST for rank in evidence.ranks)
+        alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
+        kills = self._oom_kills.recent(None if host is None else host.reading, alive if is_one_lost else ())
+        return replace(evidence, host=host, oom_kills=kills)
 
     def _follow_log(self, report: Report) -> None:
         """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
@@ -302,6 +321,7 @@ class IncidentWatcher:
             last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
             ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
             evidence = replace(evidence, ranks=ranks)
+        evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:
             self._history.record("state", ENDED_IN_ORDER)

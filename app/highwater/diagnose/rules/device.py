@@ -105,6 +105,13 @@ def is_device_full(rank: RankCase) -> bool:
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
 
 
+def has_run_out(case: Case) -> bool:
+    """Return whether the device's memory ran out: by the incident, its counters, or what was free at the end."""
+    is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
+    is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
+    return not is_killed and (case.kind == "out_of_memory" or is_short or names_memory(case.log, "device"))
+
+
 def over_budget(case: Case) -> Finding | None:
     """Report that a rank used more than vLLM had planned with."""
     excess, rank = highest(case.ranks, _excess_bytes) or (0, None)

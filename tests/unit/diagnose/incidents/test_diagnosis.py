@@ -10,17 +10,20 @@ import pytest
 
 from highwater.accounting.points import MemoryPoint
 from highwater.diagnose.advice import ADVICE, COMPONENT_MEANING, Advice
-from highwater.diagnose.evidence import Evidence, OomKills, RankEvidence
+from highwater.diagnose.evidence import Evidence, HangBefore, OomKills, RankEvidence
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
 from highwater.diagnose.log.lines import ended_by_signal, match
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, story_of
-from highwater.diagnose.rules.book import ANYWHERE, OF_INCIDENTS, judged
+from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
+from highwater.host.past import Fill, GrownPart, HostFacts
+from highwater.host.processor_cache import CacheCopy, ProcessorCaches
+from highwater.host.reading import HostReading
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
-from highwater.readings.rank import Components, EncoderCache, HostMemory, TorchMemory
+from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
 
 FULL = 61_548 * MIB  # the story's, after its benchmark
@@ -45,6 +48,19 @@ def cache(size: int, capacity: int | None = 16_384) -> EncoderCache:
 def with_cache(size: int, embeds: int | None = None, capacity: int | None = 16_384) -> RankEvidence:
     """A rank whose entries have 8 MiB each; of 64 embeddings, 16,384 embeddings are 256 of them, or 2 GiB."""
     return rank(reading(encoder_cache=cache(size, capacity)), entries=(entry(embeds=embeds),))
+
+
+def started(**launch) -> RankEvidence:
+    """A rank, and what it was started with."""
+    return rank(reading(launch=Launch(**launch)))
+
+
+def fragmented(kind: str, grown: int, *, segments: bool | None) -> Evidence:
+    """A rank on which memory outside PyTorch grew since the engine was ready."""
+    first = reading()
+    grew = parts(non_torch_bytes=first.components.non_torch_bytes + grown)
+    now = reading(components=grew, launch=Launch(expandable_segments=segments))
+    return evidence(kind, rank(now), baseline=(first,))
 
 
 def engine(version: str | None) -> EngineStatus:
@@ -82,9 +98,44 @@ def leaking(owner: str = "API server") -> SeriesGrowth:
     )
 
 
+# An idle rank writes no samples: by its last one the container was full a minute and more ago.
+STALE_RANK = rank(reading(host_memory=host(63_000 * MIB, 64_000 * MIB), taken_at=AT - 61))
+LEAKER = GrownPart(
+    kind="process",
+    name="EngineCore",
+    role="engine_core",
+    pid=7,
+    bytes=2406 * MIB,
+    at=AT - 3,
+    grown_bytes=1956 * MIB,
+    seconds=240.0,
+)
+HELD = replace(LEAKER, name="worker rank 0", role="worker", grown_bytes=0, seconds=0.0)
+CACHES = ProcessorCaches(
+    kind="lru", copies=(CacheCopy(where="engine_core", copies=1, limit_bytes=1, holds="data"),), queries=0
+)
+
+
+def facts(
+    *, fill: float | None = None, together: int = 0, part: GrownPart | None = None, caches: ProcessorCaches = CACHES
+) -> HostFacts:
+    """Host memory as read after the end, three seconds after the container had been so full."""
+    fullest = None
+    if fill is not None:
+        fullest = Fill(at=AT - 3, used_bytes=int(fill * 5000) * MIB, whole_bytes=5000 * MIB, is_limited=True)
+    parts = () if part is None else (part,)
+    reading = HostReading(taken_at=AT)
+    return HostFacts(reading=reading, fullest=fullest, parts=parts, ended_together=together, caches=caches)
+
+
 FOUND: list[tuple[str, str, Evidence]] = [
     ("killed_by_kernel", "likely", evidence("died", oom_kills=OomKills(count=1, where="counted where rank 0 runs"))),
     ("killed_by_kernel", "clue", evidence("out_of_memory", oom_kills=OomKills(count=2, where="counted by rank 0"))),
+    ("kill_not_known", "clue", evidence("died")),
+    ("kill_not_known", "clue", evidence("died", ended_by_signal=9, host=facts(fill=0.5, together=3))),
+    ("kill_not_known", "note", evidence("died", host=facts(fill=0.5))),
+    ("hang_ended", "likely", evidence("died", hang=HangBefore(seconds=124.0))),
+    ("hang_ended", "clue", evidence("died", hang=HangBefore(seconds=9.0))),
     ("ended_by_signal", "clue", evidence("died", ended_by_signal=9)),
     ("ended_by_signal", "clue", evidence("died", ended_by_signal=40)),
     ("device_full", "likely", evidence("died", rank(reading(used=FULL)), baseline=(reading(),))),
@@ -96,9 +147,11 @@ FOUND: list[tuple[str, str, Evidence]] = [
     ("device_had_room", "note", evidence("died")),
     ("device_had_room", "note", evidence("out_of_memory")),
     ("over_budget", "clue", evidence("died", rank(reading(used=60_000 * MIB)))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.0"))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.11.0rc1"))),
-    ("unprofiled_encoder", "clue", evidence("died", engine=engine("0.12.1"))),
+    ("encoder_not_profiled", "clue", evidence("died", started(encoder_unprofiled_by="vllm_ascend"))),
+    ("encoder_not_profiled", "clue", evidence("died", started(encoder_unprofiled_by="runner_v2"))),
+    ("without_expandable_segments", "clue", fragmented("died", 900 * MIB, segments=False)),
+    ("without_expandable_segments", "likely", fragmented("out_of_memory", 900 * MIB, segments=False)),
+    ("without_expandable_segments", "clue", fragmented("out_of_memory", 900 * MIB, segments=None)),
     ("leaks", "likely", evidence("died", growth=Growth(series=(leaking(), leaking("EngineCore"))))),
     ("leaks", "clue", evidence("hung", growth=Growth(series=(leaking(),)))),
     ("growth", "clue", evidence("died", growth=Growth(since_ready_bytes=3_782 * MIB, bytes_per_second=70.0 * MIB))),
@@ -173,6 +226,10 @@ FOUND: list[tuple[str, str, Evidence]] = [
             rank(reading(host_memory=host(None, None, node_total_bytes=100 * MIB, node_available_bytes=MIB))),
         ),
     ),
+    ("host_memory", "likely", evidence("died", host=facts(fill=0.97))),
+    ("host_memory", "likely", evidence("start_failed", host=facts(fill=0.97))),
+    ("host_memory", "likely", evidence("died", host=facts(fill=0.91, together=3))),
+    ("host_memory", "clue", evidence("died", host=facts(fill=0.91))),
     ("kv_cache_full", "note", evidence("hung", load=EngineLoad(kv_cache_usage_ratio=0.99, requests_waiting=40))),
     (
         "kv_cache_full",
@@ -191,6 +248,10 @@ FOUND: list[tuple[str, str, Evidence]] = [
 NOT_FOUND: list[tuple[str, Evidence]] = [
     ("killed_by_kernel", evidence("died")),
     ("killed_by_kernel", evidence("died", oom_kills=OomKills(count=0, where="counted where rank 0 runs"))),
+    ("kill_not_known", evidence("hung")),
+    ("kill_not_known", evidence("died", ended_by_signal=11)),
+    ("kill_not_known", evidence("died", oom_kills=OomKills(count=0, where="counted"))),
+    ("hang_ended", evidence("died")),
     ("ended_by_signal", evidence("died")),
     ("leaks", evidence("died")),
     ("leaks", evidence("died", growth=Growth(series=(replace(leaking(), verdict="plateau", rate=None),)))),
@@ -201,14 +262,9 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("device_had_room", evidence("died", rank(reading(0)), rank(unknown(1)))),
     ("over_budget", evidence("died", rank(reading(used=56_400 * MIB)))),
     ("over_budget", evidence("died", rank(replace(reading(used=FULL), budget=unknown().budget)))),
-    ("unprofiled_encoder", evidence("died", engine=engine("0.13.0"))),
-    ("unprofiled_encoder", evidence("died", engine=engine(None))),
-    ("unprofiled_encoder", evidence("died", engine=engine("main"))),
-    ("unprofiled_encoder", evidence("died", rank(reading(encoder_cache=None)), engine=engine("0.12.0"))),
-    (
-        "unprofiled_encoder",
-        evidence("died", rank(replace(reading(), device=unknown().device)), engine=engine("0.12.0")),
-    ),
+    ("encoder_not_profiled", evidence("died", engine=engine("0.12.0"))),
+    ("without_expandable_segments", fragmented("out_of_memory", 900 * MIB, segments=True)),
+    ("without_expandable_segments", fragmented("out_of_memory", 90 * MIB, segments=False)),
     ("growth", evidence("died", growth=Growth(since_ready_bytes=100 * MIB, bytes_per_second=1.0))),
     ("growth", evidence("died", growth=Growth(since_ready_bytes=-4_000 * MIB))),
     ("growth", evidence("died", growth=Growth(bytes_per_second=9.0 * MIB))),
@@ -242,6 +298,8 @@ NOT_FOUND: list[tuple[str, Evidence]] = [
     ("encoder_cache", evidence("died", with_cache(100 * MIB))),
     ("encoder_cache", evidence("died", rank(reading(encoder_cache=None)))),
     ("host_memory", evidence("died")),
+    ("host_memory", evidence("died", STALE_RANK)),
+    ("host_memory", evidence("died", rank(STALE_RANK.reading), host=facts(fill=0.5))),
     ("host_memory", evidence("died", rank(reading(host_memory=host(63_000 * MIB, None))))),
     ("host_memory", evidence("died", rank(reading(host_memory=host(None, 64_000 * MIB))))),
     ("kv_cache_full", evidence("hung")),
@@ -292,7 +350,7 @@ def test_every_question_is_tried_both_ways():
     """A new question brings its rows in both tables."""
     names = {name for name, _, _ in FOUND}
     assert names == {name for name, _ in NOT_FOUND}
-    assert len(OF_INCIDENTS) + len(ANYWHERE) == len(names | OF_THE_LOG)
+    assert len(OF_INCIDENTS) + len(KNOWN_CAUSES) + len(ANYWHERE) == len(names | OF_THE_LOG)
 
 
 def test_the_documentation_names_every_finding_and_message():
@@ -384,10 +442,43 @@ def test_a_kill_by_the_kernel_is_said():
     kills = OomKills(count=1, where="counted in the group of rank 1")
     said = headline(evidence("died", oom_kills=kills), KILLED)
     assert said.startswith(
-        "The engine died: the log says that a worker's process ended; the kernel killed a process of this container "
-        "for memory; one of the engine's processes was ended by signal 9 (SIGKILL)"
+        "The engine died: the log says that a worker's process ended; the kernel killed a process of the engine's "
+        "container for memory; one of the engine's processes was ended by signal 9 (SIGKILL)"
     )
     assert "not short" not in said
+
+
+def test_the_process_that_grew_is_named_and_its_advice_is_for_it():
+    """By how much, over which time; caches in which nothing was looked up are left alone."""
+    given = evidence("died", oom_kills=OomKills(count=1, where="counted"), host=facts(fill=0.97, part=LEAKER))
+    killed, memory = (found(name, given) for name in ("killed_by_kernel", "host_memory"))
+    grew = "EngineCore grew from 450 MiB to 2.35 GiB in 4 m"
+    assert killed.title == f"the kernel killed a process of the engine's container for memory; {grew}"
+    assert (memory.title, grew in memory.text) == ("host memory stood at 97% of the container's limit", True)
+    assert killed.advice == memory.advice == (ADVICE["memory_limit"], ADVICE["memray"])
+    filled = replace(given, host=facts(part=LEAKER, caches=replace(CACHES, queries=9)))
+    assert found("killed_by_kernel", filled).advice == (
+        *(ADVICE[name] for name in ("memory_limit", "mm_processor_cache", "reset_mm_cache")),
+    )
+
+
+def test_of_a_kill_within_seconds_the_largest_is_named():
+    """None was seen to grow; on CPU the worker has the KV cache."""
+    cpu = rank(reading(device=Device(type="cpu"), host_memory=HostMemory()))
+    given = evidence("died", cpu, oom_kills=OomKills(count=1, where="counted"), host=facts(part=HELD))
+    killed = found("killed_by_kernel", given)
+    assert killed.title.endswith("; worker rank 0 held the most, 2.35 GiB")
+    assert "Each process by its last look: worker rank 0 2.35 GiB (3 s before)." in killed.text
+    assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
+
+
+def test_a_whole_container_that_was_killed_leaves_no_counter_and_two_facts():
+    """All of it fell silent at one moment, and it was full: with the command that says whether it was the kernel."""
+    given = evidence("died", host=facts(fill=0.97, together=3, part=LEAKER))
+    said = headline(given)
+    assert "host memory stood at 97% of the container's limit; EngineCore grew" in said
+    assert "3 processes, all that are known of it" in found("host_memory", given).text
+    assert "lastState" in found("kill_not_known", given).advice[0].setting
 
 
 def test_a_failed_start_says_what_was_refused():

@@ -69,7 +69,7 @@ def test_a_log_that_was_not_understood_acquits_nothing(log, words, kind):
 @pytest.mark.parametrize(
     "raised",
     [
-        "RuntimeError: EI0099: Failed to allocate resource[qp]. Reason: Memory resources are exhausted.",
+        "RuntimeError: VX0099: the ring's memory could not be had",
         "ray.exceptions.RayTaskError(OutOfMemoryError): ray::RayWorkerWrapper.execute_method()",
         "SomeError: no space left for the buffer",
         "VendorError: out of device resources",

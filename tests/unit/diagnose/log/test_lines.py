@@ -41,6 +41,26 @@ LINES = {
         "`gpu_memory_utilization` when initializing the engine."
     ),
     "library_out_of_memory": "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "npu_host_memory_exhausted": (
+        "torch.OutOfMemoryError: allocate_host_memory_slowpath:../torch_npu/csrc/core/npu/CachingHostAllocator.cpp:252 "
+        "NPU function error: aclrtMallocHostWithCfg, error code is 207001"
+    ),
+    "npu_device_memory_exhausted": (
+        "[PID: 542] 2026-01-16-04:52:41.266.655 Resource_Error_Insufficient_Device_Memory(EL0019): Failed to allocate "
+        "2097152 bytes of device memory."
+    ),
+    "hccl_resource_exhausted": (
+        "(Worker_TP3 pid=2322) ERROR 11-04 09:44:06 [multiproc_executor.py:824] RuntimeError: EI0007: [PID: 2322] "
+        "2026-11-04-09:44:05.909.517 Failed to allocate resource[qp] with info [aicpu rank:7,localUserrank:7,"
+        "localIpAddr: 10.1.0.8,deviceLogicId:3,send_cq_depth:32768]. Reason: Memory resources are exhausted."
+    ),
+    "npu_resources_insufficient": (
+        "(EngineCore_0 pid=519998) ERROR 08-05 11:23:25 [core.py:632] EL0006: [PID: 519998] "
+        "2025-08-05-11:23:25.691.093 The resources are insufficient."
+    ),
+    "npu_allocation_failed": (
+        "(EngineCore_0 pid=519998) ERROR 08-05 11:23:25 [core.py:632] [Error]: Failed to apply for memory."
+    ),
     "hccl_buffer_out_of_memory": "[ERROR] HCCL(9,python): [Init][CCLBuffer]alloc device memory failed",
     "device_open_failed_507033": "open device 2 failed, runtime result = 507033.[FUNC:ReportCallError]",
     "device_not_free_at_start": (
@@ -174,6 +194,24 @@ OTHER_FORMS = {
     ),
     "RuntimeError: Engine core process EngineCore_DP0 died unexpectedly.": "engine_core_died",
     "[ERROR] aclrtMalloc failed, ret:207001": "runtime_result_207001",
+    "        rtMalloc execute failed, reason=[driver error:out of memory][FUNC:FuncErrorReason]": (
+        "runtime_result_207001"
+    ),
+    "        rtsMallocHost execution failed, reason=driver error:out of memory": "npu_host_memory_exhausted",
+    "[PID: 9208] 2026-01-19-05:52:40.055.233 Allocation_Failure(EI0007): Failed to allocate resource[qp] with": (
+        "hccl_resource_exhausted"
+    ),
+    "        Possible Cause: Failed to allocate memory or the Notify register due to resource insufficiency.": (
+        "hccl_resource_exhausted"
+    ),
+    "Resource_Error(EI0007): Failed to allocate resource DeviceMemory with info size:209715200 Byte. Reason": (
+        "npu_device_memory_exhausted"
+    ),
+    "EI0011: Failed to allocate [262144] bytes of NPU memory.": "npu_device_memory_exhausted",
+    "RuntimeError: capture_begin:build/CMakeFiles/torch_npu.dir/compiler_depend.ts:156 NPU function error: "
+    "c10_npu::acl::AclmdlRICaptureBegin(capture_stream_, capture_mode), error code is 207005": (
+        "npu_resources_insufficient"
+    ),
     "(EngineCore pid=9) INFO 10-22 09:43:49 [gpu_worker.py:360] Available KV cache memory: -0.87 GiB": (
         "no_room_for_kv_cache"
     ),
