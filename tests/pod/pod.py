@@ -140,10 +140,10 @@ class Container(KeptProcess):
 
     def run(self, command: Sequence[str]) -> None:
         """Start a further process in it, as `kubectl exec` does; it ends with the container."""
-        inside = ["nsenter", "--target", str(self.pids()[0]), "--mount", "--pid", "--", "sh", "-c"]
-        join = f'echo 0 > {container.MEMORY}/cgroup.procs && exec "$@"'
+        join = f'echo $$ > "{self.group}/cgroup.procs" && exec "$@"'
+        enter = ["nsenter", "--target", str(self.pids()[0]), "--mount", "--pid", "--"]
         process = KeptProcess(f"a process in {self.name}", self._pod.folder / "run.log")
-        process.start([*inside, join, "sh", *command], env=os.environ, cwd=self._pod.folder)
+        process.start(["sh", "-c", join, "sh", *enter, *command], env=os.environ, cwd=self._pod.folder)
         self._pod.stack.callback(process.stop)
 
     def kill(self) -> None:

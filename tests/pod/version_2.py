@@ -83,5 +83,6 @@ class Version2:
         for pid in self._container.pids():
             with suppress(OSError):
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                found += [line.split()[-1] for line in lines if line.startswith("NSpid:")]
+                (numbers,) = (line.split()[1:] for line in lines if line.startswith("NSpid:"))
+                found += numbers[1:][-1:]  # `nsenter` itself has no number in it
         return found
