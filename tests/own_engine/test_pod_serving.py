@@ -24,7 +24,7 @@ MIB = 1024**2
 LIMIT_BYTES = 3072 * MIB
 TOO_MUCH_BYTES = 64 * MIB
 SLOWLY_SECONDS = 45.0
-LOOKS = 5
+LOOKS, LATE_LOOKS = 5, 24
 WITH_RECORDERS = pytest.mark.parametrize("sees", [BOTH, RECORDERS])
 EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
 WITH_LOG = pytest.mark.parametrize("sees", [BOTH, LOG])
@@ -185,7 +185,7 @@ def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
     with pod.watched() as sidecars:
         kubelet.evict()
         settle(sidecars, lambda each: each.report()["engine"]["state"] == "gone")
-        settle(sidecars, lambda each: each.incidents())  # for all that time there must be none
+        settle(sidecars, lambda each: each.incidents(), looks=LATE_LOOKS)  # for all that time there must be none
         return Outcome(kubelet.states[-1], say(sidecars))
 
 

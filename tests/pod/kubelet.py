@@ -41,6 +41,7 @@ class Kubelet:
         has_started: The startup probe.
         is_alive: The liveness probe, asked once the container has started: it is ended when that failed thrice running.
         period_seconds: Of both probes.
+        starts: How often it is started, as if the back-off were minutes then; None: without a limit.
     """
 
     def __init__(
@@ -53,14 +54,17 @@ class Kubelet:
         has_started: Callable[[], bool] = lambda: False,
         is_alive: Callable[[], bool] = lambda: True,
         period_seconds: float = PERIOD_SECONDS,
+        starts: int | None = None,
     ) -> None:
         self.container = container
         self.states: list[Ended] = []
         """What it would show as `lastState`, one after the other."""
+        self.ended_at: list[float] = []
+        """When, in Unix seconds."""
         self.killed_by_probe = 0
         self._start = lambda: container.start(command, env=env, cwd=cwd)
         self._has_started, self._is_alive = has_started, is_alive
-        self._period_seconds = period_seconds
+        self._period_seconds, self._starts = period_seconds, starts
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet")
 
@@ -86,6 +90,8 @@ class Kubelet:
     def _run(self) -> None:
         while not self._is_done.is_set():
             self._watch_life()
+            if len(self.states) == self._starts:
+                return
             if not self._is_done.wait(self._back_off()):
                 self._start()
 
@@ -94,7 +100,7 @@ class Kubelet:
         has_started, failures, asked_at = False, 0, time.monotonic()
         while not self._is_done.wait(LOOK_SECONDS):
             if not self.container.is_running():
-                self.states.append(self.container.ended())
+                self._note_end()
                 return
             if time.monotonic() - asked_at > self._period_seconds:
                 has_started = has_started or self._has_started()
@@ -107,6 +113,10 @@ class Kubelet:
 
     def _end(self) -> None:
         self.container.stop()
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self.ended_at.append(time.time())
         self.states.append(self.container.ended())
 
     def _back_off(self) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.pod.pod import Pod
 
 LIMIT_BYTES = 1024**3
-LOOK_SECONDS, SETTLE_LOOKS = 0.5, 24
+LOOK_SECONDS, SETTLE_LOOKS = 0.5, 120
 BOTH, RECORDERS, LOG, NEITHER = "recorders and log", "recorders", "log", "neither"
 
 
@@ -111,9 +111,9 @@ def sidecars_beside(pod: Pod, engine_url: str, recorder: Path, log: Path, **sett
         yield each
 
 
-def settle(sidecars: Sidecars, holds: Callable[[PodSidecar], object]) -> None:
+def settle(sidecars: Sidecars, holds: Callable[[PodSidecar], object], looks: int = SETTLE_LOOKS) -> None:
     """Give every sidecar time until it holds for all; where it never does, the test that comes next says what lacks."""
-    for _ in range(SETTLE_LOOKS):
+    for _ in range(looks):
         if all(holds(sidecar) for sidecar in sidecars.values()):
             return
         time.sleep(LOOK_SECONDS)
