@@ -19,7 +19,7 @@ from tests.pod.pod import Container, Ended, Pod, why_not
 from tests.pod.sidecar import BOTH, RECORDERS, PodSidecar, Sidecars, settle, sidecars_beside
 from tests.pod.version_2 import Version2
 
-PROBE_SECONDS = 8.0
+PROBE_SECONDS = 12.0
 """Three of them are longer than a dying engine takes to end by itself; the chart has two minutes in all."""
 
 
