@@ -71,6 +71,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         parts += [f"memory was not short ({each.title})" for each in findings if each.name == "device_had_room"]
     if not parts:
         parts = [finding.title for finding in findings if finding.weight == "clue"][:1]
+    if evidence.kind == "start_failed" and evidence.reason and not messages:
+        # Of processes that left no rank the reason has all figures.
+        return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts) or 'nothing that is known explains it'}{seen}"
 
