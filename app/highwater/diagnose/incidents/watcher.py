@@ -21,6 +21,7 @@ from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
@@ -47,6 +48,9 @@ BACKLOG = 16
 FINISH_SECONDS = 3.0
 # So long the log may say with what a start failed that its processes' files have shown: it waits for silence itself.
 LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
+# Between two looks at the log of an engine that sleeps.
+HEAR_SECONDS = 5.0
+ENDED_IN_ORDER = "the engine ended in order, as its log says"
 
 log = logging.getLogger("highwater.diagnose.incidents")
 
@@ -61,6 +65,7 @@ class _LifeKnown:
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
+    sleep: Sleep = field(default_factory=Sleep)
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
@@ -111,6 +116,7 @@ class IncidentWatcher:
         self._is_looking = self._has_looked = False
         # Starts that failed by their files, and what to read of their recorders, until the log has said why.
         self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
+        self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
@@ -221,6 +227,7 @@ class IncidentWatcher:
             life.records = recorders.records  # the last records of workers that are followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
+            life.sleep.note(report.ranks)
             life.baseline = self._engine_life().baseline or life.baseline
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
@@ -285,6 +292,9 @@ class IncidentWatcher:
             self._put(self._complete)
         if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+        if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
+            self._heard_at = self._history.now()
+            self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Queue the work; return whether there was room."""
@@ -299,10 +309,17 @@ class IncidentWatcher:
         for ended in await self._incidents.engine_ready():
             self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
 
+    async def _hear(self, report: Report, life: _LifeKnown | None) -> None:
+        """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
+        failure = wake_up_failed(await self._incidents.heard(), report.ranks, Sleep() if life is None else life.sleep)
+        if failure is not None:
+            self._history.record("state", f"{failure.title}. {failure.text}")
+            log.warning("%s. %s", failure.title, failure.text)
+
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking, is_absent = False, report.engine.traits.is_absent
         for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
-            is_silent = not start.story.messages
+            is_silent = not start.story.messages and start.story.exception is None
             # What the log has from before this sidecar, it has not seen.
             is_new = self._has_looked and self._log_says_start_failed(is_silent)
             if self._unsaid:
@@ -323,7 +340,8 @@ class IncidentWatcher:
     async def _complete(self, *, at_once: bool = False) -> None:
         if at_once and self._last is not None and (self._last.engine.traits.is_absent or self._unsaid):
             await self._look_for_failed_starts(self._last, at_once=True)
-        await self._incidents.complete(at_once=at_once)
+        for ended in await self._incidents.complete(at_once=at_once):
+            self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
@@ -331,7 +349,11 @@ class IncidentWatcher:
             ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
             evidence = replace(evidence, ranks=ranks)
         evidence = await self._with_host(evidence)
-        headline, is_new = await self._incidents.open_incident(evidence)
+        opened = await self._incidents.open_incident(evidence)
+        if opened is None:
+            self._history.record("state", ENDED_IN_ORDER)
+            return
+        headline, is_new = opened
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
             log.warning("incident %s: %s", headline.id, headline.summary)
