@@ -235,7 +235,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     engine = report.engine
     text = "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep."
     yield from known("engine_up", text, engine.traits.is_up)
-    text = "Starts of the engine that the sidecar saw after the first."
+    text = "Lives of the engine that the sidecar saw end, starts that failed included."
     yield from known("engine_restarts", text, engine.restarts, counter)
     yield one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
     # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
