@@ -129,13 +129,13 @@ class _Line:
         self._count = len(blocks)
         self.slope, error, self._scatter = _fitted(blocks)
         # Of few readings many lie on a line by chance.
-        self.certainty = abs(self.slope) / max(error, 1e-9) / (1 + 4 / (self._count - 2))
+        self.certainty = abs(self.slope) / max(error, 1e-9) / (1 + 4 / max(self._count - 2, 1))
         paces = [(used - earlier) / (at - before) for (before, earlier), (at, used) in pairwise(thirds)]
         self._late, self._pace_late = thirds[-1], paces[-1]
         self.ratio = paces[1] / paces[0] if len(paces) > 1 and paces[0] * paces[1] > 0 else 0.0
         # A bend adds to the noise that the fit leaves, and hardly to that from block to block.
         bends = [a - 2 * b + c for (_, a), (_, b), (_, c) in zip(blocks, blocks[1:], blocks[2:], strict=False)]
-        noise = math.sqrt(fmean(bend * bend for bend in bends) / 6 / self._count)
+        noise = math.sqrt(sum(bend * bend for bend in bends) / max(len(bends), 1) / 6 / self._count)
         self._doubt = 12.7 * noise / self._seconds / max(abs(self.slope), 1e-9)  # the standard error of the ratio
 
     @property
@@ -178,6 +178,8 @@ def _fitted(points: _Points) -> tuple[float, float, float]:
     """Return a least-squares slope, its standard error, and the scatter; errors like their neighbours' count less."""
     at, used = fmean(at for at, _ in points), fmean(used for _, used in points)
     width = sum((one - at) ** 2 for one, _ in points)
+    if len(points) < 3 or not width:  # noqa: PLR2004 - through two points there is always a line
+        return 0.0, math.inf, math.inf
     slope = sum((one - at) * (size - used) for one, size in points) / width
     errors = [size - used - slope * (one - at) for one, size in points]
     square = sum(error * error for error in errors)

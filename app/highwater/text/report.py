@@ -157,9 +157,8 @@ def _encoder_cache(cache: EncoderCacheTotals | None, size: _SizeText) -> str:
 
 def _growth(report: Report, size: _SizeText) -> str:
     growth = report.growth
-    if growth.since_ready_bytes is None:
-        return ""
-    parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+    grown = growth.since_ready_bytes
+    parts = [] if grown is None else [f"{size(grown, signed=True)} since ready"]
     ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
     parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
     if growth.component is not None:

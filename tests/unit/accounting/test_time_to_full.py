@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
+from random import Random
 
 import pytest
 
@@ -92,6 +94,17 @@ def test_the_policys_pace_is_of_the_last_half_second_and_passes_over_cuts():
     assert pace_of(used, HASTY).bytes_per_second == pytest.approx(10.0)
     assert pace_of(used) is None
     assert pace_of(Track([0.0], [1.0]), HASTY) is None
+
+
+def test_readings_with_gaps_of_any_length_are_no_error():
+    """A sidecar that was stopped, a rank that was silent, a worker whose figures jump."""
+    dice = Random(7)  # noqa: S311 - no secret
+    for _ in range(300):
+        at = list(accumulate(dice.choice((0.02, 0.2, 1.0, 30.0, 4000.0)) for _ in range(dice.randrange(1, 30))))
+        used = [dice.choice((0.0, 1.0, 2e9, 1e15, float(place))) for place in range(len(at))]
+        shown = Track(at, used, cut_at=dice.choice((-math.inf, at[0], at[-1], math.inf)), reliefs=at[::3])
+        left = time_to_full(RANK, shown).seconds_to_full
+        assert left is None or 0 <= left <= 86_400
 
 
 @pytest.mark.parametrize("pace", [None, -1e9, 0.0, 1000.0, 70_000.0])
