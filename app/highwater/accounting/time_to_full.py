@@ -83,7 +83,7 @@ def refill_seconds(track: Track) -> float | None:
         track.used[bisect_right(track.at, begin) : bisect_right(track.at, end)]
         for begin, end in ((before, last), (last, math.inf))
     )
-    if not wave or not since or track.at[-1] - last > 2 * (last - before):
+    if not wave or not since or track.at[-1] - last > 1.5 * (last - before):
         return None
     crest, half = max(wave), (max(wave) - min(wave)) / 2
     return last - before if min(since) <= crest - half and since[-1] <= crest + half and half > 0 else None
