@@ -112,7 +112,7 @@ are told together.
 - engine.model: say which model, by its name or as a folder
 {{- end -}}
 {{- if not $v.engine.device.kind }}
-- engine.device.kind: say which devices the engine uses: nvidia, ascend, amd, intel, gaudi or cpu
+- engine.device.kind: say which devices the engine uses: nvidia, ascend, amd, gaudi or cpu
 {{- end -}}
 {{- if not $v.engine.image.repository }}
 - engine.image.repository: say where vLLM's image is

@@ -258,7 +258,7 @@ lifecycle:
 {{- /* Empty on a CPU, and where devices come by claims. */ -}}
 {{- define "highwater.deviceResource" -}}
 {{- $device := .Values.engine.device -}}
-{{- $known := dict "nvidia" "nvidia.com/gpu" "ascend" "huawei.com/Ascend910" "amd" "amd.com/gpu" "intel" "gpu.intel.com/xe" "gaudi" "habana.ai/gaudi" -}}
+{{- $known := dict "nvidia" "nvidia.com/gpu" "ascend" "huawei.com/Ascend910" "amd" "amd.com/gpu" "gaudi" "habana.ai/gaudi" -}}
 {{- if not $device.claims -}}
 {{- $device.resource | default (get $known $device.kind) -}}
 {{- end -}}

@@ -74,7 +74,7 @@ def config(draw: Draw) -> Values:
 @st.composite
 def device(draw: Draw) -> Values:
     """Values of `engine` and `pod` about devices."""
-    kind = draw(st.sampled_from(["nvidia", "ascend", "amd", "intel", "gaudi", "cpu"]))
+    kind = draw(st.sampled_from(["nvidia", "ascend", "amd", "gaudi", "cpu"]))
     if kind == "cpu":
         return {"engine": {"device": {"kind": kind}}}
     found: Values = {"kind": kind, "count": draw(st.integers(1, 8))}

@@ -18,7 +18,6 @@ from tests.helm.chart import Object, ci_values, container, containers, env, moun
         ({"kind": "ascend", "count": 2}, "huawei.com/Ascend910"),
         ({"kind": "ascend", "count": 2, "resource": "huawei.com/Ascend310P"}, "huawei.com/Ascend310P"),
         ({"kind": "amd", "count": 2}, "amd.com/gpu"),
-        ({"kind": "intel", "count": 2}, "gpu.intel.com/xe"),
         ({"kind": "gaudi", "count": 2}, "habana.ai/gaudi"),
     ],
 )

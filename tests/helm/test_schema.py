@@ -297,7 +297,7 @@ def test_what_has_no_default_is_asked_for_at_once() -> None:
     for asked in (
         "sidecar.image.repository: say where the sidecar's image is",
         "engine.model: say which model",
-        "engine.device.kind: say which devices the engine uses: nvidia, ascend, amd, intel, gaudi or cpu",
+        "engine.device.kind: say which devices the engine uses: nvidia, ascend, amd, gaudi or cpu",
     ):
         assert asked in str(refused.value)
 

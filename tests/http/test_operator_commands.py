@@ -252,13 +252,17 @@ def odd(kind: str = "application/json", **bodies: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "command",
-    [["policy", "get"], ["policy", "mode", "act"], ["events"], ["snapshot", "take"], ["snapshot", "list"], ["restore"]],
+    [
+        *(["policy", "get"], ["policy", "mode", "act"], ["events"], ["snapshot", "take"], ["snapshot", "list"]),
+        *(["snapshot", "take", "--record-stacks", "1"], ["restore"]),
+    ],
     ids=" ".join,
 )
 @pytest.mark.parametrize("answer", [b"{}", b"[]", b"null", b'{"status": 5, "ranks": 7, "events": {}, "snapshots": 1}'])
 def test_an_answer_of_another_version_is_one_line(command, answer):
     """Never a traceback."""
-    names = ("policy", "memory/events", "memory/snapshot", "memory/snapshots", "memory/encoder-cache/restore")
+    names = ("policy", "memory/events", "memory/snapshots", "memory/encoder-cache/restore")
+    names += ("memory/snapshot", "memory/snapshot/stacks")
     with odd(**dict.fromkeys(names, answer)) as url:
         result = ran(*command, url=url)
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (3, "", 1), result.output

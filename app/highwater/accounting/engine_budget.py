@@ -86,6 +86,7 @@ class EngineLimits:
     v2_runner: bool | None = None
     async_scheduling: bool | None = None
     hybrid_manager: bool | None = None
+    sleep_mode: bool | None = None  # `--enable-sleep-mode`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ class EngineBudget:
 
     vllm_version: Text = None
     ascend_version: Text = None
+    torch_npu_version: Text = None
     architecture: Text = None
     dtype: Text = None
     memory: StartMemory = field(default_factory=StartMemory)

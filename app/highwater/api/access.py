@@ -148,7 +148,8 @@ class Access(SecurityBase):
         token = self._token.source(self._port)
         path = printable(request.scope.get("raw_path") or request.url.path.encode())
         url = f"{request.url.scheme}://127.0.0.1:{self._port}{path}"
-        if _has_body(request) or request.url.query:
+        has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+        if has_body or request.url.query:
             return (
                 f"repeat the same call to {url} with the token: HIGHWATER_ADMIN_TOKEN={token} in the environment of a "
                 f"highwater command, --oauth2-bearer {token} in a curl command"
@@ -174,11 +175,6 @@ class Access(SecurityBase):
         )
         without = _CREDENTIALS.sub(partial(_unless_it_holds, token), head)
         return without.replace(token.encode(), b"")  # in a query, a cookie or any other header
-
-
-def _has_body(request: HTTPConnection) -> bool:
-    """Return whether the head announces a body."""
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 def _unless_it_holds(token: str, line: re.Match[bytes]) -> bytes:

@@ -149,7 +149,7 @@ def _pool(pool: PoolView) -> str:
         ["bytes available", size_text(pool.available_bytes), f"of rank {_number(pool.binding_rank)}, the fewest"],
         ["blocks", _number(pool.blocks), f"{size_text(pool.bytes_per_block)} each"],
         ["tokens", _number(pool.tokens), "as vLLM prints it"],
-        ["maximum concurrency", _ratio(pool.max_concurrency),
+        ["maximum concurrency", UNKNOWN if pool.max_concurrency is None else f"{pool.max_concurrency:,.2f}",
          f"as vLLM prints it, the null block counted; {size_text(pool.needed_bytes)} each"],
     ]  # fmt: skip
     rows += [
@@ -304,10 +304,6 @@ def _title(rank: RankBudget) -> str:
 
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
-
-
-def _ratio(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.2f}"
 
 
 def _word(value: object) -> str:

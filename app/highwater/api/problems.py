@@ -59,8 +59,8 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, exc: RequestValidationError) -> JSONResponse:
         is_of_body = any(error["loc"] == ("body",) and error["type"] != "missing" for error in exc.errors())
-        if is_of_body and not _is_json(request):
-            sent = request.headers.get("content-type", "none")
+        sent = request.headers.get("content-type", "none")
+        if is_of_body and "json" not in sent.lower():
             return _problem(
                 415, "not_json", f"the body's Content-Type is {sent!r}; send Content-Type: application/json"
             )
@@ -82,10 +82,6 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         trace = "".join(traceback.format_exception(exc))
         limited.warning("unexpected", "%s %s failed unexpectedly: %s", request.method, request.url.path, trace)
         return _problem(500, "internal", "unexpected; the sidecar's log has the details")
-
-
-def _is_json(request: Request) -> bool:
-    return "json" in request.headers.get("content-type", "").lower()
 
 
 def _problem(status: int, code: str, message: str) -> JSONResponse:

@@ -37,7 +37,8 @@ def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
     Args:
         folder: Holds the runbooks, read once; None: the installation has none, and every one is a 404.
     """
-    pages = _read(folder)
+    paths = [] if folder is None else sorted(folder.glob("Highwater*.md"))
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     router = APIRouter(include_in_schema=False)  # no interface for programs
 
     @router.get(PREFIX)
@@ -57,12 +58,6 @@ def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
         return HTMLResponse(page(name, pages[name]), headers=_HEADERS)
 
     return router
-
-
-def _read(folder: Path | None) -> dict[str, str]:
-    if folder is None:
-        return {}
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("Highwater*.md"))}
 
 
 @lru_cache(maxsize=64)

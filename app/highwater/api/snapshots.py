@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -14,7 +14,6 @@ from highwater.api.problems import ProblemAnswer
 from highwater.api.requests import NO_STORE, StrictModel
 from highwater.api.services import Services
 from highwater.memory.snapshot_folder import pieces
-from highwater.memory.snapshots import Taken
 from highwater.readings.event import Caller
 from highwater.readings.schema import SCHEMA
 
@@ -64,7 +63,11 @@ def snapshots_router(services: Services) -> APIRouter:
         """Have every worker write PyTorch's memory snapshot, or return its size. The engine is stopped meanwhile."""
         dry_run = body is not None and body.dry_run
         taken = await snapshots.take(dry_run=dry_run, caller=caller)
-        return JSONResponse({"schema": SCHEMA, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": _ranks(taken)})
+        ranks = [
+            asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None}
+            for rank in taken.ranks
+        ]
+        return JSONResponse({"schema": SCHEMA, "dry_run": dry_run, "snapshot": taken.snapshot, "ranks": ranks})
 
     @router.post(
         "/memory/snapshot/stacks",
@@ -99,12 +102,6 @@ def snapshots_router(services: Services) -> APIRouter:
         return _Download(name, *opened)
 
     return router
-
-
-def _ranks(taken: Taken) -> list[dict[str, Any]]:
-    return [
-        asdict(rank) | {"url": _url(rank.file_name) if rank.file_name in taken.here else None} for rank in taken.ranks
-    ]
 
 
 def _url(name: str | None) -> str:

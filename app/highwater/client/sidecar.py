@@ -278,9 +278,4 @@ def reasons_of(results: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _unreachable(text: str) -> SidecarUnreachable:
-    return SidecarUnreachable(_line(text))
-
-
-def _line(text: str) -> str:
-    """Return one line that a terminal does not obey."""
-    return plain(text, _SHOWN_LENGTH)
+    return SidecarUnreachable(plain(text, _SHOWN_LENGTH))

@@ -50,15 +50,15 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
         with story.stage(environment, options, port or usual_port(), say=click.echo) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
-                _stay(sidecar.url, sidecar.port, engine.url, sidecar.settings[story.RECORDER_DIR])
+                _stay(sidecar.url, sidecar.port, engine.url)
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-def _stay(sidecar_url: str, port: int, engine_url: str, recorder_dir: str) -> None:
+def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
     from highwater.demo.commands import commands_to_try, own_command
 
-    lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port, recorder_dir)
+    lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
     click.echo(
         f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
         + "".join(f"  {line}\n" for line in lines)

@@ -9,28 +9,22 @@ import json
 import click
 
 from highwater.client.options import examples, json_option, sidecar_at, url_option
-from highwater.commands.host_trace import trace
 from highwater.exit_codes import ATTENTION
 
 
-@click.group(
-    invoke_without_command=True,
+@click.command(
     epilog=examples(
         "highwater host",
         "highwater host --json | jq '.parts.rows[:5]'      the five largest parts",
-        "highwater host trace api-server --minutes 10    which lines of it hold more and more",
     ),
 )
 @url_option
 @json_option
-@click.pass_context
-def host(context: click.Context, url: str, *, as_json: bool) -> None:
+def host(url: str, *, as_json: bool) -> None:
     """Show who has the host memory: API servers, EngineCore, workers, /dev/shm, page cache, the kernel.
 
     The parts sum to what the kernel counts for the engine's container. Exits with 1 where something is wrong.
     """
-    if context.invoked_subcommand is not None:
-        return
     from pydantic import TypeAdapter
 
     from highwater.client.answers import understood
@@ -45,6 +39,3 @@ def host(context: click.Context, url: str, *, as_json: bool) -> None:
     click.echo(json.dumps(answer, indent=2) if as_json else host_text(report), nl=as_json)
     if any(one.level == "warning" for one in report.findings):
         raise click.exceptions.Exit(ATTENTION)
-
-
-host.add_command(trace)

@@ -144,7 +144,8 @@ def measure(
         except KeyboardInterrupt:
             click.echo("Error: interrupted before the load started; nothing was measured", err=True)
             sys.exit(INTERRUPTED)
-    sys.exit(_status(experiment, interrupted=interrupts.count > 0, complete=measurement.complete))
+    status = INTERRUPTED if interrupts.count > 0 else OK if measurement.complete else FAILED
+    sys.exit(experiment.load.exit_code or status)
 
 
 def _write(experiment: Experiment, files: ReportFiles) -> None:
@@ -161,14 +162,6 @@ def _write(experiment: Experiment, files: ReportFiles) -> None:
         _say(f"- and {len(titles) - MAX_LISTED} more in the report")
     for path in written:
         _say(f"wrote {path}")
-
-
-def _status(experiment: Experiment, *, interrupted: bool, complete: bool) -> int:
-    if experiment.load.exit_code:
-        return experiment.load.exit_code
-    if interrupted:
-        return INTERRUPTED
-    return OK if complete else FAILED
 
 
 def _say(line: str) -> None:

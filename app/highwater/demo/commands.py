@@ -38,14 +38,13 @@ def own_command(program: str, folder: Path) -> str:
     return shlex.quote(str(path.relative_to(folder) if below else path))
 
 
-def commands_to_try(highwater: str, sidecar_url: str, port: int, recorder_dir: str) -> list[str]:
+def commands_to_try(highwater: str, sidecar_url: str, port: int) -> list[str]:
     """Return the commands, one a line.
 
     Args:
         highwater: How to type the program.
         sidecar_url: The sidecar's base URL.
         port: Its port.
-        recorder_dir: The folder that the engine's processes write to.
     """
     token = f'"Authorization: Bearer $({highwater} token --port {port})"'
     return [
@@ -55,6 +54,5 @@ def commands_to_try(highwater: str, sidecar_url: str, port: int, recorder_dir: s
         f"curl {sidecar_url}/metrics",
         f"{highwater} reclaim --url {sidecar_url}",
         f"curl -X POST -H {token} {sidecar_url}/memory/reclaim",
-        f"{highwater} host trace worker --minutes 1 --folder {shlex.quote(recorder_dir)}",
         f"curl -N -H 'Accept: text/event-stream' {sidecar_url}/memory/events",
     ]

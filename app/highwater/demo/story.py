@@ -26,7 +26,6 @@ from highwater.demo.traffic import send_images
 from highwater.text.table import component_title, rank_title, table
 from highwater.units import MIB, mib
 
-RECORDER_DIR = "HIGHWATER_RECORDER_DIR"
 CONCURRENCY = 8
 READY_SECONDS = 60.0
 _SETTLE_SECONDS = 2.0
@@ -79,7 +78,7 @@ def _beside(
         folder = Path(name)
         recorders = folder / "recorders"
         recorders.mkdir()
-        variable = {RECORDER_DIR: str(recorders)}
+        variable = {"HIGHWATER_RECORDER_DIR": str(recorders)}
         recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
         engine = DemoEngine(environment, recorded, folder=folder / "engine")
         with DemoSidecar(engine.url, folder=folder, port=port, settings=variable) as sidecar:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import rank_key
-from highwater.diagnose.advice import COMPONENT_MEANING, for_component
+from highwater.diagnose.advice import COMPONENT_MEANING
 from highwater.diagnose.case import highest, name_of, risen, total
 from highwater.diagnose.finding import Finding, Weight, finding, possible, weightiest_first
 from highwater.diagnose.rules.book import judged
@@ -116,7 +116,7 @@ def non_torch_growth(experiment: Experiment) -> Finding | None:
         return None
     if not MINOR_SHARE * whole <= grown < MAIN_SHARE * whole:
         return None
-    advice = ("release", *for_component("non_torch_bytes", experiment.device.type))
+    advice = for_growth("non_torch_bytes", experiment.case)
     return finding(
         "non_torch_growth", advice=advice, grown=grown, meaning=meaning("non_torch_bytes", experiment.device.type)
     )
@@ -305,7 +305,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
     return finding(
         "gave_back",
         weight="clue" if stayed else "note",
-        advice=for_growth(component, experiment.device.type) if stayed and rest > 0 else (),
+        advice=for_growth(component, experiment.case) if stayed and rest > 0 else (),
         stayed=stayed,
         came_back=came_back,
         most=f", most of it by {best.remedy} ({mib_text(freed)})" if best is not None and freed else "",

@@ -50,6 +50,7 @@ class Poller:
         engine_process: Returns name and pid of a process of the engine that runs, as far as one is seen.
         stopped_engine: Returns which processes of the engine, workers aside, have been stopped for long, in one
             sentence; ``None`` if none. Called once in each poll.
+        launched: Returns a reading with what is known of its worker's start and of its device's other users.
         last_load: The engine's last known load.
     """
 
@@ -60,6 +61,7 @@ class Poller:
         self.pace: Callable[[Report], float] | None = None
         self.engine_process: Callable[[], str | None] = lambda: None
         self.stopped_engine: Callable[[], str | None] = lambda: None
+        self.launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading
         self.last_load = EngineLoad()
         self._rounds = rounds
         self._times = rounds.times
@@ -279,7 +281,8 @@ class Poller:
         outcome: Round,
         missing: tuple[MissingRank, ...],
     ) -> Report:
-        ranks = self._arrivals.dated(ranks, outcome.records)
+        dated = self._arrivals.dated(ranks, outcome.records)
+        ranks = tuple(self.launched(rank, self.capabilities.version) for rank in dated)
         return Report(
             taken_at=self._arrivals.taken_at,
             age_seconds=self._arrivals.age_seconds,

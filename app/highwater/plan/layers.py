@@ -93,17 +93,13 @@ def _attention(kept: Attention, resolved: Resolved) -> LayerSpec:
         "element_bytes": resolved.elements.cache_bytes,
         "token_head_bytes": resolved.elements.token_head_bytes(kept.head_size),
     }
-    if kept.window is not None and _keeps_windows_whole(resolved):
-        return FullAttention(window=kept.window, **geometry)
     if kept.window is not None:
+        if resolved.flags.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL:
+            return FullAttention(window=kept.window, **geometry)
         return SlidingWindow(window=kept.window, **geometry)
     if kept.chunk is not None:
         return ChunkedLocal(chunk=kept.chunk, **geometry)
     return FullAttention(**geometry)
-
-
-def _keeps_windows_whole(resolved: Resolved) -> bool:
-    return resolved.flags.platform == "ascend" and resolved.release in ascend.KEEPS_SLIDING_AS_FULL
 
 
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:

@@ -19,7 +19,6 @@ from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.plan.ascend import skips_encoder
 from highwater.policy.core import Action, Decision, decide
 from highwater.policy.learning import begin, learn
 from highwater.policy.memory import LifeMemory
@@ -148,8 +147,7 @@ class Governor:
         return decide(self.rules, report, facts, self._memory, self._clock())
 
     def _facts(self, report: Report) -> Facts:
-        life, can = self._poller.life, self._poller.capabilities
-        is_npu = any(reading.device.type == "npu" for reading in report.ranks)
+        life = self._poller.life
         return Facts(
             life=life.id,
             baseline=life.baseline,
@@ -158,7 +156,7 @@ class Governor:
                 for name in self._named_remedies()
                 if (refusal := self._relief.unavailable(name, report.engine)) is not None
             },
-            encoder_is_profiled=not (is_npu and skips_encoder(can.version)),
+            encoder_is_profiled=all(reading.launch.encoder_unprofiled_by is None for reading in report.ranks),
             shared_cards=self._shared_cards(),
         )
 

@@ -122,6 +122,7 @@ class WorkCounts:
     images: float | None = None
     new_images: float | None = None
     tokens: float | None = None  # prompt and generated tokens
+    sleeps: float | None = None  # times that it was put to sleep, of readings while it sleeps, as the sidecar counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 # The verdict on a series of memory between requests: app/highwater/growth/judging.py.
 GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
 # A leak is proportional to one of these.
-GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "hour"]
+GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "sleep", "hour"]
 GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
 
@@ -49,7 +49,7 @@ class SeriesGrowth:
     series: str  # its name: `rank 0 other_tensors_bytes`, `API server anonymous_bytes`
     owner: str  # the rank or process whose memory it is; `measure`: the part of it
     measure: str
-    place: Literal["device", "host"]
+    place: Literal["device", "host", "asleep"]  # `asleep`: what stays on the device after each sleep
     unit: GrowthUnit
     # `flat`; `plateau`: it levelled off, or grows to a bound that it has by design; `step`: it rose once; `leak`;
     # `not_known`.
@@ -64,6 +64,7 @@ class SeriesGrowth:
     step: float | None = None
     step_at: float | None = None
     step_by: str | None = None
+    advice: str | None = None  # the first thing to do about it, where its cause is known
     # When a leak has used up what is left, in Unix seconds; `limit_by`: what it uses up.
     exhausted_at: float | None = None
     limit_by: str | None = None

@@ -10,13 +10,14 @@ from highwater.readings.schema import RESPONSE_SCHEMA
 
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
+EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """The device that a worker computes on."""
 
-    type: str | None = None  # `npu`, `cuda`, `xpu` or `cpu`; `None` where the worker does not name its device
+    type: str | None = None  # `npu`, `cuda` or `cpu`; `None` where the worker does not name its device
     index: int | None = None  # as the worker's process numbers it; `None` on CPU
     physical_index: int | None = None  # as the machine numbers it
     name: str | None = None
@@ -84,6 +85,17 @@ class StartPhase:
     reserved_bytes: int | None = None
     rss_bytes: int | None = None
     error: str | None = None  # the exception that ended it, in one line; `None` where it succeeded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The settings of a worker's start that its memory depends on later; ``None``: not known."""
+
+    # Whether its allocator has expandable segments, on an NPU; `sleep_mode` excludes them there.
+    expandable_segments: bool | None = None
+    sleep_mode: bool | None = None
+    # Why the start did not count the multimodal encoder; `None` also where it did, and without an encoder.
+    encoder_unprofiled_by: EncoderUnprofiledBy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +187,8 @@ class RankReading(RankMemory):
     used_ratio: float | None = None
     components: Components = Components()
     budget: Budget = Budget()
+    launch: Launch = Launch()
+    shared_with: str | None = None  # who else uses its device, as far as that is known
     age_seconds: float = 0.0  # at the time of the report, whatever the rank's clock says
     source: ReadingSource = "rpc"
 

@@ -95,7 +95,7 @@ class Relief:
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
         """Return why this remedy would be refused to a rule now, as far as that is known before; or ``None``."""
         remedy, can = self.remedies[name], self._poller.capabilities
-        if (refusal := operators_only(remedy, can) or remedy.refusal(can, status, "safe")) is not None:
+        if (refusal := operators_only(remedy, can, status) or remedy.refusal(can, status, "safe")) is not None:
             return refusal
         return self._quiescer.impossible if remedy.needs_gate(can, "safe") else None
 
@@ -357,5 +357,5 @@ class Relief:
 def _refusal(run: RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
     if run.force:
         return None
-    by_policy = operators_only(run.remedy, capabilities) if run.trigger == "policy" else None
+    by_policy = operators_only(run.remedy, capabilities, before.engine) if run.trigger == "policy" else None
     return by_policy or run.remedy.refusal(capabilities, before.engine, run.mode)

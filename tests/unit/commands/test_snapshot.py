@@ -1,72 +1,19 @@
-"""`highwater snapshot`: of files, printed so that no terminal obeys them; and taken by a sidecar."""
+"""`highwater snapshot`: taken by a sidecar."""
 
 from __future__ import annotations
 
-import json
-import pickle
 import re
-from xml.etree import ElementTree as ET
 
 import httpx
 import pytest
 from click.testing import CliRunner, Result
 
 from highwater.commands.snapshot import snapshot as command
-from tests.unit.snapshots.made import MIB, block, fragmented, frames, segment, snapshot
+from highwater.units import MIB
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(command, arguments)
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "some.pickle"
-    path.write_bytes(pickle.dumps(fragmented()))
-    return path
-
-
-def test_a_file_is_explained_with_a_picture(file, tmp_path):
-    """In words, and as SVG."""
-    picture = tmp_path / "segments.svg"
-    result = invoke("explain", str(file), "--want", "180MiB", "--picture", str(picture))
-    assert result.exit_code == 0, result.output
-    assert "83.0 MiB < 180 MiB wanted" in result.output
-    assert ET.parse(picture).getroot().tag.endswith("svg")  # noqa: S314 - our own text
-
-
-def test_as_json(file):
-    """Bytes as integers."""
-    found = json.loads(invoke("explain", str(file), "--json").output)
-    assert (found["schema"], found["file"], found["devices"][0]["segments"]) == (1, "some.pickle", 58)
-    difference = json.loads(invoke("diff", str(file), str(file), "--json").output)
-    assert (difference["warnings"], difference["devices"][0]["by_stack"]) == ([], [])
-
-
-def test_a_refused_file_ends_it_with_one_line(tmp_path):
-    """And status 1."""
-    bad = tmp_path / "bad.pickle"
-    bad.write_bytes(pickle.dumps(print))
-    result = invoke("explain", str(bad))
-    assert (result.exit_code, result.output.count("\n")) == (1, 1)
-    assert result.output.startswith("Error: bad.pickle: instruction STACK_GLOBAL (builtins.print)")
-
-
-def test_a_terminal_obeys_nothing_of_a_file(tmp_path):
-    """A function may be called anything."""
-    odd = tmp_path / "odd.pickle"
-    stack = frames("run\x1b[2J\x07")
-    raw = snapshot([segment([block(MIB, "live", stack), block(MIB, "free")])])
-    odd.write_bytes(pickle.dumps(raw))
-    for arguments in (("explain", str(odd)), ("explain", str(odd), "--json"), ("diff", str(odd), str(odd))):
-        result = invoke(*arguments)
-        assert result.exit_code == 0, result.output
-        assert "\x1b" not in result.output
-
-
-def test_no_size_is_a_usage_error(file):
-    """It says what one is."""
-    assert "'much' is not a size; one is 1GiB" in invoke("explain", str(file), "--want", "much").output
 
 
 @pytest.fixture

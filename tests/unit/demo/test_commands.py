@@ -39,7 +39,7 @@ def test_run_as_a_module_it_is_the_program_beside_the_interpreter(tmp_path: Path
     assert own_command("/x/highwater/__main__.py", tmp_path) == f"{tmp_path}/bin/python -m highwater"
 
 
-@pytest.mark.parametrize("line", commands_to_try(".venv/bin/highwater", URL, 8017, "/tmp/demo-8017"))
+@pytest.mark.parametrize("line", commands_to_try(".venv/bin/highwater", URL, 8017))
 def test_each_line_can_be_pasted(line: str):
     """No shell takes a `?` of it for a pattern, each command of ours exists, and each names this sidecar."""
     words = shlex.split(line)

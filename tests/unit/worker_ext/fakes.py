@@ -113,7 +113,7 @@ class FakeModel:
 
 
 class FakeDeviceModule(ModuleType):
-    """`torch.npu`, `torch.cuda` or `torch.xpu`: it keeps every call, and refuses one without a device index."""
+    """`torch.npu` or `torch.cuda`: it keeps every call, and refuses one without a device index."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"torch.{kind}")

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater_worker.attributes import first_of, look_up, text, whole
-from highwater_worker.devices.accelerator import Cuda, Npu, Xpu
+from highwater_worker.devices.accelerator import Cuda, Npu
 from highwater_worker.devices.cpu import Cpu
 from highwater_worker.devices.family import DeviceFamily
 from highwater_worker.errors import Notes, UnreadableError
 
-FAMILIES: tuple[DeviceFamily, ...] = (Npu(), Cuda(), Xpu(), Cpu())
+FAMILIES: tuple[DeviceFamily, ...] = (Npu(), Cuda(), Cpu())
 # The variable that each driver, and vLLM for its workers, chooses devices by
 # (vllm 0.32.0 platforms/interface.py:311, vllm_ascend 0.18.0 platform.py:100).
-_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 
 
 @dataclass(frozen=True)

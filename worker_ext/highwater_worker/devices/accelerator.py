@@ -1,4 +1,4 @@
-"""NPUs, NVIDIA's and AMD's GPUs (torch calls both cuda) and Intel's: torch gives each the same memory interface.
+"""NPUs, and NVIDIA's and AMD's GPUs (torch calls both cuda): torch gives each the same memory interface.
 
 Functions without a device index are never used: they make a context on device 0. Only `synchronize` waits for the
 device, for an operation that moves what its streams may still read. Only `snapshot` and `segments` walk every block:
@@ -227,22 +227,3 @@ class Cuda(Accelerator):
 
 def _is_rocm() -> bool:
     return look_up(sys.modules.get("torch"), "version", "hip") is not None
-
-
-class Xpu(Accelerator):
-    """An Intel GPU."""
-
-    type = "xpu"
-    pins_host_memory = False
-
-    def space(self, index: int | None, host: HostMemory) -> Space:
-        """Return the device's memory; from a torch that does not report what is free, only the total."""
-        module = self._module()
-        if hasattr(module, "mem_get_info"):
-            return super().space(index, host)
-        return Space(int(module.get_device_properties(index).total_memory), None, None)
-
-    # Only the newest versions of torch have these for xpu, and none was ever read here.
-    snapshot = DeviceFamily.snapshot
-    history_switch = DeviceFamily.history_switch
-    records_history = DeviceFamily.records_history

@@ -19,10 +19,9 @@ from highwater_worker.wrapping import notice_calls
 ALL_TAGS = frozenset({"weights", "kv_cache"})
 """All pools that `sleep` takes (vllm 0.12.0 v1/executor/abstract.py:304, vllm 0.32.0 v1/executor/abstract.py:37)."""
 
-# Singletons that hold the pools: CUDA's, Intel's, Ascend's.
+# Singletons that hold the pools: CUDA's and Ascend's.
 ALLOCATORS = (
     ("vllm.device_allocator.cumem", "CuMemAllocator"),
-    ("vllm.device_allocator.xpumem", "XpuMemAllocator"),
     ("vllm_ascend.device_allocator.camem", "CaMemAllocator"),
 )
 

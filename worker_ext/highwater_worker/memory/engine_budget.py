@@ -27,7 +27,7 @@ from highwater_worker.memory.start_phases import StartPhases
 ENVIRONMENT = (
     *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
     *("TASK_QUEUE_ENABLE", "ASCEND_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    *("ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND_VISIBLE_DEVICES"),
     *("HCCL_BUFFSIZE", "NCCL_BUFFSIZE", "VLLM_CPU_KVCACHE_SPACE"),
     *("VLLM_ENABLE_STARTUP_PLAN", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
 )
@@ -80,6 +80,7 @@ _LIMITS: Mapping[str, _Source] = {
     "v2_runner": (flag, ("use_v2_model_runner",)),
     "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
     "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
+    "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
 }
 _PARALLEL = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -94,6 +95,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "ascend_version": text(look_up(sys.modules.get("vllm_ascend"), "__version__"))
         or text(look_up(sys.modules.get("vllm_ascend._version"), "__version__")),
+        "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),

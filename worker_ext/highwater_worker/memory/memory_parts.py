@@ -41,10 +41,7 @@ def read_space(worker: object, device: Device | None, host: HostMemory, notes: N
     if device is None:
         notes.add("total_bytes", NO_DEVICE)
         return unknown
-    space = notes.attempt("total_bytes", lambda: device.family.space(device.index, host)) or unknown
-    if space.total_bytes is not None and space.free_bytes is None:
-        notes.add("free_bytes", f"torch.{device.type} does not report what is free")
-    return space
+    return notes.attempt("total_bytes", lambda: device.family.space(device.index, host)) or unknown
 
 
 def suspending_backend(worker: object) -> str | None:

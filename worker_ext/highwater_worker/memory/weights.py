@@ -65,11 +65,7 @@ def _measured(runner: object, device_type: str) -> int | None:
 def _models(runner: object) -> list[Any]:
     model = _called(look_up(runner, "get_model")) or look_up(runner, "model")
     draft = _called(look_up(runner, "get_draft_model")) or look_up(runner, "drafter", "model")
-    return [module for module in (model, draft) if _is_module(module)]
-
-
-def _is_module(value: object) -> bool:
-    return all(hasattr(value, name) for name in ("parameters", "buffers", "modules"))
+    return [one for one in (model, draft) if all(hasattr(one, name) for name in ("parameters", "buffers", "modules"))]
 
 
 def _called(method: Callable[[], object] | None) -> object:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import resource
@@ -65,34 +64,6 @@ def descriptors_limit() -> int | None:
     """Return how many files this process may have open at once now; ``None`` without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-# mallinfo(3): bytes from brk and arenas, in mappings of their own, in use, free, and free at the heap's end.
-_NAMES = {
-    "arena": "arena_bytes",
-    "hblkhd": "mapped_bytes",
-    "uordblks": "used_bytes",
-    "fordblks": "free_bytes",
-    "keepcost": "top_bytes",
-}
-
-
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
-
-
-def read_malloc(library: Any = None) -> dict[str, int] | None:  # noqa: ANN401 - ctypes' library
-    """Return glibc's own count of what it has from the system, in use and free; None with another C library.
-
-    So also where glibc is older than 2.33.
-    """
-    with suppress(Exception):  # musl has none; an allocator put in glibc's place may have less
-        function = (library or ctypes.CDLL(None)).mallinfo2
-        function.restype, function.argtypes = _Mallinfo2, []
-        info = function()
-        return {name: int(getattr(info, field)) for field, name in _NAMES.items()}
-    return None
 
 
 def list_processes(written: set[int], root: Path = ROOT) -> dict[str, Any]:

@@ -24,13 +24,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from highwater_worker.devices.cgroup import read_container
+from highwater_worker.devices.cgroup import read_container, read_oom_kills
 from highwater_worker.devices.host import read_machine
 from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
-from highwater_worker.processes.host_trace import HostTrace
 from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import read_shm
 
@@ -120,8 +119,8 @@ class ProcessWriter:
         self._file: ProcessFile | None = None
         self._last_cost_ms: float | None = None
         self._failures = 0
+        self._kills: int | None = None
         self._ends_in_order = False
-        self._trace = HostTrace(folder, clock=clock, wall_clock=wall_clock, root=root)
         self._stopped = Event()
         self._thread: Thread | None = None
         self.pid = os.getpid()
@@ -156,11 +155,21 @@ class ProcessWriter:
                     Finalize(None, self.stop, exitpriority=_EARLY)
                 if not self.write():
                     break
-                self._trace.tick()
         finally:
-            self._trace.close()
             if self._file is not None:
-                self._file.close(removes=True)
+                self._file.close(removes=not self._has_last_look())
+
+    def _has_last_look(self) -> bool:
+        """Write once more if the kernel has killed a process of this container, and return whether that succeeded.
+
+        The counter is gone with the container, and the processes that outlive a kill end within a second or two.
+        """
+        kills = read_oom_kills(self._root)
+        if not kills or self._kills is None or kills <= self._kills or self._file is None or not self._file.is_there():
+            return False
+        self._due.clear()
+        failures = self._failures
+        return self.write() and self._failures == failures
 
     def write(self) -> bool:
         """Write the file once, and return whether to go on; never raises."""
@@ -169,8 +178,10 @@ class ProcessWriter:
         started = time.perf_counter()
         try:
             if self._file is None:
+                self._kills = read_oom_kills(self._root)
                 remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
-                self._file = make_process_file(self._path(), self._body())
+                path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
+                self._file = make_process_file(path, self._body())
             elif not self._file.is_there():
                 return False  # swept, or the folder is gone
             else:
@@ -182,12 +193,8 @@ class ProcessWriter:
 
     def leave(self) -> None:
         """Let go of the file of the process that this one was forked from, and leave it in its place."""
-        self._trace.leave()
         if self._file is not None:
             self._file.leave()
-
-    def _path(self) -> Path:
-        return self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
 
     def _body(self) -> bytes:
         now = self._clock()

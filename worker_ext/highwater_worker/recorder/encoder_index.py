@@ -178,7 +178,8 @@ class EncoderIndex:
 
     def _conclude(self, cache: dict[Any, Any]) -> None:
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
-            self._drop(key)
+            self._count(self._rows.pop(key), -1)
+            self._is_changed = True
         self.is_new, self._is_changed = self.is_new or self._is_changed, False
         self._figures = {
             "entries": len(self._rows),
@@ -214,10 +215,6 @@ class EncoderIndex:
                 del self._rows[key]
         self._rows[key] = row
         self._count(row, 1)
-        self._is_changed = True
-
-    def _drop(self, key: Any) -> None:  # noqa: ANN401 - a dict's
-        self._count(self._rows.pop(key), -1)
         self._is_changed = True
 
     def _count(self, row: _Row, sign: int) -> None:

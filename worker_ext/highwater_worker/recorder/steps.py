@@ -52,10 +52,6 @@ class Progress(NamedTuple):
     """The thread that ran the last one."""
 
 
-def _nothing(_: bool) -> None:
-    pass
-
-
 class Steps:
     """Counts one worker's steps while it is attached.
 
@@ -63,7 +59,9 @@ class Steps:
     memory must be sampled now: after the first step without tokens, and after what changes memory outside of steps.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = _nothing) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, ended: Callable[[bool], None] = lambda _: None
+    ) -> None:
         self._clock = clock
         self._on_end = ended
         self.outputs = Outputs(clock)

@@ -77,7 +77,8 @@ class HostCopies:
         """
         if is_waited_for or not spilled.is_pinned:
             return self._copy(spilled.host, spilled.device)
-        self._forget_done()
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
         made = self._copy(spilled.host, spilled.device, non_blocking=True)
         # The source must outlive the copy, as vllm-ascend has it (vllm_ascend 0.27.1rc1 worker/model_runner_v1.py:1089,
         # `_copy_cpu_encoder_cache_to_device`).
@@ -85,10 +86,6 @@ class HostCopies:
         done.record()
         self._under_way.append((spilled.host, done))
         return made
-
-    def _forget_done(self) -> None:
-        while self._under_way and self._under_way[0][1].query():
-            self._under_way.popleft()
 
     def _pinned(self, tensor: Tensor, notes: Notes) -> Tensor | None:
         try:

@@ -132,7 +132,7 @@ def make_plan(
     if asked == 0:  # the usual case of a caller that polls: it should cost as little as possible
         return SpillPlan([], asked, 0, unspillable)
     if asked is None and target.idle_seconds:
-        movable = [group for group in movable if _idle_seconds(cache, group) >= target.idle_seconds]
+        movable = [group for group in movable if min(map(cache.idle_seconds, group.tensors)) >= target.idle_seconds]
     for group in movable:
         group.is_needed = any(str(key) in (needed or ()) for key in group.tensors)
         group.last_use = max(map(cache.last_use, group.tensors))
@@ -142,10 +142,6 @@ def make_plan(
         return SpillPlan(movable, asked, 0, unspillable)
     kept = sum(len(group.tensors) for group in movable if group.is_needed)
     return SpillPlan([group for group in movable if not group.is_needed], None, kept, unspillable)
-
-
-def _idle_seconds(cache: SpillingDict, group: Group) -> float:
-    return min(map(cache.idle_seconds, group.tensors))
 
 
 def _read(

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -36,7 +36,7 @@ class Screen:
         self._modes: list[Any] = [] if self._keyboard is None else termios.tcgetattr(self._keyboard)
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
         signal.signal(signal.SIGTSTP, self._suspend)
         try:
             self._take()
@@ -82,7 +82,3 @@ class Screen:
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()
-
-
-def _leave(*_: object) -> NoReturn:
-    sys.exit(TERMINATED)

@@ -20,10 +20,12 @@ from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
+from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import FailedStart
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
+from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
@@ -33,6 +35,7 @@ from highwater.readings.policy import PolicyStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.recorder.entry_table import largest_first
+from highwater.recorder.progress import LOST
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress
 from highwater.recorder.recorders import Recorders
@@ -42,6 +45,9 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
+# Between two looks at the log of an engine that sleeps.
+HEAR_SECONDS = 5.0
+ENDED_IN_ORDER = "the engine ended in order, as its log says"
 
 log = logging.getLogger("highwater.diagnose.incidents")
 
@@ -56,6 +62,7 @@ class _LifeKnown:
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
+    sleep: Sleep = field(default_factory=Sleep)
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
@@ -64,7 +71,8 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    ``internal_error`` counts an internal error; the other callables return the present state of their parts.
+    ``internal_error`` counts an internal error, ``read_host`` reads host memory once more; the other callables return
+    the present state of their parts.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class IncidentWatcher:
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
+        read_host: Callable[[], Awaitable[HostFacts]] | None = None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
@@ -88,6 +97,7 @@ class IncidentWatcher:
         self._verdicts = verdicts
         self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
+        self._read_host = read_host
         self._internal_error = internal_error
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
@@ -98,6 +108,7 @@ class IncidentWatcher:
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
         self._is_looking = False
+        self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
@@ -203,6 +214,7 @@ class IncidentWatcher:
             life.records = recorders.records  # the last records of workers that are followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
+            life.sleep.note(report.ranks)
             life.baseline = self._engine_life().baseline or life.baseline
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
@@ -242,8 +254,22 @@ class IncidentWatcher:
             events=events,
             reason=reason,
             stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
-            oom_kills=self._oom_kills.recent(),
         )
+
+    async def _with_host(self, evidence: Evidence) -> Evidence:
+        """Add host memory as it is now, with what the dead have left, and the kernel's kills."""
+        host = None
+        try:
+            host = None if self._read_host is None else await self._read_host()
+        except Exception:
+            # Broad, so that the incident is written without it.
+            self._internal_error()
+            log.exception("host memory could not be read for an incident")
+        # While all are alive, none is known to have reported its counter after the end.
+        is_one_lost = any(rank.status in LOST for rank in evidence.ranks)
+        alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
+        kills = self._oom_kills.recent(None if host is None else host.reading, alive if is_one_lost else ())
+        return replace(evidence, host=host, oom_kills=kills)
 
     def _follow_log(self, report: Report) -> None:
         """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
@@ -253,6 +279,9 @@ class IncidentWatcher:
             self._put(self._complete)
         if report.engine.traits.is_absent and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+        if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
+            self._heard_at = self._history.now()
+            self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Queue the work; return whether there was room."""
@@ -267,6 +296,13 @@ class IncidentWatcher:
         for ended in await self._incidents.engine_ready():
             self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
 
+    async def _hear(self, report: Report, life: _LifeKnown | None) -> None:
+        """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
+        failure = wake_up_failed(await self._incidents.heard(), report.ranks, Sleep() if life is None else life.sleep)
+        if failure is not None:
+            self._history.record("state", f"{failure.title}. {failure.text}")
+            log.warning("%s. %s", failure.title, failure.text)
+
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking = False
         for start in await self._incidents.failed_starts(at_once=at_once):
@@ -277,14 +313,20 @@ class IncidentWatcher:
     async def _complete(self, *, at_once: bool = False) -> None:
         if at_once and self._last is not None and self._last.engine.traits.is_absent:
             await self._look_for_failed_starts(self._last, at_once=True)
-        await self._incidents.complete(at_once=at_once)
+        for ended in await self._incidents.complete(at_once=at_once):
+            self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
             last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
             ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
             evidence = replace(evidence, ranks=ranks)
-        headline, is_new = await self._incidents.open_incident(evidence)
+        evidence = await self._with_host(evidence)
+        opened = await self._incidents.open_incident(evidence)
+        if opened is None:
+            self._history.record("state", ENDED_IN_ORDER)
+            return
+        headline, is_new = opened
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
             log.warning("incident %s: %s", headline.id, headline.summary)

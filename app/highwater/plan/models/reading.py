@@ -204,10 +204,6 @@ def _qwen(config: Config, layers: int) -> tuple[str, ...]:
     return tuple("sliding_attention" if slides and i >= first else "full_attention" for i in range(layers))
 
 
-def _gated(config: Config, layers: int) -> tuple[str, ...]:
-    return _every(layers, config.optional("full_attention_interval") or 4, "linear_attention")
-
-
 _Rule: TypeAlias = Callable[[Config, int], tuple[str, ...]]
 # What the configuration classes make of an absent `layer_types` (transformers/models/*/configuration_*.py).
 _RULES: Final[Mapping[str, _Rule]] = {
@@ -221,5 +217,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "ministral": lambda config, layers: ("sliding_attention" if window(config) else "full_attention",) * layers,
     "olmo3": lambda _, layers: _every(layers, 4),
     **dict.fromkeys(("qwen2", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3"), _qwen),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _gated),
+    **dict.fromkeys(
+        ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+        lambda config, layers: _every(layers, config.optional("full_attention_interval") or 4, "linear_attention"),
+    ),
 }

@@ -98,9 +98,11 @@ class Remedy:
         raise NotImplementedError
 
 
-def operators_only(remedy: Remedy, capabilities: Capabilities) -> str | None:
-    """Return why the policy must leave it to an operator on this vLLM, or ``None``."""
+def operators_only(remedy: Remedy, capabilities: Capabilities, status: EngineStatus) -> str | None:
+    """Return why the policy must leave it to an operator on this vLLM and now, or ``None``."""
     since = remedy.automatic_since
+    if status.state == "sleeping":
+        return "the engine is asleep: rules leave it alone, and an operator may ask for a release"
     if since is None or capabilities.at_least(since):
         return None
     return f"before vLLM {since} only an operator may ask for it: a request that does not pass here would be harmed"

@@ -41,14 +41,17 @@ _ASLEEP = "the engine is asleep: its pools are unmapped"
 
 
 class Release(Remedy):
-    """Garbage collection, then ``empty_cache`` on every worker (on CPU: free heap back to the system)."""
+    """Garbage collection, then ``empty_cache`` on every worker (on CPU: free heap back to the system).
+
+    While the engine sleeps it takes nothing and touches no pool: it gives back what the sleep left behind.
+    """
 
     traits = TRAITS["release"]
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Refuse without the worker extension, and while the pools are unmapped."""
-        del mode
-        return _ASLEEP if status.state == "sleeping" else no_extension(capabilities)
+        """Refuse without the worker extension."""
+        del mode, status
+        return no_extension(capabilities)
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
         """Call op ``release`` on every worker."""

@@ -13,7 +13,7 @@ from highwater_worker.devices.host import HostMemory
 from highwater_worker.errors import UnreadableError
 from tests.unit.worker_ext.fakes import ask, fake_worker, refusal
 
-ACCELERATORS = ("npu", "cuda", "xpu")
+ACCELERATORS = ("npu", "cuda")
 
 
 def in_a_thread(work):
@@ -72,8 +72,8 @@ def test_a_worker_whose_configuration_says_cpu_is_one():
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({"device": None}, "the worker's device is of type None; known: npu, cuda, xpu, cpu"),
-        ({"device": SimpleNamespace(type="hpu", index=0)}, "the worker's device is of type hpu; known: npu,"),
+        ({"device": None}, "the worker's device is of type None; known: npu, cuda, cpu"),
+        ({"device": SimpleNamespace(type="xpu", index=0)}, "the worker's device is of type xpu; known: npu,"),
         ({"device": SimpleNamespace(type="cuda", index=None)}, "the worker's device is cuda without an index"),
     ],
 )
@@ -81,15 +81,6 @@ def test_an_unknown_device_is_refused(attributes, reason):
     """Nothing is guessed, least of all index 0."""
     with pytest.raises(UnreadableError, match=reason):
         device_of(fake_worker(**attributes))
-
-
-def test_an_older_torch_tells_only_an_xpus_total(torch_device, monkeypatch):
-    """What is free stays null, and says why."""
-    module = torch_device("xpu")
-    monkeypatch.delattr(type(module), "mem_get_info")
-    answer = ask(fake_worker("xpu"), "memory")
-    assert (answer["total_bytes"], answer["free_bytes"], answer["used_bytes"]) == (5_000, None, None)
-    assert {"name": "free_bytes", "reason": "torch.xpu does not report what is free"} in answer["notes"]
 
 
 # --- integrated GPUs ---
@@ -171,14 +162,13 @@ def test_a_gpus_identity_is_written_as_nvidia_smi_does(told, shown, torch_device
     assert identity("cuda")[0] == shown
 
 
-@pytest.mark.parametrize("kind", ["npu", "xpu"])
-def test_another_devices_identity_is_as_torch_tells_it(kind, torch_device):
+def test_another_devices_identity_is_as_torch_tells_it(torch_device):
     """Older versions of torch_npu have none."""
-    properties = torch_device(kind).properties
+    properties = torch_device("npu").properties
     properties["uuid"] = "604ac76c"
-    assert identity(kind)[0] == "604ac76c"
-    torch_device(kind).properties.pop("uuid")
-    assert identity(kind)[0] is None
+    assert identity("npu")[0] == "604ac76c"
+    torch_device("npu").properties.pop("uuid")
+    assert identity("npu")[0] is None
 
 
 @pytest.mark.parametrize(

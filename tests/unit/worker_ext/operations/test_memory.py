@@ -13,7 +13,7 @@ def noted(answer):
     return {note["name"] for note in answer["notes"]}
 
 
-@pytest.mark.parametrize("kind", ["npu", "cuda", "xpu"])
+@pytest.mark.parametrize("kind", ["npu", "cuda"])
 def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
     """Driver, allocator, parts, budget: all from one call, and nothing missing."""
     torch_device(kind)
@@ -41,9 +41,9 @@ def test_an_accelerators_memory_is_told_in_full(kind, torch_device):
 
 
 def test_a_missing_figure_is_null_and_named(torch_device):
-    """XPU tells fewer keys than CUDA."""
-    del torch_device("xpu").stats["num_ooms"]
-    answer = ask(fake_worker("xpu"), "memory")
+    """Another version of torch may tell fewer keys."""
+    del torch_device("npu").stats["num_ooms"]
+    answer = ask(fake_worker("npu"), "memory")
     assert answer["torch"]["ooms"] is None
     assert answer["torch"]["reserved_bytes"] == 900
     assert noted(answer) == {"torch.ooms"}
