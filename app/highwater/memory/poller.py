@@ -18,6 +18,7 @@ from functools import partial
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.growth_since_ready import growth_since_ready, without_forecast
+from highwater.accounting.time_to_full import TRACK_SECONDS
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.hints import (
     ended_starts_text,
@@ -43,7 +44,6 @@ from highwater.readings.rank import RankReading, are_recorded
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 
-GROWTH_SECONDS = 60.0
 MAX_ENDED_STARTS = 64
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
 MIN_READ_SECONDS = 0.05
@@ -338,9 +338,9 @@ class Poller:
 
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
         # The memory that an engine takes while it loads is no growth.
-        seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
-        used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
-        grown = replace(growth_since_ready(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, TRACK_SECONDS)
+        tracks = self._history.tracks(ranks, seconds)
+        grown = replace(growth_since_ready(self.life.baseline, ranks, tracks), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
