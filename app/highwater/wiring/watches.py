@@ -51,6 +51,7 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
     watch.listeners.append(lives.look)
     poller.engine_lives = lambda: lives.last
     poller.stopped_engine = watch.stopped_engine
+    poller.silent_core = watch.silent_core
     if settings.recorder_dir is None and settings.engine_log is None:
         poller.unseen_starts = _UNSEEN_STARTS
     return watch

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import OomKills
-from highwater.host.past import SILENT_SECONDS, containers_of_engine
+from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
@@ -117,13 +117,17 @@ class OomKillWatch:
 
 
 def _is_after_the_end(reading: HostReading) -> Callable[[ContainerMemory], bool]:
-    silent: dict[str | None, float] = {}
+    ages: dict[str | None, list[float]] = {}
     for one in (*reading.processes, *reading.ended):
-        silent[one.container] = max(one.age_seconds, silent.get(one.container, 0.0))
+        ages.setdefault(one.container, []).append(one.age_seconds)
 
     def is_after(container: ContainerMemory) -> bool:
-        """Return whether the counter was read later than the last sign of a process that has ended."""
-        is_now = container.sees == "sidecar" or silent[container.key] >= container.age_seconds + SILENT_SECONDS
+        """Return whether the counter was read later than the last sign of the process that the end began with.
+
+        One that was stopped, or helped the start, was silent long before.
+        """
+        of_end = [age for age in ages[container.key] if age <= min(ages[container.key]) + OWN_END_SECONDS]
+        is_now = container.sees == "sidecar" or max(of_end) >= container.age_seconds + SILENT_SECONDS
         return "oom_kill" in container.events and is_now
 
     return is_after

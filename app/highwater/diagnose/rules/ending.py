@@ -10,11 +10,10 @@ from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.rules.host import against_full_host, fill_text, looks_text
 from highwater.exit_codes import by_signal
+from highwater.host.past import OWN_END_SECONDS
 from highwater.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0
-# An engine that ends by itself does so soon after it stood still; a liveness probe fails several times first.
-OWN_END_SECONDS = 20.0
 ROOMY_RATIO = 0.8
 
 
