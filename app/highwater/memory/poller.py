@@ -123,6 +123,11 @@ class Poller:
         """The engine's present life."""
         return self._lives.present
 
+    @property
+    def is_start_under_way(self) -> bool:
+        """True if the processes of a start write that began after all that has ended."""
+        return self._lives.attempts.is_under_way
+
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift; in between read as ``pace`` says."""
         now = asyncio.get_running_loop().time  # what asyncio sleeps by

@@ -124,6 +124,7 @@ def wire_incidents(
         stopped_processes=host.stopped_processes,
         oom_kills=oom_kills,
         read_host=host.facts,
+        is_start_under_way=lambda: core.poller.is_start_under_way,
         log_says_start_failed=core.poller.log_says_start_failed,
         internal_error=internal_errors.counter("incidents"),
     )
