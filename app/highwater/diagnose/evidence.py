@@ -92,9 +92,10 @@ class OomKills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangBefore:
-    """The hang that an engine's death has ended: how long it lasted, and what was concluded from it."""
+    """The hang that an engine's death has ended: how long it and its incident lasted, and what was concluded of it."""
 
     seconds: float
+    open_seconds: float
     findings: tuple[Finding, ...] = ()
 
 

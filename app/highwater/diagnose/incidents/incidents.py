@@ -428,11 +428,11 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
 def _ending(hang: Incident, evidence: Evidence) -> Evidence:
     """Return a death's evidence with that of the hang that it ended, which is nearer to the cause."""
     why = [found for found in hang.findings if found.name in _WHY_IT_HUNG]
-    reasons = (hang.reason, evidence.reason)
+    reasons, seconds = (hang.reason, evidence.reason), evidence.at - (hang.at or evidence.at)
     return replace(
         evidence,
         ranks=joined(evidence.ranks, hang.ranks),
-        hang=HangBefore(seconds=evidence.at - (hang.at or evidence.at) + hang.still_seconds, findings=tuple(why)),
+        hang=HangBefore(seconds=seconds + hang.still_seconds, open_seconds=seconds, findings=tuple(why)),
         reason="; then: ".join(dict.fromkeys(reason for reason in reasons if reason)),
     )
 

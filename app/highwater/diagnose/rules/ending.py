@@ -46,7 +46,14 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
     fill, together = (host.fullest, host.ended_together) if host is not None else (None, 0)
     had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS
     weight: Weight = "note" if had_room and not together else "clue"
-    return finding("kill_not_known", weight=weight, together=together, fill=fill_text(case), looks=looks_text(case))
+    return finding(
+        "kill_not_known",
+        {"ended_together": together} if together else {},
+        weight=weight,
+        together=together,
+        fill=fill_text(case),
+        looks=looks_text(case),
+    )
 
 
 def _says_why(case: Case) -> bool:
@@ -63,7 +70,7 @@ def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
         return None
     is_counted = kills is not None and kills.count > 0
     # A killed worker stops every step, and then the API server ends by itself.
-    is_outside = hang.seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
+    is_outside = hang.open_seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
     return finding("hang_ended", weight="likely" if is_outside else "clue", seconds=hang.seconds, is_outside=is_outside)
 
 

@@ -120,6 +120,15 @@ def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
     assert watch.recent(both) == OomKills(count=0, where=BY_CONTAINER)
 
 
+@pytest.mark.parametrize("silent", [25.0, 300.0])
+def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
+    """A helper of the start, or an EngineCore that was stopped: nobody read the counter after the others' end."""
+    watch = OomKillWatch(FakeClock())
+    watch.look(seen(0))
+    whole = replace(left(0), ended=left(0, age=4.0).ended + left(0, age=silent).ended)
+    assert watch.recent(whole) is None
+
+
 def test_many_looks_at_one_container_are_one_kill():
     """Each of its processes has left its own; and they are read again every few seconds."""
     watch = OomKillWatch(FakeClock())
