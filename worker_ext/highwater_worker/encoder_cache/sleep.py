@@ -27,8 +27,6 @@ ALLOCATORS = (
 
 
 class SleepRecord:
-    """The pools put to sleep and woken since the worker is watched."""
-
     def __init__(self) -> None:
         self.is_watching = False
         self.tags: set[str] = set()
@@ -70,7 +68,6 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
-    """Return the pools that are asleep; None where that is not known."""
     shown = _shown_by_allocators()
     tags = record.tags | (shown or set())
     # Of other backends than the allocators, and of engines that fell asleep unwatched. After a partial wake-up it says

@@ -60,12 +60,7 @@ class ProcessFile(OpenFile):
     _written = 1
 
     def write(self, body: bytes) -> None:
-        """Write one JSON object in ASCII, of at most `MAX_BODY_BYTES`, over the old content.
-
-        Raises:
-            OSError: The file could not be written.
-            ValueError: The object is too long.
-        """
+        """Write one JSON object in ASCII over the old; raises OSError, and ValueError over `MAX_BODY_BYTES`."""
         self._written += 1
         self._pwrite(_framed(self._written, body), 0)
 
@@ -279,7 +274,6 @@ def _version() -> str | None:
 
 
 def _writers(folder: Path) -> set[int]:
-    """Return the processes that have files in a folder, by the files' names."""
     with suppress(OSError), os.scandir(folder) as entries:
         names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
         return {int(name[1]) for name in names if name is not None}

@@ -45,8 +45,7 @@ _STOP_SECONDS = 1.0
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
 """Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
-_MAX_NOTES = 4
-"""In the head of an entry table, which has a fixed size."""
+_MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
 _MAX_WAITING = 256
 """Samples that wait for a disk; older ones are dropped."""
 
@@ -60,8 +59,6 @@ class Call(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """The time by both clocks."""
-
     at: float
     mono: float
 
@@ -169,7 +166,6 @@ class Recorder:
 
     @contextmanager
     def operation(self, op: str) -> Iterator[None]:
-        """Record an operation of this package while it runs."""
         before, self.current = self.current, Call(self._clock(), get_ident(), op)
         self._operations_begun += 1
         self._woken.set()
@@ -378,7 +374,6 @@ class Recorder:
         return self.steps.calls + self._operations_begun
 
     def _longest_wait(self) -> tuple[float, int] | None:
-        """Return the beginning and the thread of the call under way that has lasted for longest; None without one."""
         steps, output = self.steps.progress(), self.steps.outputs.oldest()
         waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
         waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]

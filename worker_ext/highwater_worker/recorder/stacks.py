@@ -90,7 +90,6 @@ class Stacks:
         self._call, self._call_due = None, float("-inf")
 
     def close(self) -> None:
-        """Close the file in memory that dumps go through."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -198,13 +197,11 @@ class Watchdog:
         self._wrappers = {}
 
     def before_fork(self) -> None:
-        """Stop the timer until `after_fork`."""
         self._is_forking = True
         if not self.gives_way:
             self._originals["cancel_dump_traceback_later"]()
 
     def after_fork(self) -> None:
-        """Let it be moved on again soon."""
         self._is_forking = False
         self._due = float("-inf")
 
