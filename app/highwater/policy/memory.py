@@ -85,7 +85,6 @@ class RuleMemory:
     ranks: Mapping[RankKey, LastReading] = field(default_factory=dict)
 
     def wait(self, remedy: str, key: RankKey) -> Wait | None:
-        """Return what a remedy waits for on a rank."""
         run = self.runs.get(remedy)
         return run.waits.get(key) if run is not None else None
 

@@ -26,7 +26,6 @@ class Pace(NamedTuple):
 
 
 def follow(paces: Mapping[RankKey, Pace], report: Report) -> dict[RankKey, Pace]:
-    """Return the paces with this report's readings."""
     return {
         rank_key(reading): _next(paces.get(rank_key(reading)), reading.taken_at, reading.free_bytes)
         for reading in report.ranks

@@ -52,8 +52,6 @@ class RemedyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemedyRequest:
-    """One remedy that an operator requests, and how far it goes."""
-
     remedy: str
     target: Target = UNNEEDED
 
@@ -84,12 +82,10 @@ class Relief:
 
     @property
     def state(self) -> State:
-        """The state of the relief under way; ``idle`` without one."""
         return self._states.now
 
     @property
     def busy(self) -> bool:
-        """True if a remedy is being carried out."""
         return self._turn.locked()
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
@@ -102,11 +98,7 @@ class Relief:
     async def for_rule(
         self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
     ) -> RemedyOutcome:
-        """Run one remedy for a rule, or only record that it would have been run.
-
-        Raises:
-            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
-        """
+        """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
         run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
             result = result_of(run.remedy, "observed", reason="the policy is in observe mode")
@@ -117,12 +109,7 @@ class Relief:
     async def reclaim(
         self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
     ) -> list[RemedyOutcome]:
-        """Run remedies in this order for an operator; without any, those that free the device's caches here.
-
-        Raises:
-            UnknownName: A remedy is unknown.
-            NotAvailable: The engine is not reachable.
-        """
+        """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`."""
         requests = requests or self._default_requests()
         for request in requests:
             if request.remedy not in self.remedies:
@@ -149,12 +136,7 @@ class Relief:
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
     ) -> RemedyOutcome:
-        """Run one of vLLM's own resets as a client requested it.
-
-        Raises:
-            Refused: It could hang or kill this engine.
-            NotAvailable: The engine is not reachable.
-        """
+        """Run one of vLLM's own resets. Raises Refused where it could hang or kill the engine, and as `_before`."""
         # No release after it: a client that requests vLLM's reset gets that and nothing more.
         run = RemedyRun(
             self.remedies[name],
@@ -171,12 +153,7 @@ class Relief:
         return outcome
 
     async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
-        """Bring back what a trim moved to host memory, and return each worker's answer in rank order.
-
-        Raises:
-            Refused: The workers cannot be called, or one of them could not do it.
-            NotAvailable: The engine is not reachable.
-        """
+        """Bring back what a trim moved to the host, by rank. Raises Refused where a worker cannot, and NotAvailable."""
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
         async with self._turn:
