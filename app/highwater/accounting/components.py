@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One component."""
-
     name: str  # its field in `readings.Components`, in `/memory` and in the history
     title: str  # as people read it
     meaning: str  # in a few words
@@ -34,7 +32,6 @@ class Component:
 
     @property
     def variable(self) -> str:
-        """Its colour's name in the dashboard's style sheet."""
         return f"--c-{self.label.replace('_', '-')}"
 
 

@@ -26,8 +26,6 @@ class RankGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthRate:
-    """The rate of a leak."""
-
     driver: GrowthDriver
     # Bytes, or descriptors or threads, for each unit of the driver: a request, an hour. `low` and `high` are the ends
     # of its 95 % interval.
@@ -40,8 +38,6 @@ class GrowthRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesGrowth:
-    """The verdict on one series of memory, and its evidence."""
-
     series: str  # its name: `rank 0 other_tensors_bytes`, `API server anonymous_bytes`
     owner: str  # the rank or process whose memory it is; `measure`: the part of it
     measure: str

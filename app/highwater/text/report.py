@@ -168,7 +168,6 @@ def requests_text(engine: EngineStatus) -> str:
 
 
 def _rule(rule: RuleStatus, summary: str) -> str:
-    """Return how a rule stands, and what could be given back on the ranks that are short."""
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""

@@ -78,7 +78,6 @@ def wire_engine(
 
 
 def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Recorders | None:
-    """Return the reader of the workers' recorders; None without a folder."""
     if settings.recorder_dir is None:
         return None
     return Recorders(
