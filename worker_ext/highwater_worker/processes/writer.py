@@ -81,15 +81,7 @@ def _framed(sequence: int, body: bytes) -> bytes:
 
 
 class ProcessWriter:
-    """Writes one process's file.
-
-    Args:
-        folder: The recorders'.
-        clock: Monotonic seconds, the same in all processes of a machine.
-        wall_clock: Unix seconds.
-        root: The file system's root.
-        shm: The folder of shared memory.
-    """
+    """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
     def __init__(
         self,

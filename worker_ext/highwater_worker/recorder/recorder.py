@@ -69,16 +69,10 @@ class _Now(NamedTuple):
 class Recorder:
     """Records one worker.
 
-    Args:
-        worker: The worker.
-        ring: The file; the thread closes it.
-        options: The recorder's.
-        in_memory: Whether the file is in memory, so that the engine's thread may write into it. A disk's journal can
-            hold a writer for seconds, so only the recorder's thread writes there.
-        clock: Monotonic seconds, the same in all processes of a machine.
-        wall_clock: Unix seconds.
-        wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
-        watchdog: Notices a hang that holds Python's lock.
+    Where its file is `in_memory` the engine's thread may write into it; a disk's journal can hold a writer for seconds,
+    so only the recorder's thread writes there. `clock` is monotonic seconds, the same in all processes of a machine.
+    `wait` waits for so many seconds, and returns whether to stop; by default until `stop`. `watchdog` notices a hang
+    that holds Python's lock.
     """
 
     def __init__(
