@@ -110,7 +110,9 @@ class Relief:
         self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
     ) -> list[RemedyOutcome]:
         """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`."""
-        requests = requests or self._default_requests()
+        # A trim keeps what a reset then drops: one of the two.
+        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
+        requests = requests or (RemedyRequest("release"), RemedyRequest(cache))
         for request in requests:
             if request.remedy not in self.remedies:
                 raise UnknownName("remedies", request.remedy, self.remedies)
@@ -127,11 +129,6 @@ class Relief:
             )
             for request in requests
         ]
-
-    def _default_requests(self) -> Sequence[RemedyRequest]:
-        # A trim keeps what a reset then drops: one of the two.
-        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
-        return (RemedyRequest("release"), RemedyRequest(cache))
 
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None

@@ -108,7 +108,8 @@ class Core:
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
         self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine, recorders)
-        self.history = _history(settings, clocks)
+        samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
+        self.history = History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
@@ -165,11 +166,6 @@ class Core:
             wall_clock=clocks.wall,
             internal_error=internal_errors.counter("policy"),
         )
-
-
-def _history(settings: Settings, clocks: Clocks) -> History:
-    samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-    return History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
 
 
 def _rounds(

@@ -135,10 +135,6 @@ def _pressure(path: Path) -> dict[str, list[float]] | None:
     return pressure or None
 
 
-def _groups(root: Path) -> list[tuple[str, str]]:
-    return [tuple([*line.split(":", 2), "", ""][1:3]) for line in lines_of(root / "proc/self/cgroup")]  # type: ignore[misc]
-
-
 # The files' places are constant while a worker runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def group_files(root: Path) -> GroupFiles | None:
@@ -149,7 +145,8 @@ def group_files(root: Path) -> GroupFiles | None:
     }
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
     for files in (_VERSION_1, _VERSION_2):
-        for controllers, path in _groups(root):
+        for line in lines_of(root / "proc/self/cgroup"):
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if "memory" in controllers.split(",") if files.version == 1 else controllers == "":
                 for mount in tops[files.version]:
                     top = root / mount.point.lstrip("/")
