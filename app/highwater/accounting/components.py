@@ -27,7 +27,6 @@ class Component:
 
     @property
     def label(self) -> str:
-        """Its name as the label of a metric."""
         return self.name.removesuffix("_bytes")
 
     @property

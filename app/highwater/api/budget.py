@@ -27,8 +27,6 @@ _EXPLAINED = TypeAdapter(Explained)
 
 
 class StartReports:
-    """The workers' starts, as their recorder files or their responses report them."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
 

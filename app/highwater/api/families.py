@@ -34,7 +34,6 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Iterable[Row]
 
 
 def known(name: str, text: str, value: float | None, form: Form = gauge) -> Iterator[Metric]:
-    """Yield the family of one value; none where it is not known."""
     if value is not None:
         yield form(name, text, (), [((), value)])
 

@@ -49,8 +49,6 @@ RECIPES: Mapping[str, Recipe] = {DEFAULT_VERSION: with_torch_for_cpu(DEFAULT_VER
 
 @dataclass(frozen=True)
 class EngineEnvironment:
-    """A complete virtual environment with vLLM in it."""
-
     version: str
     root: Path
 

@@ -168,12 +168,10 @@ class Experiment:
         )
 
     def happened(self, kind: str) -> tuple[Event, ...]:
-        """Return the events of that kind from the load's start to its end."""
         return tuple(event for event in self.events if event.kind == kind and self.load.lasted(event.at))
 
 
 def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
-    """Return the same rank's reading among others, of the same process."""
     return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
 
 

@@ -48,7 +48,6 @@ class LastRun:
 
     @property
     def judged(self) -> ActionOutcome:
-        """The outcome, ``ineffective`` if it gave too little."""
         return "ineffective" if self.outcome == "done" and not self.is_effective else self.outcome
 
 

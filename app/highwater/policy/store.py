@@ -20,8 +20,6 @@ from highwater.policy.settings import PolicyChange, PolicySettings
 
 
 class _Section(BaseModel):
-    """The state file's section ``policy``."""
-
     configured: str
     policy: PolicySettings
 

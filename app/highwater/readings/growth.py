@@ -14,8 +14,6 @@ GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrowth:
-    """The rate at which one rank's device fills."""
-
     rank: int | None
     dp_rank: int | None
     # The slope of its used bytes over the last minute; `None` where that is too short to know.

@@ -283,7 +283,6 @@ class Relief:
         return readings, None
 
     async def _poll(self, state: State) -> Report | None:
-        """Poll once; return ``None`` where that does not end in time."""
         try:
             async with self._states.enter(state, self._poll_seconds()):
                 return await self._poller.poll()

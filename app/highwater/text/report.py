@@ -160,7 +160,6 @@ def _growth(report: Report, size: _SizeText) -> str:
 
 
 def requests_text(engine: EngineStatus) -> str:
-    """The engine's requests and how full its KV cache is; empty where neither is known."""
     running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
     parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
     parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]

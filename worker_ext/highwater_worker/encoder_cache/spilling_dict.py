@@ -56,8 +56,6 @@ class Ledger:
 
 
 class EntryRestorer(Protocol):
-    """Brings spilled entries back to their device."""
-
     @property
     def reserve_bytes(self) -> int:
         """The bytes kept on the device for entries to come back into."""

@@ -249,7 +249,6 @@ class ProcessWriter:
         self._is_first = multiprocessing.parent_process() is None
 
     def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
-        """Return the last value, read again when it is due."""
         if now >= self._due.get(name, float("-inf")):
             self._due[name] = now + seconds
             value = Notes().attempt(name, read)

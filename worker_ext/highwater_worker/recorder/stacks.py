@@ -125,7 +125,6 @@ def call_of(dump: str) -> str | None:
 
 
 def is_timer_taken() -> bool:
-    """Return whether other code is known to use the timer in this process."""
     return "_pytest.faulthandler" in sys.modules
 
 
