@@ -23,7 +23,15 @@ from typing import Final, NamedTuple, TypeVar, get_args
 from highwater import __version__
 from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
 from highwater.diagnose.finding import Finding, weightiest_first
-from highwater.diagnose.incidents.diagnosis import diagnose, harmless, joined, summarize
+from highwater.diagnose.incidents.diagnosis import (
+    advised,
+    diagnose,
+    ended_in_order,
+    harmless,
+    joined,
+    summarize,
+    unheard,
+)
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.file import LogPosition
@@ -32,6 +40,7 @@ from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
+from highwater.text.printable import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
@@ -130,14 +139,21 @@ class Incidents:
         """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
-    async def complete(self, *, at_once: bool = False) -> None:
-        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
-        await self._in_thread(partial(self._complete, at_once=at_once))
+    async def complete(self, *, at_once: bool = False) -> tuple[Headline, ...]:
+        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them.
+
+        Those are returned that were none, since the engine had ended in order: they are withdrawn.
+        """
+        return await self._in_thread(partial(self._complete, at_once=at_once))
 
     async def engine_began(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
         if self._log is not None:
             await self._in_thread(self._log.engine_ready)
+
+    async def heard(self) -> tuple[LogMessage, ...]:
+        """Return the known messages that came into the log since it was last looked at; of an engine that lives."""
+        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
@@ -148,10 +164,11 @@ class Incidents:
             return ()
         return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
 
-    async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
+    async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool] | None:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
-        Never raises for what is in the evidence, on the disk or in the log.
+        ``None``: by its log the engine has ended in order, which is none. Never raises for what is in the evidence, on
+        the disk or in the log.
         """
         return await self._in_thread(partial(self._open, evidence))
 
@@ -187,7 +204,11 @@ class Incidents:
 
     # --- in a thread ---
 
-    def _open(self, evidence: Evidence) -> tuple[Headline, bool]:
+    def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
+        since = self._log.since if self._log is not None else None
+        story = self._story(evidence, since)
+        if ended_in_order(evidence, story) and not self._is_hang_open():
+            return None
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
         if last is not None and evidence.start is not None:
@@ -213,8 +234,7 @@ class Incidents:
             evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
-        since = self._log.since if self._log is not None else None
-        incident = replace(self._incident(evidence, since), number=number)
+        incident = replace(self._incident(evidence, story), number=number)
         if hang is not None:
             incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
         self._store.write(incident)
@@ -237,21 +257,39 @@ class Incidents:
         before = [one for one in hangs if (one.at or 0.0) <= evidence.at]
         return self._stored(max(before, key=lambda one: one.at or 0.0).id) if before else None
 
-    def _complete(self, *, at_once: bool) -> None:
+    def _complete(self, *, at_once: bool) -> tuple[Headline, ...]:
         now, late = self._monotonic(), self._late
         due = [one for one in late if at_once or one.due <= now]
         self._late = tuple(one for one in late if one not in due)
+        withdrawn = []
         for one in due:
             stored = self._stored(one.id)
             if stored is None:
                 continue  # it was the oldest, and was removed
-            incident = self._incident(one.evidence, one.since, one.until)
-            # A log that was rotated since has no messages of this incident: those that are known stay.
-            if incident.messages and incident.messages != stored.messages:
+            story = self._story(one.evidence, one.since, one.until)
+            # A death that a hang came before was its end, in whatever order.
+            if ended_in_order(one.evidence, story) and "-hung" not in stored.id and not self._is_hang_open():
+                withdrawn.append(self._withdrawn(stored))
+                continue
+            incident = self._incident(one.evidence, story)
+            if _says_more(incident, stored, story):
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
+        return tuple(withdrawn)
+
+    def _withdrawn(self, stored: Incident) -> Headline:
+        """Take an incident back: the log's last lines came late, and tell of an orderly end."""
+        self._store.remove(stored.id)
+        self._late = tuple(one for one in self._late if one.id != stored.id)
+        self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
+        if stored.kind is not None:
+            self._counts = {**self._counts, stored.kind: self._counts[stored.kind] - 1}
+        return stored.headline
+
+    def _is_hang_open(self) -> bool:
+        return any(one.kind == "hung" for one in _unended(self._tracked))
 
     def _stored(self, incident_id: str) -> Incident | None:
         try:
@@ -289,9 +327,8 @@ class Incidents:
             incident = replace(incident, messages=merged(incident.messages, story.messages))
         self._store.write(_counted(incident, counted))
 
-    def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
-        story = self._story(evidence, since, until)
-        notes = [] if story.problem is None else [story.problem]
+    def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
+        notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         findings: Sequence[Finding] = ()
         try:
@@ -318,20 +355,21 @@ class Incidents:
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=story.messages,
+            messages=advised(story, findings),
+            exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(notes),
+            notes=tuple(filter(None, notes)),
             written_by=__version__,
         )
 
-    def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None) -> LogStory:
-        if evidence.start is not None:
-            return evidence.start.story
-        return LogStory(problem=_NO_LOG) if self._log is None else self._log.story(since, until)
+    def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
+        if self._log is None:
+            return LogStory(problem=_NO_LOG)
+        return self._log.story(since, until) if evidence.start is None else evidence.start.story
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -357,6 +395,18 @@ def _fails_again(last: Headline, evidence: Evidence) -> bool:
 def _goes_on(last: Headline, evidence: Evidence) -> bool:
     is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
     return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
+
+
+def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
+    """Return whether the log, read once more, changes an incident.
+
+    One that was rotated since has nothing of it: what is known stays.
+    """
+    is_silent = not incident.messages and incident.exception is None
+    if (stored.messages and not incident.messages) or (is_silent and (stored.exception or not story.was_understood)):
+        return False
+    told = (incident.messages, incident.exception, incident.summary)
+    return told != (stored.messages, stored.exception, stored.summary)
 
 
 def _ending(hang: Incident, evidence: Evidence) -> Evidence:

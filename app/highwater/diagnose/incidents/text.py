@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from highwater.diagnose.advice import Advice, advices, without_effect
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.incidents.diagnosis import known_points, latest
+from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
@@ -78,7 +78,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *section("What the log says", map(_message, incident.messages)),
+        *section("What the log says", (*map(_message, incident.messages), *_exception(incident))),
         *section("What the numbers say", map(_finding, incident.findings)),
         *section("What to change", map(_advice, given)),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
@@ -104,6 +104,12 @@ def _message(message: LogMessage) -> str:
     often = f" ({message.count} lines)" if message.count > 1 else ""
     item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
     return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
+
+
+def _exception(incident: Incident) -> Iterator[str]:
+    if incident.exception is not None:
+        lines = _lines([plain(incident.exception.text)])
+        yield f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{textwrap.indent(lines, '  ')}"
 
 
 def _finding(finding: Finding) -> str:

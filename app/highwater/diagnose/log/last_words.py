@@ -91,7 +91,7 @@ class LastWords:
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line = found.line
-        self._has_failed = self._has_failed or (found.known is not None and found.known.part != "wait")
+        self._has_failed = self._has_failed or (found.known is not None and found.known.part in {"cause", "end"})
         self.in_order = self.in_order or (not self._has_failed and says_stop(line))
         process = self._process_of(line)
         if process is not None and self._is_exception(process, line):

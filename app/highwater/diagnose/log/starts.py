@@ -21,6 +21,7 @@ from typing import Final
 
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
 from highwater.diagnose.log.lines import RecognizedLine, known_message
+from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
 from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of
@@ -137,7 +138,7 @@ class Starts:
             if known is None or (self._open is None and not known.at_start):
                 continue  # or of an engine that ran
             start = self._open = self._open or _Start(text, 0)
-            start.is_failing = start.is_failing or known.part != "wait"
+            start.is_failing = start.is_failing or known.part in {"cause", "end"}
             start.last_at = now
             if known.part == "end" and start.ended_at is None:
                 start.ended_at = now
@@ -176,6 +177,14 @@ class EngineLog:
             self._starts.read(text, lines, now)
         is_first, self._has_looked = not self._has_looked, True
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
+
+    def heard(self, now: float) -> tuple[LogMessage, ...]:
+        """Return the known messages that were added since the last look, of an engine that lives."""
+        told = StoryTold()
+        for text, lines in self._reader.read(self._followed.new_lines()):
+            self._starts.read(text, lines, now)
+            told.add(text, [RecognizedLine(line, known_message(line)) for line in lines])
+        return told.story().messages
 
     def end(self) -> LogPosition | None:
         """Return where the log ends now; ``None`` where it does not exist."""

@@ -13,7 +13,7 @@ from highwater.diagnose.advice import without_effect
 from highwater.diagnose.case import Case
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, weightiest_first, without_advice
-from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy
+from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy, words
 
 Rule: TypeAlias = Callable[[Case], Finding | None]
 IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
@@ -25,6 +25,8 @@ KNOWN_CAUSE_NAMES: Final = frozenset(rule.__name__ for rule in KNOWN_CAUSES)
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
     ending.hang_ended,
     ending.killed_by_kernel,
+    words.failed_allocation,
+    words.host_shortage,
     device.device_full,
     ending.stopped_ranks,
     ending.lost_ranks,

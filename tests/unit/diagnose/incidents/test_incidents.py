@@ -455,3 +455,83 @@ def test_ranks_have_names(given, name):
     """As the tables have them."""
     number, dp_rank = given
     assert RankEvidence(rank=number, dp_rank=dp_rank).name == name
+
+
+# --- an orderly end ---
+
+STOPPED = "(APIServer pid=1) INFO:     Shutting down\n(APIServer pid=1) INFO:     Application shutdown complete.\n"
+
+
+async def test_an_orderly_end_by_the_log_is_no_incident(tmp_path):
+    """Also of a full device: nothing ran out."""
+    (tmp_path / "engine.log").write_text(STOPPED)
+    told = Told(None, tmp_path / "engine.log")
+    assert await told.open("died", rank(reading(used=62_300 * 1024 * 1024))) is None
+    assert await told.ids() == []
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder):
+    """Its last lines came a moment after the end: it is counted no more."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(tmp_path if has_folder else None, log)
+    headline, _ = await told.open()
+    log.write_text(STOPPED)
+    withdrawn = await told.incidents.complete(at_once=True)
+    assert [one.id for one in withdrawn] == [headline.id]
+    assert (await told.ids(), told.incidents.counts["died"], told.incidents.is_one_open) == ([], 0, False)
+    assert await told.incidents.read(headline.id) is None
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["", "(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] RuntimeError: CUDA driver error: out of memory\n"],
+)
+async def test_a_death_without_an_orderly_end_stays(tmp_path, last):
+    """Also where the sidecar ends meanwhile, and the log says nothing."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    await told.open()
+    log.write_text(last + (STOPPED if last else ""))
+    assert await told.incidents.complete(at_once=True) == ()
+    assert (await told.only()).kind == "died"
+
+
+async def test_a_hang_that_somebody_ends_is_no_orderly_end(tmp_path):
+    """A liveness probe stops it with the signal that an operator sends."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    await told.open("hung")
+    told.clock.advance(100)
+    log.write_text(STOPPED)
+    assert await told.open("died") is not None
+
+
+async def test_a_log_that_begins_late_is_told(tmp_path):
+    """At first it has no line, and five seconds later it is understood, with an exception or silent."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    headline, _ = await told.open()
+    assert "it has no line of this run" in headline.summary
+    log.write_text("(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] EngineCore encountered a fatal error.\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(headline.id)
+    assert "device memory was not short" in incident.summary
+    assert (await told.only()).summary == incident.summary
+    assert incident.notes == ()
+
+
+async def test_a_log_that_is_rotated_meanwhile_takes_nothing_back(tmp_path):
+    """What was understood stays understood."""
+    log = tmp_path / "engine.log"
+    log.write_text("(EngineCore pid=9) INFO 11-21 14:32:33 [core.py:120] hello\n")
+    told = Told(None, log)
+    headline, _ = await told.open()
+    log.write_text("")
+    await told.incidents.complete(at_once=True)
+    assert (await told.incidents.read(headline.id)).summary == headline.summary
+    assert "device memory was not short" in headline.summary

@@ -835,7 +835,7 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
 
 @pytest.mark.parametrize("has_log", [False, True])
 async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
-    """Its recorders name the phase and the error, and how full each rank was; a log is believed before them."""
+    """Its recorders name the phase and the error, and how full each rank was; also where a log says nothing."""
     one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
     at = one.clock.now
     one.fake.down = True
@@ -847,9 +847,6 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
         one.fake.kill(worker)
     for _ in range(6):
         await one.tick()
-    if has_log:
-        assert await one.kinds() == []
-        return
     incident = await one.only()
     assert (incident.kind, incident.count, incident.start) == ("start_failed", 1, "b" * 16)
     assert incident.engine.model == one.fake.model
@@ -859,3 +856,40 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     one.fake.start_again()
     await one.tick()
     assert (await one.only()).ended_at == one.clock.now
+
+
+async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
+    """The engine lives on: it is told once, and is no incident."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    one.fake.asleep = True
+    for _ in range(2):
+        report = await one.tick(10.0)
+    assert report.engine.state == "sleeping"
+    core = "(EngineCore pid=418) ERROR 09-02 00:55:35 [core.py:1210] "
+    with log.open("a") as file:
+        file.write("(EngineCore pid=418) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163\n")
+        file.write(f"{core}Invocation of wake_up method failed\n")
+    for _ in range(3):
+        await one.tick(10.0)
+    said = [summary for summary in one.core.summaries("state") if "wake up" in summary]
+    assert [summary.partition(".")[0] for summary in said] == [
+        "the engine was told to wake up and could not: the device's memory was short"
+    ]
+    assert await one.kinds() == []
+
+
+async def test_an_orderly_end_by_the_log_is_an_event(boxed, tmp_path):
+    """At once, or once its last lines are written."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log, recorders=False)
+    await one.come_up()
+    log.write_text("(APIServer pid=1) INFO:     Shutting down\n")
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    assert await one.kinds() == []
+    assert any("ended in order, as its log says" in summary for summary in one.core.summaries("state"))
