@@ -171,7 +171,6 @@ def _growth(report: Report, size: _SizeText) -> str:
 
 
 def requests_text(engine: EngineStatus) -> str:
-    """The engine's requests and how full its KV cache is; empty where neither is known."""
     running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
     parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
     parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
@@ -179,7 +178,6 @@ def requests_text(engine: EngineStatus) -> str:
 
 
 def _rule(rule: RuleStatus, summary: str) -> str:
-    """Return how a rule stands, and what could be given back on the ranks that are short."""
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
