@@ -160,9 +160,9 @@ def _growth(report: Report, size: _SizeText) -> str:
     grown = growth.since_ready_bytes
     parts = [] if grown is None else [f"{size(grown, signed=True)} since ready"]
     ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
-    parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
-    if growth.component is not None:
-        parts[-1] += f" ({component_title(growth.component)})"
+    filled = ", ".join(f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+    if filled:
+        parts.append(filled if growth.component is None else f"{filled} ({component_title(growth.component)})")
     if growth.refill_seconds is not None:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
