@@ -10,12 +10,14 @@ An engine may live through such a failure. One counts only if it is its process'
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.diagnose.log.messages import WhichMemory
+from highwater.diagnose.log.record import LogLine
 from highwater.readings.rank import RankReading
 from highwater.text.printable import plain
 from highwater.units import GIB, KIB, MIB
@@ -43,8 +45,10 @@ _DEVICE: Final = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?:WorkspaceAllocator)?\b")
 _OF_NODE: Final = re.compile(r"\bwas (\d{1,9}\.\d{1,2})GB / (\d{1,9}\.\d{1,2})GB\b")
 _OF_PROCESS: Final = re.compile(r"\s*(\d{1,9})\s{1,40}(\d{1,9}\.\d{1,2})\s{1,40}(\S.*)")
 _LIST_LINES: Final = 16
-# vLLM's time of a line, or a container runtime's. The year is not said: that of a leap year stands for any.
-_TIME: Final = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
+# A collector's time at the beginning of a line, else vLLM's in its record: a client's words stand in neither. The year
+# is not said: that of a leap year stands for any.
+_TIME: Final = re.compile(r"(?:\d{4}-|\b)(\d\d-\d\d[ T]\d\d:\d\d:\d\d)\b")
+_OPENS: Final = re.compile(r'\{\s?"[@\w]{1,20}": ?"')
 _MOST_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
 
@@ -161,9 +165,14 @@ class Moment:
     number: int = 0
     time: datetime | None = None
 
-    def next(self, text: str) -> Moment:
-        """Return that of the next line."""
-        return Moment(self.number + 1, _time_of(text) or self.time)
+    def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
+        """Return that of the next line of the log, with the lines in it."""
+        opens = _OPENS.match(text)
+        found = _TIME.match(text, opens.end() if opens is not None else 0)
+        for line in lines if found is None else ():
+            if line.file is not None and found is None:
+                found = _TIME.search(line.text, 0, max(len(line.text) - len(line.message), 0))
+        return Moment(self.number + 1, (None if found is None else _time_of(found[1])) or self.time)
 
     def is_near(self, end: Moment) -> bool:
         """Return whether it is at most a minute before the end; where the log has no times, lines count."""
@@ -171,11 +180,16 @@ class Moment:
             return end.number - self.number < NEAR_LINES
         return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
 
+    def before(self, end: Moment) -> str:
+        """Return how long before the end it is, as a part of a sentence."""
+        if self.time is None or end.time is None:
+            return f"{end.number - self.number:,} lines"
+        return f"{(end.time - self.time) % _YEAR / timedelta(minutes=1):,.0f} min"
 
-def _time_of(line: str) -> datetime | None:
-    found = _TIME.search(line[:200])
+
+def _time_of(stamp: str) -> datetime | None:
     try:
-        return None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[0]}Z")
+        return datetime.fromisoformat(f"{_ANY_YEAR}-{stamp}Z")
     except ValueError:  # no such day or hour
         return None
 

@@ -43,11 +43,14 @@ NO_LOG: Final = LogStory()
 
 
 class StoryTold:
-    """The story of lines that come one after another; how many there are costs no memory."""
+    """The story of lines that come one after another; how many there are costs no memory.
 
-    def __init__(self) -> None:
+    With ``of_start`` no client has spoken yet; ``words`` are those of the processes' ends until now.
+    """
+
+    def __init__(self, *, of_start: bool = False) -> None:
         self._lines = self._understood = 0
-        self._matches, self._failed, self._words = LogMatches(), FailedAllocations(), LastWords()
+        self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._end = Moment()
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
@@ -55,11 +58,11 @@ class StoryTold:
         lines = tuple(lines)
         self._lines += bool(text.strip())
         self._understood += any(found.line.is_form for found in lines)
-        self._end = self._end.next(text)
+        self._end = self._end.next(text, (found.line for found in lines))
         for found in lines:
             self._matches.add(found.known, found.line)
             self._failed.add(found, self._end)
-            self._words.add(found, self._end)
+            self.words.add(found, self._end)
 
     def story(self, problem: str | None = None) -> LogStory:
         """Return it until now."""
@@ -68,8 +71,8 @@ class StoryTold:
             understood=self._understood,
             messages=self._matches.messages(),
             failed=self._failed.near(self._end),
-            exception=self._words.exception,
-            ended_in_order=self._words.in_order,
+            exception=self.words.exception(self._end),
+            ended_in_order=self.words.in_order,
             problem=problem,
         )
 
