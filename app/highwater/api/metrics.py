@@ -235,7 +235,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     engine = report.engine
     text = "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep."
     yield from known("engine_up", text, engine.traits.is_up)
-    text = "Starts of the engine that the sidecar saw after the first."
+    text = "Lives of the engine that the sidecar saw end, starts that failed included."
     yield from known("engine_restarts", text, engine.restarts, counter)
     yield one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
     # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
@@ -323,9 +323,9 @@ def _identity(rank: RankReading) -> tuple[str, ...]:
 def _growth_families(report: Report) -> Iterator[Metric]:
     text = "Growth of used bytes over all ranks since the engine became ready."
     yield from known("growth_bytes", text, report.growth.since_ready_bytes)
-    text = "Slope of used bytes over all ranks in the last minute."
+    text = "Pace of used bytes over all devices now; absent where that of one is not steady."
     yield from known("growth_bytes_per_second", text, report.growth.bytes_per_second)
-    text = "When the device is full at the pace of the last minute; absent where that is not within a day."
+    text = "When the device is full at its present pace; absent where its readings do not foretell that."
     ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
     growing = [one for one in report.growth.ranks if rank_key(one) in ranks]
     ends = ((ranks[rank_key(one)], one.seconds_to_full) for one in growing)

@@ -99,7 +99,7 @@ class Case:
         grown_bytes: The growth of used bytes, over all ranks.
         grown: The same by component, where its beginning is known.
         since: The time that this growth took, as a part of a sentence.
-        bytes_per_second: The pace of the last minute.
+        bytes_per_second: The pace at the end.
         seconds_to_full: When the first device is full at that pace.
         evidence: What was known when an incident opened; ``None`` of a measured load.
         log: What the engine's log says; of a measured load it is not read.

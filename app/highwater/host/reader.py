@@ -130,6 +130,10 @@ class HostReader:
         """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""
         return self._machine.process_state(process.pid, process.started) in STOPPED_STATES
 
+    def exists(self, process: ProcessMemory) -> bool:
+        """Return whether this machine shows that this process has not ended, stopped or not."""
+        return self._machine.process_state(process.pid, process.started) not in {None, "Z", "?"}
+
     # --- processes ---
 
     def _ended(self, record: ProcessRecord) -> EndedProcess:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from highwater.accounting.rank_key import RankKey
+from highwater.accounting.pace import HASTY, pace_of
+from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
 from highwater.policy.core import Action, Decision, decide
 from highwater.policy.learning import begin, learn
 from highwater.policy.memory import LifeMemory
-from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import FILL_SIGNALS, Rule
 from highwater.policy.status import rule_status, summary
@@ -34,6 +34,7 @@ from highwater.units import HOUR_SECONDS
 
 QUICK_SECONDS: Final = 0.2
 FULL_WITHIN_SECONDS: Final = 10.0
+_LOOKED_AT_SECONDS: Final = 60.0
 # The least time between two events about the level; every action is an event.
 LEVEL_EVENT_SECONDS: Final = 10.0
 
@@ -85,7 +86,6 @@ class Governor:
         self._memory = LifeMemory()
         self._acting: Action | None = None
         self._actions: deque[float] = deque()
-        self._paces: dict[RankKey, Pace] = {}
         self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_reported_at = -math.inf
@@ -101,8 +101,14 @@ class Governor:
 
         Readings are closer while less than low water is free, or a device would be full within ten seconds.
         """
-        self._paces = follow(self._paces, report)
-        if any(pace.seconds_to_full < FULL_WITHIN_SECONDS for pace in self._paces.values()):
+        tracks = self._history.tracks(report.ranks, _LOOKED_AT_SECONDS)
+        if any(
+            (pace := pace_of(track, HASTY)) is not None
+            and rank.free_bytes is not None
+            and rank.free_bytes < pace.bytes_per_second * FULL_WITHIN_SECONDS
+            for rank in report.ranks
+            if (track := tracks.get(rank_key(rank))) is not None
+        ):
             return QUICK_SECONDS
         is_short = any(
             pressure.need_bytes > 0

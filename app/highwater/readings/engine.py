@@ -75,12 +75,13 @@ class StartedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailure:
-    """A start of the engine that failed, as its workers' recorders show it."""
+    """A start of the engine that failed, as its workers' recorders show it, or its processes' files."""
 
     at: float  # when the sidecar saw that it had failed
-    recorder_instance: str  # the name of its recorders' files
+    recorder_instance: str  # the name of its recorders' files; of a silent start one of its processes
     summary: str  # one sentence: which rank, in which phase, with which error
     ranks: tuple[StartedRank, ...]
+    is_silent: bool = False  # whether its processes ended without a word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ class EngineStatus:
     state: EngineState  # the verdict (app/highwater/engine/verdict.py)
     since: float | None = None  # when that began, in Unix seconds; `None` before the first poll
     started_at: float | None = None  # when its first process was started, in Unix seconds
-    restarts: int = 0  # how many lives of it before this one the sidecar has seen
+    restarts: int = 0  # how many lives of it before this one the sidecar has seen, starts that failed included
     version: str | None = None  # vLLM's
     model: str | None = None
     requests_running: int | None = None

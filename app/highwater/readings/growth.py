@@ -18,10 +18,14 @@ class RankGrowth:
 
     rank: int | None
     dp_rank: int | None
-    # The slope of its used bytes over the last minute; `None` where that is too short to know.
+    # Its pace now (accounting/pace.py): 0 where it is flat; `None` where it is not steady, or not known yet.
     bytes_per_second: float | None = None
-    # When its device is full at that rate (accounting/time_to_full.py); `None`: that is noise, or not within a day.
+    # The component that grows; `None` where none holds most of the growth.
+    component: str | None = None
+    # When its device is full at that pace; `None` where the readings do not foretell it (accounting/time_to_full.py).
     seconds_to_full: float | None = None
+    # In how many seconds memory fills again after each relief, and is given back each time; `None` where it does not.
+    refill_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +80,14 @@ class Growth:
 
     # Since the first reading after the engine became ready, taken at `baseline_taken_at`.
     since_ready_bytes: int | None = None
-    bytes_per_second: float | None = None  # the slope over the last minute
+    bytes_per_second: float | None = None  # the pace now; `None` where that of one device is not known
     host_since_ready_bytes: int | None = None  # the growth of the workers' resident set size (RSS) since then
     baseline_taken_at: float | None = None
     # Why growth since then is unknown; `None` where it is known, or nothing has been read yet.
     reason: str | None = None
-    # When the first device is full at the rate of the last minute; `None` where none fills.
+    # When the first device is full at its pace, `component`: what grows on it; `None` where none is foretold to fill.
     seconds_to_full: float | None = None
+    component: str | None = None
+    refill_seconds: float | None = None  # the shortest of the ranks'
     ranks: tuple[RankGrowth, ...] = ()
     series: tuple[SeriesGrowth, ...] = ()  # the verdict on each series of memory, the leaks first

@@ -52,8 +52,7 @@ class RankPressure:
     # What `release` could give back; `can_trim_bytes`: what `trim_encoder_cache` could.
     can_release_bytes: int | None = None
     can_trim_bytes: int | None = None
-    # When it comes under `high_free_bytes` at the rate of the last minute; `None` where that is not within a day, or
-    # where it is under it.
+    # When it comes under `high_free_bytes` at its pace; `None` where no time to full is foretold, or it is under it.
     seconds_to_high_water: float | None = None
     note: str | None = None  # why this rank is left out, or what is odd about it
 

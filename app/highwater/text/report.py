@@ -12,7 +12,15 @@ from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import EncoderCacheTotals, RankReading, StartPhase
 from highwater.readings.report import HostSummary, Report
 from highwater.text.growth import growth_line
-from highwater.text.table import device_title, missing_text, rank_title, signal_text, table, waters_text
+from highwater.text.table import (
+    component_title,
+    device_title,
+    missing_text,
+    rank_title,
+    signal_text,
+    table,
+    waters_text,
+)
 from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
 
 _SizeText: TypeAlias = Callable[..., str]
@@ -149,13 +157,16 @@ def _encoder_cache(cache: EncoderCacheTotals | None, size: _SizeText) -> str:
 
 def _growth(report: Report, size: _SizeText) -> str:
     growth = report.growth
-    if growth.since_ready_bytes is None:
-        return ""
-    parts = [f"{size(growth.since_ready_bytes, signed=True)} since ready"]
+    grown = growth.since_ready_bytes
+    parts = [] if grown is None else [f"{size(grown, signed=True)} since ready"]
     ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
     parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
+    if growth.component is not None:
+        parts[-1] += f" ({component_title(growth.component)})"
+    if growth.refill_seconds is not None:
+        parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
-        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s over the last minute")
+        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s now")
     return ", ".join(parts)
 
 

@@ -13,6 +13,7 @@ from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile
 from highwater.growth.watch import GrowthWatch
+from highwater.host.process_lives import ProcessLives
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
 from highwater.host.watch import HostWatch
@@ -21,6 +22,11 @@ from highwater.process.internal_errors import InternalErrors
 from highwater.readings.growth import SeriesGrowth
 from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, Core
+
+_UNSEEN_STARTS = (
+    ". Whether a start of it ended cannot be seen: recorder_dir (HIGHWATER_RECORDER_DIR for vLLM) or engine_log would "
+    "show that"
+)
 
 log = logging.getLogger("highwater")
 
@@ -40,8 +46,13 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
         monotonic=clocks.monotonic,
         internal_error=internal_errors.counter("host"),
     )
+    lives = ProcessLives(reader.exists)
     poller.engine_process = watch.engine_process
+    watch.listeners.append(lives.look)
+    poller.engine_lives = lambda: lives.last
     poller.stopped_engine = watch.stopped_engine
+    if settings.recorder_dir is None and settings.engine_log is None:
+        poller.unseen_starts = _UNSEEN_STARTS
     return watch
 
 
@@ -112,6 +123,7 @@ def wire_incidents(
         stopped_processes=host.stopped_processes,
         oom_kills=oom_kills,
         read_host=host.facts,
+        log_says_start_failed=core.poller.log_says_start_failed,
         internal_error=internal_errors.counter("incidents"),
     )
     core.poller.listeners.append(watcher.notice)

@@ -21,6 +21,7 @@ from highwater.accounting.deltas import freed, total
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.freed import credit
 from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.pace import Track
 from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
@@ -74,7 +75,8 @@ _NAMES = (
     "host_memory_limit_bytes engine_start_time_seconds engine_loading extension_info"
 )
 PROMISED = tuple(_NAMES.split())
-FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
+FILLING = Track([10.0 * number for number in range(7)], [2.0**20 * number for number in range(7)])
+STILL = Track(FILLING.at, [0.0] * 7)
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_memory_|growth_bytes", name)}
 
 
@@ -140,7 +142,7 @@ def story() -> tuple[Report, RemedyResult]:
         ranks_reported=2,
         ranks=now,
         encoder_cache=encoder_totals(now),
-        growth=growth_since_ready(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
+        growth=growth_since_ready(ready, now, {(0, 0): FILLING, (0, 1): STILL}),
     )
     credited = credit("reset_encoder_cache", grown, now)
     return report, replace(

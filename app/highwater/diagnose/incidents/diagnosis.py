@@ -101,6 +101,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         parts += [f"device memory was not short ({room})"] if is_acquitted(case_of(evidence, log)) else [room]
     elif not is_known and log.exception is None:
         parts += [finding.title for finding in findings if finding.weight == "clue"][:1]
+    if evidence.kind == "start_failed" and evidence.reason and said is None and log.exception is None:
+        # Of processes that left no rank the reason has all figures.
+        return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
     if not parts:
         parts = ["nothing that is known explains it"]
     if said is None and log.exception is None and (log.lines > 0 or not likely):

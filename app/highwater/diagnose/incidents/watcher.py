@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, Ra
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
-from highwater.diagnose.log.starts import FailedStart
+from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
@@ -45,6 +46,8 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
+# So long the log may say with what a start failed that its processes' files have shown: it waits for silence itself.
+LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
 # Between two looks at the log of an engine that sleeps.
 HEAR_SECONDS = 5.0
 ENDED_IN_ORDER = "the engine ended in order, as its log says"
@@ -71,8 +74,9 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    ``internal_error`` counts an internal error, ``read_host`` reads host memory once more; the other callables return
-    the present state of their parts.
+    ``internal_error`` counts an internal error, and ``read_host`` reads host memory once more.
+    ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns whether nothing else
+    tells of it. The other callables return the present state of their parts.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class IncidentWatcher:
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
+        log_says_start_failed: Callable[[bool], bool] = lambda _: True,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
@@ -98,6 +103,7 @@ class IncidentWatcher:
         self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
         self._read_host = read_host
+        self._log_says_start_failed = log_says_start_failed
         self._internal_error = internal_error
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
@@ -107,7 +113,9 @@ class IncidentWatcher:
         self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
-        self._is_looking = False
+        self._is_looking = self._has_looked = False
+        # Starts that failed by their files, and what to read of their recorders, until the log has said why.
+        self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
         self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
@@ -163,19 +171,24 @@ class IncidentWatcher:
             self._may_be_open = not self._put(self._end_all)
 
     def _notice_start(self, report: Report, before: Report | None) -> None:
-        """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
+        """Open an incident for a start that failed by its recorders or its processes' files.
 
-        Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
+        With a log, the log may say why first. Workers that ended in order before their start was over were perhaps
+        stopped by somebody: that is an event.
         """
         failure = report.start_failure
-        if failure is None or (before is not None and failure == before.start_failure) or self._incidents.has_log:
+        if failure is None or (before is not None and failure == before.start_failure):
             return
-        if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
+        if not failure.is_silent and not any(one.error is not None or one.status == "dead" for one in failure.ranks):
             return
         life = replace(_of_start(report), model=None if before is None else before.engine.model)
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
-        start = FailedStart(id=failure.recorder_instance)
-        self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
+        evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance))
+        instance = None if failure.is_silent else failure.recorder_instance
+        if self._incidents.has_log:
+            self._unsaid.append((evidence, instance))
+        else:
+            self._open_with(partial(self._write, evidence, instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
@@ -277,7 +290,7 @@ class IncidentWatcher:
             self._has_begun = not self._put(self._incidents.engine_began)
         if self._incidents.is_late_due:
             self._put(self._complete)
-        if report.engine.traits.is_absent and not self._is_looking:
+        if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
         if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
             self._heard_at = self._history.now()
@@ -304,14 +317,28 @@ class IncidentWatcher:
             log.warning("%s. %s", failure.title, failure.text)
 
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
-        self._is_looking = False
-        for start in await self._incidents.failed_starts(at_once=at_once):
-            evidence = self._evidence("start_failed", _of_start(report), report, "")
+        self._is_looking, is_absent = False, report.engine.traits.is_absent
+        for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
+            is_silent = not start.story.messages and start.story.exception is None
+            # What the log has from before this sidecar, it has not seen.
+            is_new = self._has_looked and self._log_says_start_failed(is_silent)
+            if self._unsaid:
+                evidence, instance = self._unsaid.popleft()
+            elif is_silent and not is_new:
+                continue
+            else:
+                reason = "it ended without a word while it started, by its log" if is_silent else ""
+                evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
             self._may_be_open = True
-            await self._write(replace(evidence, start=start), None)
+            await self._write(evidence if is_silent and evidence.start else replace(evidence, start=start), instance)
+        self._has_looked = True
+        at_once = at_once or not is_absent  # what follows in the log is of an engine that runs
+        while self._unsaid and (at_once or self._history.now() - self._unsaid[0][0].at >= LOG_SECONDS):
+            self._may_be_open = True
+            await self._write(*self._unsaid.popleft())
 
     async def _complete(self, *, at_once: bool = False) -> None:
-        if at_once and self._last is not None and self._last.engine.traits.is_absent:
+        if at_once and self._last is not None and (self._last.engine.traits.is_absent or self._unsaid):
             await self._look_for_failed_starts(self._last, at_once=True)
         for ended in await self._incidents.complete(at_once=at_once):
             self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")

@@ -111,7 +111,7 @@ def growth(case: Case) -> Finding | None:
         components=components,
         rest=", ".join(shares[1:]) if is_main else "",
         meaning=meaning(name, case.device_type) if parts else "",
-        pace=None if slope is None or case.is_load else slope * 60,
+        pace=slope * 60 if slope and not case.is_load else None,
         forecast=""
         if seconds is None
         else f"; at that pace the first device is full after {seconds / 60:,.1f} minutes",
