@@ -176,15 +176,20 @@ class Moment:
 
     def is_near(self, end: Moment) -> bool:
         """Return whether it is at most a minute before the end; where the log has no times, lines count."""
-        if self.time is None or end.time is None:
-            return end.number - self.number < NEAR_LINES
-        return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
+        gap = self._gap(end)
+        return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
 
     def before(self, end: Moment) -> str:
         """Return how long before the end it is, as a part of a sentence."""
+        gap = self._gap(end)
+        return f"{end.number - self.number:,} lines" if gap is None else f"{gap / timedelta(minutes=1):,.0f} min"
+
+    def _gap(self, end: Moment) -> timedelta | None:
+        """Return the time between; ``None`` where it is not known, or the times go backwards."""
         if self.time is None or end.time is None:
-            return f"{end.number - self.number:,} lines"
-        return f"{(end.time - self.time) % _YEAR / timedelta(minutes=1):,.0f} min"
+            return None
+        gap = (end.time - self.time) % _YEAR
+        return gap if gap < _YEAR / 2 else None
 
 
 def _time_of(stamp: str) -> datetime | None:

@@ -37,9 +37,9 @@ def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
 
 
 def is_silent(log: LogStory) -> bool:
-    """Return whether the log was read and understood, and has no word that may be of memory."""
-    raised = "" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
-    is_heard = log.problem is None and log.was_understood
+    """Return whether the log was read and understood, and has no word, nor lacks one, that may be of memory."""
+    raised = "nothing" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
+    is_heard = log.problem is None and log.was_understood and raised != ""
     return is_heard and not names_memory(log) and not log.failed and _MAY_BE_MEMORY.search(raised) is None
 
 

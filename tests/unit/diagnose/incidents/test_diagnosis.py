@@ -407,8 +407,8 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free). What the sidecar "
-        "saw: connection refused"
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the kernel "
+        "killed a process of it for host memory is not known. What the sidecar saw: connection refused"
     )
 
 
@@ -417,7 +417,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
         "the log says that a worker's process ended; device memory was not short (every rank had at least 22,420.0 MiB "
-        "free)"
+        "free); whether the kernel killed a process of it for host memory is not known"
     )
 
 
