@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.fakes.incident import AT, evidence
 
 FOLDER = Path(__file__).with_name("field_cases")
 ANSWERS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "answers.toml").read_text())
+CONTENTS = {path.stem: path.read_bytes() for path in FOLDER.glob("*.log")}
 ENGINE = EngineStatus(url="http://127.0.0.1:8000", state="gone", version="0.32.0", model="m")
 
 
@@ -42,10 +44,12 @@ def read_of(rank: int, free: float, whole: float, at: float) -> RankReading:
     )
 
 
-async def told_of(incidents: Incidents, log: Path, content: bytes, answer: dict[str, Any]) -> list[str]:
+async def told_of(
+    incidents: Incidents, write: Callable[[bytes], object], content: bytes, answer: dict[str, Any]
+) -> list[str]:
     """What is written of a log that is written while its engine ends, or fails to start."""
     await incidents.failed_starts()  # the log is empty, and no engine responds
-    log.write_bytes(content)
+    write(content)
     if answer["kind"] == "start":
         for start in await incidents.failed_starts(at_once=True):
             given = replace(evidence("start_failed", at=AT, engine=replace(ENGINE, state="starting")), start=start)
@@ -74,7 +78,7 @@ def incidents(tmp_path):
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_a_log_of_the_field_is_told_rightly(incidents, tmp_path, name):
     answer = ANSWERS[name]
-    told = await told_of(incidents, tmp_path / "engine.log", (FOLDER / f"{name}.log").read_bytes(), answer)
+    told = await told_of(incidents, (tmp_path / "engine.log").write_bytes, CONTENTS[name], answer)
     assert len(told) == (answer["kind"] != "orderly")
     for text in told:
         assert [said for said in answer.get("says", ()) if not re.search(said, text)] == [], text
@@ -82,4 +86,4 @@ async def test_a_log_of_the_field_is_told_rightly(incidents, tmp_path, name):
 
 
 def test_every_log_has_its_answer():
-    assert {path.stem for path in FOLDER.glob("*.log")} == set(ANSWERS)
+    assert set(CONTENTS) == set(ANSWERS)

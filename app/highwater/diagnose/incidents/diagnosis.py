@@ -106,6 +106,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     if evidence.kind == "start_failed" and evidence.reason and said is None and raised is None:
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
+    if evidence.kind == "start_failed" and said is None and raised is None and log.was_understood:
+        parts.insert(0, "by its log it ended without a word")
     if not parts:
         parts = ["nothing that is known explains it"]
     if said is None and raised is None and (log.lines > 0 or not likely):

@@ -215,11 +215,7 @@ class Incidents:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if (
-                stored is not None
-                and _fails_again(last, evidence)
-                and _cause(stored) == _cause(evidence.start.story)
-            ):
+            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start.story):
                 counted = self._repeated(last, evidence)
                 self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
                 return counted, False

@@ -126,11 +126,15 @@ class FailedAllocations:
 
     def __init__(self) -> None:
         self._found: dict[tuple[WhichMemory, int | None], tuple[Moment, FailedAllocation | None]] = {}
+        self._is_untimed = False
         self._node: tuple[tuple[WhichMemory, int | None], int] | None = None  # Ray's list of processes is to come
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line, known = found
+        if self._is_untimed and at.is_timed:
+            self._found = {key: (was.settled(at), failed) for key, (was, failed) in self._found.items()}
+            self._is_untimed = False
         if known is None or known.of_memory in (None, "unclear"):
             self._note_process(line.message, at)
         elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
@@ -139,6 +143,7 @@ class FailedAllocations:
             if key in self._found or len(self._found) < _MOST_PROCESSES:
                 failed = _parsed(line.message, key[1], known.of_memory)
                 self._found[key] = at, failed
+                self._is_untimed = self._is_untimed or not at.is_timed
                 self._node = (key, at.number) if failed is not None and failed.node_gb is not None else self._node
 
     def _note_process(self, message: str, at: Moment) -> None:
@@ -160,10 +165,11 @@ class FailedAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A line's place in a log: its number, and the last time that was named until then."""
+    """A line's place in a log: its number, and its time, or else the last one until then (``is_timed`` is false)."""
 
     number: int = 0
     time: datetime | None = None
+    is_timed: bool = True
 
     def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
         """Return that of the next line of the log, with the lines in it."""
@@ -172,7 +178,12 @@ class Moment:
         for line in lines if found is None else ():
             if line.file is not None and found is None:
                 found = _TIME.search(line.text, 0, max(len(line.text) - len(line.message), 0))
-        return Moment(self.number + 1, (None if found is None else _time_of(found[1])) or self.time)
+        time = None if found is None else _time_of(found[1])
+        return Moment(self.number + 1, time or self.time, time is not None)
+
+    def settled(self, later: Moment) -> Moment:
+        """Return it with the time of the next line that has one, if it has none: an idle engine writes nothing."""
+        return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
 
     def is_near(self, end: Moment) -> bool:
         """Return whether it is at most a minute before the end; where the log has no times, lines count."""

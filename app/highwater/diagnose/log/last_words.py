@@ -128,7 +128,7 @@ class LastWords:
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
-        line = found.line
+        line, self._last = found.line, self._last.settled(at)
         self._has_failed = self._has_failed or (found.known is not None and found.known.part in {"cause", "end"})
         has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
         self.in_order = self.in_order or (not has_failed and says_stop(line))

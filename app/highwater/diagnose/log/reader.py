@@ -49,7 +49,9 @@ _SERVES: Final = re.compile(
 # What a container runtime writes needs no record to be known.
 _RUNTIMES: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:out|err)\s[FP]\s)?")
 # Lines without a record that no client's words end, or begin: they show what stands before bare lines.
-_MARK: Final = re.compile(PARTS + r"(?:Traceback \(most recent call last\):$|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))")
+_MARK: Final = re.compile(
+    PARTS + r"(?:Traceback \(most recent call last\):$|usage: (?:vllm|api_server)|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))"
+)
 _OBJECT: Final = re.compile(r'\{\s*"')
 
 

@@ -175,8 +175,14 @@ class Starts:
             self._over.append(last)
 
     def _note(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
-        if self._open is None and any(known is not None and known.at_start for _, known in lines):
-            self._open = _Start(text, 0, StoryTold())  # what else is known may be of an engine that ran
+        of_start = (
+            known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
+            for line, known in lines
+        )
+        if self._open is None and any(of_start):
+            self._open = _Start(
+                text, 0, StoryTold(of_start=not self.may_serve)
+            )  # what else is known may be of an engine that ran
         if self._open is not None:
             self._open.add(text, lines, now)
 

@@ -49,13 +49,14 @@ class StoryTold:
     """
 
     def __init__(self, *, of_start: bool = False) -> None:
+        self._of_start = of_start
         self._lines = self._understood = 0
         self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._end = Moment()
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
         """Take the next line of the log, with the lines in it."""
-        lines = tuple(lines)
+        lines = tuple(map(self._believed, lines))
         self._lines += bool(text.strip())
         self._understood += any(found.line.is_form for found in lines)
         self._end = self._end.next(text, (found.line for found in lines))
@@ -63,6 +64,11 @@ class StoryTold:
             self._matches.add(found.known, found.line)
             self._failed.add(found, self._end)
             self.words.add(found, self._end)
+
+    def _believed(self, found: RecognizedLine) -> RecognizedLine:
+        """Return a line without a message of a start that a serving API server did not write: it is a client's."""
+        is_clients = found.known is not None and found.known.at_start and found.line.is_api_servers
+        return found._replace(known=None) if is_clients and not self._of_start else found
 
     def story(self, problem: str | None = None) -> LogStory:
         """Return it until now."""

@@ -21,7 +21,9 @@ from highwater.units import GIB
 
 _OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
 _MAY_BE_MEMORY: Final = re.compile(r"(?i)memor|alloc|resource|no space|out of|\boom")
-_IS_NO_SHORTAGE: Final = re.compile(r"(?i)(?:illegal|invalid) memory access|memory access fault")
+_IS_NO_SHORTAGE: Final = re.compile(
+    r"(?i)(?:illegal|invalid) memory access|memory access fault|\bout of (?:range|bounds)"
+)
 # What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and
 # where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
 _OTHERS: Final = (GIB, 0.05)

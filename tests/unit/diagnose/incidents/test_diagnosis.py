@@ -407,8 +407,8 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the kernel "
-        "killed a process of it for host memory is not known. What the sidecar saw: connection refused"
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the "
+        "kernel killed a process of it for host memory is not known. What the sidecar saw: connection refused"
     )
 
 
