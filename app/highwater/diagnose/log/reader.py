@@ -177,8 +177,3 @@ def _logged(found: JsonLine, message: str) -> LogLine:
         file=found.file,
         is_form=True,
     )
-
-
-def parse(text: str) -> tuple[LogLine, ...]:
-    """Return the lines in one line, of whose log nothing is known."""
-    return Reader().read([text])[0][1]

@@ -1,7 +1,7 @@
 """The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
 
 A start begins with the lines that vLLM writes first, and is over when it logs where it listens. Where the log has
-neither (a higher log level, another format), the messages that only a start writes are enough; where vLLM cannot even be
+neither (a higher log level, another format), the messages that only a start writes are enough; where vLLM cannot be
 imported, an exception that nothing catches.
 
 ::
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
-from highwater.diagnose.log.lines import RecognizedLine, known_message
+from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
@@ -120,10 +120,10 @@ class Starts:
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, text: str, lines: Sequence[LogLine], now: float) -> bool:
+    def read(self, text: str, lines: Sequence[RecognizedLine], now: float) -> bool:
         """Take the next line of the log, with the lines in it; return whether a start begins with it."""
         begins = False
-        for line in lines:
+        for line, _ in lines:
             header = header_of(line)
             if header is not None and self._is_begun_by(header):
                 self._end()
@@ -135,7 +135,14 @@ class Starts:
                 self._open, self.may_serve = None, True
             elif self._may_be_first(line, now):
                 self._open = _Start(text, 0, StoryTold(of_start=True))
-        self._note(text, [RecognizedLine(line, known_message(line)) for line in lines], now)
+        of_start = any(
+            known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
+            for line, known in lines
+        )
+        if self._open is None and of_start:  # what else is known may be of an engine that ran
+            self._open = _Start(text, 0, StoryTold(of_start=not self.may_serve))
+        if self._open is not None:
+            self._open.add(text, lines, now)
         return begins
 
     def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
@@ -174,18 +181,6 @@ class Starts:
         if last.is_failing or (last.header and not last.told.words.in_order):
             self._over.append(last)
 
-    def _note(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
-        of_start = (
-            known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
-            for line, known in lines
-        )
-        if self._open is None and any(of_start):
-            self._open = _Start(
-                text, 0, StoryTold(of_start=not self.may_serve)
-            )  # what else is known may be of an engine that ran
-        if self._open is not None:
-            self._open.add(text, lines, now)
-
 
 class EngineLog:
     """The engine's log: starts that failed, and what the engine that ran wrote. Every method may block on the disk.
@@ -222,16 +217,16 @@ class EngineLog:
             self._starts.may_serve = True
         elif now - self._absent_since >= SILENCE_SECONDS:
             self._starts.may_serve = False
-        for text, lines in self._reader.read(texts):
+        for text, lines in recognized(texts, self._reader):
             self._starts.read(text, lines, now)
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
     def heard(self, now: float) -> tuple[LogMessage, ...]:
         """Return the known messages that were added since the last look, of an engine that lives."""
         told, self._absent_since = StoryTold(), None
-        for text, lines in self._reader.read(self._followed.new_lines()):
+        for text, lines in recognized(self._followed.new_lines(), self._reader):
             self._starts.read(text, lines, now)
-            told.add(text, [RecognizedLine(line, known_message(line)) for line in lines])
+            told.add(text, lines)
         return told.story().messages
 
     def end(self) -> LogPosition | None:
@@ -256,12 +251,12 @@ def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: 
     starts = Starts()
     runs: list[list[str]] = [[]]
     ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
-    for text, lines in Reader(reader).read(texts):
+    for text, lines in recognized(texts, Reader(reader)):
         if starts.read(text, lines, 0.0):
             if begins_ready:
                 break
             runs.append([])
-        if any(says_ready(line) for line in lines):
+        if any(says_ready(line) for line, _ in lines):
             ran = runs[-1]
         runs[-1].append(text)
     return ran

@@ -86,6 +86,6 @@ class StoryTold:
 def story_of(texts: Iterable[str], problem: str | None = None, *, reader: Reader | None = None) -> LogStory:
     """Return the story of the lines of one run, read as a reader of the same log has learned to."""
     told = StoryTold()
-    for text, lines in recognized(texts, reader):
+    for text, lines in recognized(texts, Reader(reader)):
         told.add(text, lines)
     return told.story(problem)

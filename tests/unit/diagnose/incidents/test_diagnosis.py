@@ -13,7 +13,7 @@ from highwater.diagnose.advice import ADVICE, COMPONENT_MEANING, Advice
 from highwater.diagnose.evidence import Evidence, HangBefore, OomKills, RankEvidence
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
-from highwater.diagnose.log.lines import ended_by_signal, match
+from highwater.diagnose.log.lines import ended_by_signal
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
@@ -25,6 +25,7 @@ from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
+from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB  # the story's, after its benchmark
 
