@@ -24,6 +24,7 @@ WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020
 TRACE = f"{WORKER}Traceback (most recent call last):"
 ILLEGAL = f"{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 DEAD = f"{CORE}EngineCore encountered a fatal error."
+GONE = f"{CORE}Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor."
 API = "(APIServer pid=19) ERROR 09-02 08:04:02 [async_llm.py:430] AsyncLLM output_handler failed."
 PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/qwen-0/vllm] "]
 
@@ -38,7 +39,7 @@ def said(given, log: LogStory) -> str:
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
     """With readings that show room: then, and only then."""
-    log = story_of([f"{prefix}{line}" for line in (DEAD, API)])
+    log = story_of([f"{prefix}{line}" for line in (GONE, API)])
     assert f"{SHORT} (every rank had at least 22,420.0 MiB free)" in said(evidence("died"), log)
     room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
@@ -257,8 +258,8 @@ def test_what_an_engine_lived_through_is_no_cause():
     """A cache miss that a client tries again does not end an engine."""
     miss = "(EngineCore pid=9) WARNING 09-02 00:55:35 [core.py:2012] Multi-modal cache miss for request cmpl-1 (mm"
     assert ended_in_order(evidence("died"), story_of([miss, *STOPS]))
-    assert "drifted" not in said(evidence("died"), story_of([miss, DEAD]))
-    assert SHORT in said(evidence("died"), story_of([miss, DEAD]))
+    assert "drifted" not in said(evidence("died"), story_of([miss, GONE]))
+    assert SHORT in said(evidence("died"), story_of([miss, GONE]))
 
 
 # --- an orderly end ---

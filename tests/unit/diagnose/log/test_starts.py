@@ -10,12 +10,11 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.reader import parse
 from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
-from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
+from tests.unit.diagnose.log.prefixes import PREFIXES, parse, vllm_json
 
 # As real engines wrote them: vLLM 0.32.0 and, in colours, 0.12.0.
 LOGO = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"

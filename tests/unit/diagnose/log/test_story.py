@@ -180,7 +180,9 @@ STOPS = [
     "INFO:     Shutting down",
     "INFO:     Application shutdown complete.",
     "(APIServer pid=1) INFO 06-04 13:43:22 [launcher.py:110] Shutting down FastAPI HTTP server.",
-    vllm_json("Application shutdown complete.", "APIServer", 1, logger="uvicorn.error"),
+    vllm_json("Application shutdown complete.", "APIServer", 1, logger="uvicorn.error").replace(
+        "11-27 17:12", "06-04 13:43"
+    ),
 ]
 
 
