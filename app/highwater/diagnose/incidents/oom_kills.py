@@ -118,14 +118,18 @@ class OomKillWatch:
 
 def _is_after_the_end(reading: HostReading) -> Callable[[ContainerMemory], bool]:
     ages: dict[str | None, list[float]] = {}
+    newest: tuple[int, str | None] = (-1, None)
     for one in (*reading.processes, *reading.ended):
         ages.setdefault(one.container, []).append(one.age_seconds)
+        newest = max(newest, (one.started or 0, one.container), key=lambda each: each[0])
 
     def is_after(container: ContainerMemory) -> bool:
         """Return whether the counter was read later than the last sign of the process that the end began with.
 
-        One that was stopped, or helped the start, was silent long before.
+        One that was stopped, or helped the start, was silent long before; another container is another life's.
         """
+        if container.key != newest[1]:
+            return False
         of_end = [age for age in ages[container.key] if age <= min(ages[container.key]) + OWN_END_SECONDS]
         is_now = container.sees == "sidecar" or max(of_end) >= container.age_seconds + SILENT_SECONDS
         return "oom_kill" in container.events and is_now
