@@ -70,7 +70,9 @@ class OomKillWatch:
             if count > highest.get(one.key, (-1, one))[0]:
                 highest[one.key] = count, one
         for key, (count, one) in highest.items():
-            unseen = 0 if self._began_at_zero(one, has_ended=key not in alive) else count
+            # What was counted long before this sidecar began is history.
+            is_seen = self._has_looked or one.age_seconds <= RECENT_SECONDS
+            unseen = 0 if is_seen and self._began_at_zero(one, has_ended=key not in alive) else count
             rise = self._note(key, _BY_CONTAINER, self._counts.get(key, unseen), count, one.age_seconds)
             self.total = (self.total or 0) + rise
         self._has_looked = True

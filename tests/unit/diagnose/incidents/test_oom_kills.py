@@ -138,6 +138,13 @@ def test_the_container_of_the_life_before_says_nothing():
     assert watch.recent(replace(now, ended=tuple(before))) is None
 
 
+@pytest.mark.parametrize(("age", "total"), [(20.0, 1), (130.0, 0)])
+def test_a_kill_long_before_the_sidecar_began_is_history(age, total):
+    watch = OomKillWatch(FakeClock())
+    watch.look(left(1, age=age))
+    assert watch.total == total
+
+
 def test_many_looks_at_one_container_are_one_kill():
     """Each of its processes has left its own; and they are read again every few seconds."""
     watch = OomKillWatch(FakeClock())
