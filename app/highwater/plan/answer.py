@@ -126,7 +126,6 @@ def _grade(plan: OfflinePlan) -> Grade:
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
-    """Return a plan of a config.json for a person, with the answer of vLLM's own functions where they were called."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known, grade = plan.available_bytes is not None, _grade(plan)
     lines = [

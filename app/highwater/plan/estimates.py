@@ -73,7 +73,6 @@ class StartBudget:
     formula: str  # how this version computes what is left, in words
 
     def as_json(self) -> dict[str, Any]:
-        """Return the budget as a part of a plan."""
         names = ("weights", "activation", "non_torch", "graphs", "available")
         figures = {f"{name}_bytes": asdict(getattr(self, name)) for name in names}
         figures["graphs_bytes"]["subtracted"] = self.graphs_are_subtracted
@@ -154,7 +153,6 @@ def subtracts_graphs(release: Release, platform: str) -> bool:
 
 
 def formula(release: Release, platform: str) -> str:
-    """Return how a version computes the KV cache's bytes, in words."""
     if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
@@ -194,7 +192,6 @@ def _needed(value: _Number | None, key: str, right: str) -> _Number:
 
 
 def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: int) -> Figure:
-    """Return the weights of one rank, from the checkpoint's files where they are known."""
     ranks = Ranks(
         tensor=flags.tensor_parallel_size,
         pipeline=flags.pipeline_parallel_size,

@@ -90,7 +90,6 @@ def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:
 
 
 def paragraph(explanation: Explanation) -> str:
-    """Return the explanation as text to paste."""
     rank = tightest(explanation.ranks)
     if rank is None:
         return ""

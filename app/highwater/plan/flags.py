@@ -53,7 +53,6 @@ class EngineFlags:
 
     @property
     def compute_capability_major(self) -> int:
-        """The first number of the card's compute capability."""
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
 
 

@@ -32,8 +32,6 @@ class _UnequalPages(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables."""
-
     layers: Layers  # as the cache manager sees them; in a group that is not mixed all are equal
     is_mixed: bool = False  # its layers are of one type and of several sizes, each with memory of its own
     padding_layers: int = 0  # the layers whose room it wastes, to be as large as the other groups

@@ -18,8 +18,6 @@ from highwater.plan.json_file import ConfigJson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """The cost of one image."""
-
     embeddings: int  # in the encoder cache
     # In the KV cache: the embeddings, and the marks around and between them.
     prompt_tokens: int

@@ -52,7 +52,6 @@ class LiveWorker:
 
     @property
     def name(self) -> str:
-        """The rank, for errors."""
         return f"rank {rank_title(self.reading.dp_rank, self.reading.rank, UNKNOWN)}"
 
 
@@ -83,7 +82,8 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     if not workers:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
     layers = tuple(layers_of(worker) for worker in workers)
-    available = tuple(_available(worker) for worker in workers)
+    what = "the bytes for its KV cache (available_kv_cache_memory_bytes)"
+    available = tuple(_number(available_bytes(worker.budget), what, worker.name) for worker in workers)
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
@@ -176,11 +176,6 @@ def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
         _number(getattr(flags, name), name, worker.name)
     limits = worker.budget.limits or EngineLimits()
     return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
-
-
-def _available(worker: LiveWorker) -> int:
-    size = available_bytes(worker.budget)
-    return _number(size, "the bytes for its KV cache (available_kv_cache_memory_bytes)", worker.name)
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:

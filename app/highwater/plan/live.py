@@ -33,8 +33,6 @@ _MAX_NUMBER = 2**48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
-    """The KV cache of the running engine under other flags."""
-
     flags: EngineFlags  # all flags, the changed ones among them
     changed: Mapping[str, Any]  # the flags that differ from the running engine's
     pool: KvPool

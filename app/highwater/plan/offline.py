@@ -34,8 +34,6 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """The KV cache that a command line makes for a model."""
-
     model: Model
     generation: Generation
     resolved: Resolved

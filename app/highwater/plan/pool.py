@@ -98,7 +98,6 @@ class _Check:
         return 0 < self.available_bytes >= self.needed_bytes(length)
 
     def longest(self, max_model_len: int) -> int:
-        """Return the longest length that fits, up to the one asked for."""
         return largest(max_model_len, lambda length: self.needed_bytes(length) <= self.available_bytes)
 
 

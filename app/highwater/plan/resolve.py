@@ -253,7 +253,6 @@ def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
 
 
 def speculative_method(flags: EngineFlags) -> str | None:
-    """Return the method of the speculative config, as written; None: no drafter."""
     if flags.speculative_config is None:
         return None
     given = speculative_object(flags.speculative_config)

@@ -127,7 +127,6 @@ def _kernel_padding(text: ConfigJson, tensor: Tensor, ranks: Ranks) -> float:
 
 
 def model_dtype(config: ConfigJson) -> str:
-    """Return the dtype that vLLM runs a model in when `--dtype` is auto."""
     declared = text_config(config)
     named = (place.get(key) for place in (config, declared) for key in ("dtype", "torch_dtype"))
     name = next((str(name) for name in named if name), "")
@@ -135,11 +134,7 @@ def model_dtype(config: ConfigJson) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element of the model's dtype.
-
-    Raises:
-        PlanError: The dtype is unknown.
-    """
+    """Return the bytes of one element of the model's dtype. Raises PlanError: the dtype is unknown."""
     name = dtype.removeprefix("torch.")
     if name not in MODEL_BYTES:
         raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(MODEL_BYTES)}")

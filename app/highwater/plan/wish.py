@@ -56,8 +56,6 @@ Planner: TypeAlias = Callable[[Flags], KvPool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The images of one conversation."""
-
     count: int
     width: int | None = None  # in pixels; None: the tokens were given, or no size
     height: int | None = None
@@ -75,8 +73,6 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to run."""
-
     flags: Flags  # the flags that are changed
     conversations: int  # at once
     length: int  # of each, in tokens, images included
@@ -88,8 +84,6 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The answer to a wish."""
-
     wish: Wish
     image: ImageTokens | None  # the cost of one image; None: no images
     length: int  # the length of one conversation with its images
@@ -102,11 +96,7 @@ class Granted:
 
 
 def parse_wish(text: str) -> Wish:
-    """Read a wish.
-
-    Raises:
-        PlanError: It is not understood; the message names the place, and shows a wish.
-    """
+    """Read a wish. Raises PlanError: it is not understood; the message names the place, and shows a wish."""
     if len(text) > MAX_TEXT:
         raise PlanError(f"wish: {len(text)} characters are too many; at most {MAX_TEXT}, as in '{EXAMPLE}'")
     stripped = " ".join(text.split())

@@ -35,8 +35,6 @@ def served() -> Mapping[str, Span]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The rule for one architecture."""
-
     build: Builder
     hybrid: bool = False  # vLLM aligns its attention's blocks to its states (is_hybrid)
     states_only: bool = False  # it has no attention at all

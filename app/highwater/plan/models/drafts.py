@@ -36,8 +36,6 @@ _EAGLE_HEADS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A drafter."""
-
     tokens: int = 0  # drafted at a time
     kept: tuple[Kept, ...] = ()
 
@@ -65,11 +63,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
 
 
 def speculative_object(text: str) -> Mapping[str, Any]:
-    """Return the object that `--speculative-config` holds.
-
-    Raises:
-        PlanError: The text is not a JSON object.
-    """
+    """Return the object that `--speculative-config` holds. Raises PlanError: the text is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:

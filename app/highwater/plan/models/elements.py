@@ -39,8 +39,6 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """The element types of one engine."""
-
     model: str  # of weights and activations
     cache: str  # of the KV cache, as vLLM names it once resolved; ``auto``: the model's
     convolution: str  # of the convolutions' states

@@ -117,11 +117,7 @@ class Config:
         return tuple(value)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """Return a nested object; an empty one where it is absent.
-
-        Raises:
-            PlanError: The value is not an object.
-        """
+        """Return a nested object; an empty one where it is absent. Raises PlanError: the value is not an object."""
         value = self.get(key)
         if value is None:
             return {}
