@@ -66,7 +66,6 @@ class ProcessorCaches(CacheCounts):
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of items that were found; ``None`` before the first."""
         return self.hits / self.queries if self.queries and self.hits is not None else None
 
     def may_have_grown(self, where: str | None) -> bool:

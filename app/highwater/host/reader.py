@@ -83,7 +83,6 @@ class HostReader:
         self._lock = threading.Lock()
 
     def read(self) -> HostReading:
-        """Return host memory now."""
         with self._lock:
             return self._read()
 
