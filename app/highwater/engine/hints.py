@@ -39,7 +39,6 @@ def starting_text(process: str, failure: EngineError, url: str, earlier: str = "
 
 
 def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
-    """Return how many starts have ended, and how the last one did."""
     memory = f", at {last.end.memory}" if last.end.memory else ""
     end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}"
     return (
@@ -50,7 +49,6 @@ def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:
-    """Return how far a start is whose slowest rank has completed these phases."""
     done = f"phases done: {', '.join(phase.name for phase in phases)}" if phases else "no phase is done yet"
     return f"the engine is loading ({done}); nothing answers yet at {url}"
 

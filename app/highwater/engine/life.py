@@ -1,10 +1,9 @@
 """The lives of the engine: which processes are the same engine, and which facts about it outlive the sidecar.
 
 A broken connection does not end a life: the same processes, by number and start time, are the same life. A start that
-ends before any worker was read is a life too (``start_attempts``). The first
-readings of it, its baseline, are kept in the state file, so that a restarted sidecar still knows how much the engine
-needs by itself. Where no sidecar saw an engine before it worked, its baseline is unknown: what is in use then may have
-leaked.
+ends before any worker was read is a life too (``start_attempts``). The first readings of a life, its baseline, are
+kept in the state file, so that a restarted sidecar still knows how much the engine needs by itself. Where no sidecar
+saw an engine before it worked, its baseline is unknown: what is in use then may have leaked.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLife:
-    """One life of the engine, from its start to its end."""
-
     id: str  # another one after each restart of the engine
     started_at: float | None = None  # when its first process was started, in Unix seconds
     restarts: int = 0  # the number of lives before it that this sidecar has seen
@@ -156,7 +153,6 @@ class Lives:
             self.is_unsaved = self._state.configured
 
     def follow(self, recorder_instance: str | None) -> None:
-        """Keep the name of the present life's recorders."""
         if recorder_instance != self.present.recorder_instance:
             self.present = replace(self.present, recorder_instance=recorder_instance)
 
