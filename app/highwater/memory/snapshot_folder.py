@@ -36,8 +36,6 @@ log = logging.getLogger("highwater.snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """One file in the folder."""
-
     name: str
     snapshot: str  # the part of the name that the files of one request share
     dp_rank: int | None  # from the name; `None` where the worker did not know it, as `rank`

@@ -50,14 +50,11 @@ class RankSnapshot:
 
     @property
     def file_name(self) -> str | None:
-        """The last part of the path."""
         return None if self.path is None else self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One request's outcome."""
-
     snapshot: str | None  # as in the names of its files; `None` after a dry run
     ranks: tuple[RankSnapshot, ...]  # the workers' responses, in rank order
     # The names of the files that are in our folder: a worker on another machine wrote into its own.
