@@ -35,7 +35,6 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
 
 
 def ranks_expected(records: Sequence[RankRecord]) -> int | None:
-    """Return how many workers the engine has by its recorders; ``None`` where none says it."""
     return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
 
 

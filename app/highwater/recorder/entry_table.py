@@ -27,8 +27,6 @@ _ROW = struct.Struct("<64sQdB7x")
 
 
 class EntryRow(TypedDict):
-    """One entry of a rank's encoder cache, as JSON has it."""
-
     mm_hash: str  # its first 64 characters
     bytes: int
     residency: str  # `device` or `host`
@@ -36,7 +34,6 @@ class EntryRow(TypedDict):
 
 
 def largest_first(row: EntryRow) -> tuple[int, str]:
-    """Return the key that sorts entries."""
     return -row["bytes"], row["mm_hash"]
 
 

@@ -45,14 +45,11 @@ class OtherRing:
 
     @property
     def is_alive(self) -> bool:
-        """True if its worker writes."""
         return self.record is not None and self.record.status == "alive"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The outcome of ``remove_stale``."""
-
     removed: tuple[str, ...]  # the names of the files that were removed
     problems: tuple[str, ...]  # a sentence for each file that could not be removed, or that is not a recorder's
 
@@ -104,7 +101,6 @@ class RecorderFolder:
                 self._instance = instance
 
     def close(self) -> None:
-        """Close all files."""
         with self._lock:
             for file in self._files.values():
                 file.ring.close()
@@ -126,7 +122,9 @@ class RecorderFolder:
                 except RingUnusable as exc:
                     self._drop(name)
                     self._unusable[name] = (None, exc.reason)
-            records.sort(key=_newest_last)
+            records.sort(
+                key=lambda one: (one.status == "alive", one.identity.started_at, one.identity.pid)
+            )  # newest last
             ranks = {_key(record.identity): record for record in records}
             self._duplicates = tuple(
                 f"{record.name} is also written by pid {newest.identity.pid}, which counts"
@@ -268,10 +266,6 @@ def _key(identity: Identity) -> tuple[object, ...]:
     """Return what two writers cannot both be. Those that do not know their rank are distinguished by their process."""
     process = identity.pid if identity.rank is None else None
     return identity.host, identity.dp_rank, identity.pp_rank, identity.tp_rank, identity.rank, process
-
-
-def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
-    return record.status == "alive", record.identity.started_at, record.identity.pid
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:

@@ -130,7 +130,6 @@ class Ring:
         self._cursor = 0  # where the next search for records that are not in their place begins
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
