@@ -101,7 +101,6 @@ class GrowthWatch:
         self._report_ready.set()
 
     async def run(self) -> None:
-        """Examine every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
