@@ -111,7 +111,6 @@ class Incidents:
 
     @property
     def folder(self) -> Path | None:
-        """The folder; ``None``: in memory only."""
         return self._store.folder
 
     @property
@@ -121,7 +120,6 @@ class Incidents:
 
     @property
     def has_log(self) -> bool:
-        """True if the engine's log is known."""
         return self._log is not None
 
     @property
@@ -136,7 +134,6 @@ class Incidents:
 
     @property
     def is_late_due(self) -> bool:
-        """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> tuple[Headline, ...]:
@@ -194,7 +191,6 @@ class Incidents:
         return incident if incident is None or counted is None else _counted(incident, counted)
 
     def close(self) -> None:
-        """Close the engine's log."""
         if self._log is not None:
             self._log.close()
 

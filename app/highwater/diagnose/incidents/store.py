@@ -134,7 +134,6 @@ class IncidentStore:
         return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
     def has(self, incident_id: str) -> bool:
-        """Return whether an incident has this id."""
         with self._lock:
             return incident_id in self._memory or (self.folder is not None and incident_id in _names(self.folder))
 
@@ -265,7 +264,6 @@ def _file(folder: Path, incident_id: str) -> Path:
 
 
 def listing(headlines: Sequence[Headline], folder: Path | None, problem: str | None) -> dict[str, Any]:
-    """Return a list of incidents as one JSON object."""
     listed = [asdict(headline) for headline in headlines]
     where = str(folder) if folder is not None else None
     return {"schema": SCHEMA, "incidents": listed, "folder": where, "problem": problem}
