@@ -174,11 +174,7 @@ class Poller:
                 log.exception("a listener of reports failed: %s", getattr(listener, "__qualname__", listener))
 
     async def poll(self, *, spare_idle: bool = False) -> Report:
-        """Make one round now. Concurrent rounds run one after the other.
-
-        Args:
-            spare_idle: Read only the sources that are due; else all, workers included.
-        """
+        """Read all sources now, with ``spare_idle`` only those that are due. Rounds run one after the other."""
         async with self._lock:
             started = time.monotonic()
             outcome = await self._rounds.run(self._last, self.life.recorder_instance, spare_idle=spare_idle)

@@ -141,11 +141,7 @@ class Snapshots:
     async def record_stacks(
         self, minutes: float, entries: int, *, caller: Caller | None = None
     ) -> tuple[RankStacks, ...]:
-        """Have every worker's allocator record the stacks of allocations, for so many minutes; 0 ends it.
-
-        Raises:
-            RequestError: As ``take``.
-        """
+        """Have every allocator record stacks for so many minutes; 0 ends it. Raises RequestError: as ``take``."""
         if self._lock.locked():
             raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")
         self._check_engine()

@@ -25,10 +25,7 @@ _OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "neede
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a plan of a config.json, which has a name or folder, for programs.
-
-    `oracle` is the answer of vLLM's own functions; None: they were not called.
-    """
+    """`oracle` is the answer of vLLM's own functions; None: they were not called."""
     model, resolved = plan.model, plan.resolved
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)

@@ -100,12 +100,8 @@ def estimate_start(
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
-    Args:
-        model: The model.
-        flags: The command line with vLLM's defaults filled in; `device_bytes` is needed.
-        generation: The version.
-        measured_start: An earlier start to take parts from where its flags were the same.
-        stage: The pipeline stage of the rank, from 0.
+    ``flags`` have vLLM's defaults filled in, and `device_bytes`. Parts are those of ``measured_start`` where its flags
+    were the same. ``stage`` is the pipeline stage of the rank, from 0.
 
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.

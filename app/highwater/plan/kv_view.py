@@ -74,7 +74,7 @@ class LiveEngine:
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine of these workers: all workers of one data-parallel engine, in the order of their ranks.
+    """Return the engine of all workers of one data-parallel engine, in the order of their ranks.
 
     Raises:
         PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.

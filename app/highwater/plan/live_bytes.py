@@ -104,11 +104,9 @@ class _Carried:
         )
 
     def change_activation(self, tokens: float, sequences: float) -> None:
-        """Let the peak of activation grow with the tokens of a step; fewer are not taken to free anything.
+        """Let the peak of activation grow with a step's tokens and sequences, multiples of those of the measured start.
 
-        Args:
-            tokens: The batched tokens, as a multiple of those that the start was measured with.
-            sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
+        Fewer are not taken to free anything. With the sequences only the sampler's part grows, which is small.
         """
         self._grade = "estimated"
         peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]

@@ -44,11 +44,7 @@ class Resolved:
 
 
 def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:
-    """Fill in the flags that were not given.
-
-    Raises:
-        PlanError: vLLM of this version would refuse a flag, or its value makes no sense.
-    """
+    """Raises PlanError: vLLM of this version would refuse a flag, or its value makes no sense."""
     _check(flags, model)
     notes: list[str] = []
     length = _length(flags, model)

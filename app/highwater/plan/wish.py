@@ -126,14 +126,9 @@ def grant(
 ) -> Granted:
     """Find the smallest command line that a wish fits in, or what comes nearest.
 
-    Args:
-        wish: The wish.
-        plan: Sizes the KV cache with other flags.
-        image: The cost of one image; needed where the wish has images.
-        utilization: The present ``gpu_memory_utilization``; None where it does not size the KV cache.
-        kv_cache_dtype: The present one, as `tensor_parallel_size`.
-        tensor_parallel_size: The ranks of a stage.
-        images_per_prompt: The images that a prompt may have at present; None: not known.
+    ``plan`` sizes the KV cache with other flags than the present ones, which are given: ``utilization`` is None where
+    it does not size the KV cache, ``images_per_prompt`` where it is not known. ``image`` is the cost of one image,
+    needed where the wish has images.
 
     Raises:
         PlanError: The wish cannot be planned at all: vLLM would refuse the layers, or a number makes no sense.

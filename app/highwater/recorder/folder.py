@@ -201,11 +201,7 @@ class RecorderFolder:
         return OtherRing(path=path, instance=instance, record=record, problem=file.problem)
 
     def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
-        """Return the writer of a file of this folder, and its samples, oldest first. Reads the whole file.
-
-        Raises:
-            RingUnusable: It cannot be read.
-        """
+        """Return a file's writer and samples, oldest first. Reads all of it. Raises RingUnusable: it cannot be read."""
         with closing(Ring(path)) as ring:
             return ring.identity, read_samples(ring, MAX_RECORDS)
 

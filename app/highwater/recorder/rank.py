@@ -214,11 +214,7 @@ class RankFile:
 
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
-    """Return the samples of a whole file, oldest first; figures that are invalid are unknown.
-
-    Raises:
-        RingUnusable: It cannot be read any more.
-    """
+    """Those of the whole file, oldest first; invalid figures are unknown. Raises RingUnusable: it cannot be read."""
     bodies = ((number(body.get("at")), body) for body in ring.newest(max_records) if body.get("kind") == "sample")
     return tuple(_point(at, part(body, "memory")) for at, body in bodies if at is not None)
 

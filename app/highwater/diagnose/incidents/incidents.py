@@ -181,11 +181,7 @@ class Incidents:
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` without such an incident.
-
-        Raises:
-            UnreadableIncident: It exists, and this version cannot read it.
-        """
+        """Raises UnreadableIncident: it exists, and this version cannot read it."""
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = self._tracked.get(incident_id)
         return incident if incident is None or counted is None else _counted(incident, counted)

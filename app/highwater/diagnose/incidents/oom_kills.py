@@ -94,9 +94,7 @@ class OomKillWatch:
     def recent(self, reading: HostReading | None = None, alive: Iterable[RankReading] = ()) -> OomKills | None:
         """Return the kills of the last minute; ``None`` where no counter was read after the engine's end.
 
-        Args:
-            reading: Made after the end.
-            alive: The ranks that have outlived it, and report their counters.
+        ``reading`` was made after the end; ``alive`` are the ranks that have outlived it, and report their counters.
         """
         recent: dict[str, OomKills] = {}
         for at, group, kills in self._rises:

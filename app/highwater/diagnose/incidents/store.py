@@ -76,13 +76,10 @@ class _InMemory(NamedTuple):
 class IncidentStore:
     """The incidents. Every method may block on the disk, and may be called from any thread.
 
-    Args:
-        folder: An absolute path to an existing folder; ``None``: memory only.
-        keep: The highest number of files.
-        max_bytes: The largest size of a file.
+    At most ``keep`` files are kept, of ``max_bytes`` each.
 
     Attributes:
-        folder: The folder, links followed once.
+        folder: The folder, absolute, which must exist; links are followed once. ``None``: memory only.
         problem: Why the last incident could not be written, in one sentence; ``None`` if it could.
     """
 
@@ -138,11 +135,7 @@ class IncidentStore:
             return incident_id in self._memory or (self.folder is not None and incident_id in _names(self.folder))
 
     def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` without such an incident.
-
-        Raises:
-            UnreadableIncident: It exists, and this version cannot read it.
-        """
+        """Raises UnreadableIncident: it exists, and this version cannot read it."""
         content = self._content(incident_id)
         if content is None:
             return None

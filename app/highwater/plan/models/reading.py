@@ -76,11 +76,7 @@ class Config:
         return PlanError(f"{self.prefix}{key}: {shown}; {right}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
-        """Return a whole number, or None where the file and its type say nothing.
-
-        Raises:
-            PlanError: The value is not a whole number, or out of range.
-        """
+        """None where the file and its type say nothing. Raises PlanError: it is not a whole number, or out of range."""
         value = self.get(key)
         if value is None:
             return None
@@ -93,22 +89,14 @@ class Config:
         return value
 
     def number(self, key: str, least: int = 1) -> int:
-        """Return a whole number that must be there.
-
-        Raises:
-            PlanError: It is missing, not a whole number, or out of range.
-        """
+        """Raises PlanError: it is missing, not a whole number, or out of range."""
         value = self.optional(key, least)
         if value is None:
             raise self.refused(key, None, f"a whole number of {least} or more is needed")
         return value
 
     def names(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of names, one for each layer; None if the config has no such list.
-
-        Raises:
-            PlanError: The value is not a list of names, one for each layer.
-        """
+        """Return a list of names, one for each layer; None if there is none. Raises PlanError: it is no such list."""
         value = self.get(key)
         if value is None:
             return None
@@ -131,11 +119,7 @@ class Config:
 
 
 def language_config(values: Mapping[str, Any]) -> Config:
-    """Return the part of a config.json that describes the language model.
-
-    Raises:
-        PlanError: That part is not an object.
-    """
+    """Raises PlanError: the part that describes the language model is not an object."""
     part, outer, prefix = values, str(values.get("model_type") or ""), ""
     model_type = outer
     for _ in range(2):  # Qwen's Omni models nest twice
