@@ -171,7 +171,6 @@ class _Sizing:
 
     @property
     def blocks_per_request(self) -> int:
-        """The blocks that one request of the maximum length takes of all groups."""
         return sum(self.blocks(group.spec, self.limits.max_model_len) for group in self.groups)
 
     def bytes_per_block(self, worker: Layers) -> int:

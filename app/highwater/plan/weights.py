@@ -44,10 +44,7 @@ def weights_from_config(
 ) -> Figure:
     """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
-    tensors: Iterable[Tensor] = implied_tensors(config)
-    if scheme is not None:
-        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
+    low, likely, high = _held(config, implied_tensors(config), ranks, dtype, scheme)
     slack = max(scheme.slack if scheme else 0.0, 0.002)
     named = f"{scheme.name} weights" if scheme else "weights in the model's dtype"
     why = f"{named}, from the config.json: no safetensors files were given"
@@ -65,8 +62,6 @@ def weights_from_files(
     """Return the weights of one rank as the headers of a checkpoint's files give them."""
     stored_quantized = bool(config.get("quantization_config") or text_config(config).get("quantization_config"))
     scheme = None if stored_quantized else quantization_of(config, quantization)
-    if scheme is not None:
-        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
     low, likely, high = _held(config, tensors, ranks, dtype, scheme)
     source = "from the headers of the safetensors files"
     if scheme is not None or stored_quantized:
@@ -84,6 +79,8 @@ def _held(
     """Count what one rank holds, at least, likely and at most: its parts of the tensors, joined, and rotary tables."""
     text = text_config(config)
     element = element_bytes(dtype or model_dtype(config))
+    if scheme is not None:
+        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
     split = _Splitter(config, text, ranks)
     joined: dict[str, list[int]] = {}
     for tensor in sorted(_stacked(tensors), key=_load_order):

@@ -65,7 +65,7 @@ class EntryTable:
     engine_budget: EngineBudget | None = None  # `None` where the file has none, or an invalid one
 
     def entries(self, mono: float) -> Iterator[EntryRow]:
-        """Return the valid entries by when they were first seen; ages are as of ``mono``, of the writer's monotonic clock."""
+        """Return the valid entries, as first seen one after another; ages as of ``mono``, on the writer's clock."""
         for name, nbytes, seen_mono, is_on_host in _ROW.iter_unpack(self.rows):
             if nbytes <= MAX_NUMBER and 0 <= seen_mono <= MAX_NUMBER:
                 yield EntryRow(
