@@ -44,8 +44,8 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
 
     unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
     parts = dict(known) | _allocator_parts(worker, sum(size or 0 for size in known.values()), placed_all=not unknown)
-    uncounted = "not known for this worker; its bytes are counted in non_torch_bytes"
-    notes = [Note(name=name, reason=uncounted) for name in unknown]
+    why = "not known for this worker; its bytes are counted in non_torch_bytes"
+    notes = [Note(name=name, reason=why) for name in unknown]
     placed: dict[str, int | None] = {}
     left = worker.used_bytes
     for name, size in parts.items():
