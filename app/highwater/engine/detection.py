@@ -23,7 +23,6 @@ class Detection:
     monotonic seconds.
 
     Attributes:
-        capabilities: What the engine can do, as far as that is known.
         public_capabilities: The same as ``GET /memory`` shows it.
     """
 

@@ -65,8 +65,6 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVerdict:
-    """The state of the engine, and what the next round needs of those before it."""
-
     state: EngineState = "starting"
     since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
     reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say

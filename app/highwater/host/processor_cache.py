@@ -77,7 +77,6 @@ NOT_COUNTED: Final = CacheCounts()
 
 
 def processor_caches(reading: HostReading, counts: CacheCounts = NOT_COUNTED) -> ProcessorCaches:
-    """Return the copies of the processor cache and the most that they can take."""
     size_gb = None if reading.engine is None else reading.engine.mm_processor_cache_gb
     limit = None if size_gb is None else int(size_gb * GIB)
     kind, copies, why = _copies(reading.engine, limit)

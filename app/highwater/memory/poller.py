@@ -66,7 +66,6 @@ class Poller:
             sentence; ``None`` if none. Called once in each poll.
         unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
         launched: Returns a reading with what is known of its worker's start and of its device's other users.
-        last_load: The engine's last known load.
     """
 
     def __init__(

@@ -83,9 +83,6 @@ class Rounds:
     """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
 
     ``requests_under_way`` counts those through this sidecar.
-
-    Attributes:
-        detection: What the engine can do.
     """
 
     def __init__(
@@ -167,7 +164,6 @@ class Rounds:
         return outcome
 
     async def read_recorders(self, last: Report, recorder_instance: str | None) -> Round:
-        """Read the recorders' files, and nothing else."""
         outcome = Round(last, recorder_instance, rested=True)
         await self._read_recorders(outcome)
         return outcome

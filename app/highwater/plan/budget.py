@@ -134,7 +134,6 @@ class _Rank:
         return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
 
     def _counted(self) -> list[BudgetPart]:
-        """Return the parts that are not the KV cache's."""
         memory, counting = self._memory, self.counting
         parts = self._weights()
         weights = sum(part.bytes for part in parts)

@@ -59,8 +59,6 @@ class MeasuredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBudget:
-    """One rank's memory as a start divides it."""
-
     total_bytes: int
     requested_bytes: int  # vLLM's budget of the device
     weights: Figure
@@ -333,7 +331,6 @@ def _outside_torch(flags: EngineFlags) -> Figure:
 
 
 def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
-    """Estimate what captured graphs take."""
     text = text_config(model.config)
     layers = whole(text, "num_hidden_layers", "n_layer")
     mixture = whole(text, "num_experts", "num_local_experts", "n_routed_experts", default=0, least=0) > 0

@@ -63,7 +63,6 @@ def vllm_flags(flags: EngineFlags) -> dict[str, Any]:
 
 
 def given_flags(flags: EngineFlags) -> dict[str, Any]:
-    """Return vLLM's flags that differ from their defaults."""
     return {
         field.name: value
         for field in fields(EngineFlags)

@@ -101,7 +101,6 @@ def _merged(specs: Sequence[LayerSpec], generation: Generation) -> LayerSpec | N
 
 
 def _shape(spec: FullAttention, generation: Generation) -> FullAttention:
-    """Return what of a layer the merge compares."""
     value = spec.head_size_v if generation.merge_compares_value_size else None
     value = None if value == spec.head_size else value
     return replace(spec, window=None, chunk=None, head_size_v=value)

@@ -57,8 +57,6 @@ class LiveWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned with other flags."""
-
     layers: tuple[Layers, ...]  # of each worker
     available_bytes: tuple[int, ...]  # for the KV cache of each worker, as its profile returned them
     limits: Limits

@@ -88,7 +88,6 @@ class _Carried:
         self._notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
 
     def split_weights(self, ratio: float) -> None:
-        """Spread the weights over more ranks or fewer."""
         weights = [_reported(start.weights_bytes, "tensor_parallel_size", "weights_bytes") for start in self._starts]
         # The rank that loses least, or takes on most. Norms and other small layers are on every rank, whole.
         gain = round((min(weights) if ratio < 1 else max(weights)) * (1 - ratio))

@@ -27,14 +27,11 @@ _TIMEOUT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The arguments of one call of `plan_pool`."""
-
     workers: Sequence[Layers]
     available_bytes: Sequence[int]
     limits: Limits
 
     def as_json(self) -> str:
-        """Return the line that the script reads."""
         workers = [
             {name: {"kind": spec.kind, **asdict(spec)} for name, spec in worker.items()} for worker in self.workers
         ]

@@ -30,7 +30,6 @@ def tower_tensors(config: ConfigJson) -> Iterator[Tensor]:
 
 
 def _block(name: str, hidden: int, inner: int, *, gated: bool = False, bias: bool = True) -> Iterator[Tensor]:
-    """Yield one layer of a vision transformer."""
     for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
         yield from module(f"{name}.self_attn.{part}", hidden, hidden, bias=bias)
     if gated:

@@ -30,8 +30,6 @@ _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embeddi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The spread of a model over ranks, and one of them."""
-
     tensor: int = 1
     pipeline: int = 1
     stage: int = 0  # the pipeline stage of the rank, from 0
@@ -42,7 +40,6 @@ class Ranks:
 def weights_from_config(
     config: ConfigJson, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
 ) -> Figure:
-    """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
     low, likely, high = _held(config, implied_tensors(config), ranks, dtype, scheme)
     slack = max(scheme.slack if scheme else 0.0, 0.002)

@@ -64,8 +64,6 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The conversations that are to fit at once."""
-
     conversations: int
     tokens: int  # of each, without its images
     images: Images | None = None  # the images of each; None: no images

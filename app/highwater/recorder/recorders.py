@@ -55,7 +55,6 @@ class Recorders:
     those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
 
     Attributes:
-        files: The folder's files.
         records: Their last contents; after the engine's end too.
         show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
     """

@@ -67,11 +67,9 @@ class Config:
         return {**values, **aliased}
 
     def gives(self, key: str) -> bool:
-        """Return whether the file itself gives a key a value."""
         return self._values.get(key) is not None
 
     def refused(self, key: str, value: object, right: str) -> PlanError:
-        """Return the error of a key's value."""
         shown = "absent" if value is None else short(value)
         return PlanError(f"{self.prefix}{key}: {shown}; {right}")
 
