@@ -17,10 +17,7 @@ IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
-    """Return a sentence on the failure that ended a poll.
-
-    ``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before.
-    """
+    """``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before."""
     is_absent = isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted)
     if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
@@ -30,10 +27,7 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 
 
 def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:
-    """Return the same of an engine without a response yet, of which a process runs: its name and pid.
-
-    ``earlier``: how its earlier starts ended.
-    """
+    """``process``: name and pid of one that runs; ``earlier``: how the engine's earlier starts ended."""
     text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
 

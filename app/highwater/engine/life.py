@@ -78,10 +78,7 @@ class Lives:
         self.attempts.ended_after(at)
 
     def see(self, lives: Sequence[ProcessLife], at: float, *, is_absent: bool) -> tuple[EndedStart, ...]:
-        """Take what a look at the processes' files showed; return the starts that have ended, each once.
-
-        ``is_absent``: no engine responds.
-        """
+        """Return the starts that have ended by their processes' files, each once; ``is_absent``: no engine responds."""
         if not is_absent:
             self.attempts.responded(lives)
             return ()
@@ -119,10 +116,9 @@ class Lives:
             self._begin((), is_watched=True)
 
     def observe(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
-        """Note the workers of these readings; ``is_watched``: they have done no work yet, or were seen to start.
+        """Return whether these readings are of another engine, in place of the known one whose end was not seen.
 
-        Returns:
-            Whether another engine took the place of the known one whose end was not seen.
+        ``is_watched``: their workers have done no work yet, or were seen to start.
         """
         processes, life = _processes(ranks), self.present
         if life.processes and not any(process.is_same(known) for process in processes for known in life.processes):

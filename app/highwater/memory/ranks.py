@@ -80,10 +80,7 @@ def missing_ranks(
     before: Sequence[MissingRank] = (),
     was: Sequence[RankReading] = (),
 ) -> tuple[MissingRank, ...]:
-    """Return the ranks that should be present and are not, each with its last known figures.
-
-    ``before`` were missing at the last poll, ``was`` were present then.
-    """
+    """Return them with their last known figures; ``before`` were missing at the last poll, ``was`` were there then."""
     if sizes is None or not len(ranks) < math.prod(sizes) <= MAX_RANKS:
         return ()
     tensor_parallel = sizes.tensor_parallel

@@ -34,7 +34,7 @@ class LiveBytes:
 
 
 def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> LiveBytes:
-    """Return the bytes of each of so many workers where some flags, by the names of `EngineFlags`, are changed.
+    """Return the bytes of each of so many workers with some flags ``changed``, by the names of `EngineFlags`.
 
     Raises:
         PlanError: The start did not report what a flag needs, or vLLM would refuse to start.

@@ -233,11 +233,7 @@ class RecorderFolder:
         return Removal(tuple(removed), tuple(problems))
 
     def _silent_seconds(self, path: Path, instance: str) -> float | None:
-        """Return for how long nothing was written into a file; ``None``: it is written, or has gone.
-
-        Raises:
-            RingUnusable: It is not known to be a recorder's.
-        """
+        """``None``: it is written, or has gone. Raises RingUnusable: it is not known to be a recorder's."""
         try:
             status = path.lstat()
         except FileNotFoundError:

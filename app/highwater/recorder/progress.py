@@ -54,10 +54,7 @@ _Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
 
 
 def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
-    """Return since when there have been requests without a break; ``None`` without any.
-
-    ``before`` is the last return value, ``now`` of any monotonic clock.
-    """
+    """``before`` is the last return value, ``now`` of any monotonic clock; ``None``: there are no requests."""
     if _requests(demand) is None:
         return None
     return now if before is None else before
@@ -70,10 +67,9 @@ def judge(
     requested_seconds: float = 0.0,
     max_step_seconds: float = MAX_STEP_SECONDS,
 ) -> Progress:
-    """Return the verdict over all ranks.
+    """There have been requests without a break for ``requested_seconds`` (``requested_since``).
 
-    There have been requests without a break for ``requested_seconds`` (``requested_since``); ``max_step_seconds`` is
-    the longest normal step, or call of ours.
+    ``max_step_seconds`` is the longest normal step, or call of ours.
     """
     verdict, since, summary = (
         _lost(ranks)
