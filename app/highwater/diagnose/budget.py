@@ -22,14 +22,11 @@ NOTABLE_BYTES = 128 * MIB
 
 
 class BudgetCase(NamedTuple):
-    """One rank's budget, and the encoder's part of every rank."""
-
     rank: RankBudget
     encoder: EncoderView | None
 
     @property
     def name(self) -> str:
-        """The rank's title, such as ``rank 0``."""
         return f"rank {rank_title(self.rank.dp_rank, self.rank.rank, UNKNOWN)}"
 
     @property
@@ -70,7 +67,6 @@ def not_profiled(case: BudgetCase) -> Finding | None:
 
 
 def activation_above_profile(case: BudgetCase) -> Finding | None:
-    """Report that a step took more than the profiling pass."""
     row = next((row for row in case.rank.observed if row.key == "activation"), None)
     if row is None or row.risk_bytes is None or row.risk_bytes < NOTABLE_BYTES:
         return None
@@ -141,7 +137,6 @@ BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
 
 
 def explained(explanation: Explanation, *, taken_at: float | None = None, engine_state: str | None = None) -> Explained:
-    """Judge an explanation by the rules."""
     found = budget_findings(explanation)
     return Explained(taken_at=taken_at, engine_state=engine_state, explanation=explanation, findings=found)
 

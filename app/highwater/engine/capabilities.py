@@ -94,13 +94,7 @@ def parse_version(text: str | None) -> Version | None:
 
 
 async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
-    """Detect what the engine can do.
-
-    ``assume_extension``: the operator says that our extension is loaded under another name (a subclass).
-
-    Raises:
-        EngineError: The engine did not respond.
-    """
+    """Raises EngineError: it did not respond. ``assume_extension``: the operator says that a subclass is loaded."""
     version = await _version(engine)
     paths, root_path = await _routes(engine)
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.

@@ -25,10 +25,7 @@ _OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "neede
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a plan of a config.json, which has a name or folder, for programs.
-
-    `oracle` is the answer of vLLM's own functions; None: they were not called.
-    """
+    """`oracle` is the answer of vLLM's own functions; None: they were not called."""
     model, resolved = plan.model, plan.resolved
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
@@ -126,7 +123,6 @@ def _grade(plan: OfflinePlan) -> Grade:
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
-    """Return a plan of a config.json for a person, with the answer of vLLM's own functions where they were called."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known, grade = plan.available_bytes is not None, _grade(plan)
     lines = [

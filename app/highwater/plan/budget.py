@@ -40,8 +40,6 @@ _LAST_REMAINDER = (0, 14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A figure of the profile beside the same figure since, by its name for programs and its title for people."""
-
     key: str
     title: str
     profiled_bytes: int | None  # as the start counted it; None: not counted, or not known
@@ -77,12 +75,10 @@ class RankBudget:
     launch: Launch = field(default_factory=Launch)
 
     def part(self, key: str) -> BudgetPart | None:
-        """Return a part by its key."""
         return next((part for part in (*self.parts, *self.uncounted) if part.key == key), None)
 
 
 def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
-    """Explain one rank's memory, by its report of the start, its memory now, and the start's phases that were seen."""
     memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
     counting, total = rank.counting, rank.total
     available = available_bytes(budget)
@@ -118,8 +114,6 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
 
 
 class _Rank:
-    """One rank's report of its start, the phases of that, and its memory now."""
-
     def __init__(self, budget: EngineBudget, reading: RankReading, phases: Mapping[str, StartPhase]) -> None:
         self._budget, self._memory, self._reading, self._phases = budget, budget.memory, reading, phases
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
@@ -131,7 +125,6 @@ class _Rank:
         self._peak = None if peak is None else peak - (self.graphs if self.counting == "consumed" else 0)
 
     def at(self, phase: str, figure: str) -> int | None:
-        """Return a figure of a phase of the start; None where it was not seen."""
         return getattr(self._phases.get(phase), figure, None)
 
     def parts(self, whole: int | None) -> tuple[BudgetPart, ...]:
@@ -141,7 +134,6 @@ class _Rank:
         return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
 
     def _counted(self) -> list[BudgetPart]:
-        """Return the parts that are not the KV cache's."""
         memory, counting = self._memory, self.counting
         parts = self._weights()
         weights = sum(part.bytes for part in parts)
@@ -201,7 +193,6 @@ class _Rank:
         return [part_of("others", before)] if before else []
 
     def observed(self) -> tuple[Observed, ...]:
-        """Return the figures of the profile beside those seen since."""
         budget, memory, now = self._budget, self._memory, self._reading.components
         if self._reading.device.type == "cpu":
             return ()

@@ -42,7 +42,6 @@ class EncoderView:
 
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
-    """Explain the encoder's budget; ``None`` for a model of text."""
     encoder = budget.encoder
     if encoder is None:
         return None

@@ -44,8 +44,6 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The rules of one version."""
-
     version: str  # as vLLM writes it
     release: Release  # its three numbers
     note: str | None = None  # what is uncertain about these rules; None: nothing

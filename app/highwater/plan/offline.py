@@ -34,8 +34,6 @@ ANY_BYTES: Final = 1 << 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """The KV cache that a command line makes for a model."""
-
     model: Model
     generation: Generation
     resolved: Resolved
@@ -61,11 +59,7 @@ class OfflinePlan:
 
 
 def read_config(place: str) -> Mapping[str, Any]:
-    """Return a model's config.json, from its own path or its folder's.
-
-    Raises:
-        PlanError: The file is missing, or does not hold a JSON object.
-    """
+    """Takes its path or its folder's. Raises PlanError: the file is missing, or does not hold a JSON object."""
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     values = _read_object(path)
@@ -105,15 +99,10 @@ def plan_offline(
     tensors: tuple[Tensor, ...] | None = None,
     measured: MeasuredStart | None = None,
 ) -> OfflinePlan:
-    """Plan a command line for a model.
+    """Plan a command line for a model, of this config.json.
 
-    Args:
-        values: The model's config.json.
-        flags: The command line.
-        version: The version of vLLM.
-        tensors: The tensors of the checkpoint's files, which give the weights of a device's budget; None: they are
-            estimated.
-        measured: An earlier start, whose measures replace estimates where its flags were the same.
+    ``tensors`` of the checkpoint's files give the weights of a device's budget; None: they are estimated. What an
+    earlier start ``measured`` replaces estimates where its flags were the same.
 
     Raises:
         PlanError: vLLM would refuse it, or it follows a rule that is not modelled.

@@ -44,11 +44,7 @@ class Resolved:
 
 
 def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:
-    """Fill in the flags that were not given.
-
-    Raises:
-        PlanError: vLLM of this version would refuse a flag, or its value makes no sense.
-    """
+    """Raises PlanError: vLLM of this version would refuse a flag, or its value makes no sense."""
     _check(flags, model)
     notes: list[str] = []
     length = _length(flags, model)
@@ -253,7 +249,6 @@ def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
 
 
 def speculative_method(flags: EngineFlags) -> str | None:
-    """Return the method of the speculative config, as written; None: no drafter."""
     if flags.speculative_config is None:
         return None
     given = speculative_object(flags.speculative_config)

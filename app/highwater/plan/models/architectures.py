@@ -23,8 +23,6 @@ from highwater.plan.models.recurrent import Builder
 
 @cache
 def served() -> Mapping[str, Span]:
-    """Return the versions of vLLM that have each architecture."""
-
     def span(since: str, last: str | None) -> Span:
         major, minor = map(int, last.split(".")) if last else (0, 0)
         return Span(tuple(map(int, since.split("."))), (major, minor + 1) if last else None)
@@ -35,8 +33,6 @@ def served() -> Mapping[str, Span]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The rule for one architecture."""
-
     build: Builder
     hybrid: bool = False  # vLLM aligns its attention's blocks to its states (is_hybrid)
     states_only: bool = False  # it has no attention at all

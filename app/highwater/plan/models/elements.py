@@ -39,8 +39,6 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """The element types of one engine."""
-
     model: str  # of weights and activations
     cache: str  # of the KV cache, as vLLM names it once resolved; ``auto``: the model's
     convolution: str  # of the convolutions' states
@@ -69,11 +67,7 @@ class Elements:
 
 
 def resolve_elements(model: Model, generation: Generation, flags: EngineFlags) -> Elements:
-    """Return the element types that vLLM uses for these flags.
-
-    Raises:
-        PlanError: The config names an unknown element type.
-    """
+    """Raises PlanError: the config names an unknown element type."""
     own = _model_type(model, flags.dtype)
     conv = _state_type("mamba_cache_dtype", flags.mamba_cache_dtype, generation)
     conv = own if conv == "auto" else conv

@@ -33,8 +33,6 @@ UNNAMED_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """The lengths that a model allows."""
-
     longest: float | None  # the derived maximum; None: the configuration names none
     key: str | None  # the key that it was read from
     default: int  # the length that vLLM takes where none is given
@@ -42,7 +40,6 @@ class Length:
 
 
 def length_of(config: Config, release: Release) -> Length:
-    """Return how long a sequence a model allows in a release of vLLM."""
     longest, key = math.inf, None
     for name in LENGTH_KEYS:
         value = config.optional(name)

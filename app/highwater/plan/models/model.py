@@ -32,11 +32,7 @@ EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num
 
 
 def read_model(values: Mapping[str, Any], release: Release) -> Model:
-    """Return a model as far as the size of its KV cache goes, as a release of vLLM serves it.
-
-    Raises:
-        PlanError: The architecture is not known, or a key makes no sense.
-    """
+    """Raises PlanError: the architecture is not known, or a key makes no sense."""
     name, architecture = _architecture(values, release)
     config = language_config(values)
     if not config.model_type:
