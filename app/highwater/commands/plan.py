@@ -119,7 +119,7 @@ def plan(
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
         start = None if measured is None else read_start(measured)
-        version = vllm_version or offline.NEWEST_VERSION
+        version = vllm_version or offline.DEFAULT_VERSION
         plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:
             end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)

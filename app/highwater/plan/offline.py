@@ -12,7 +12,7 @@ from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import NEWEST, Generation, generation_of
+from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
 from highwater.plan.limits import Limits
@@ -23,8 +23,9 @@ from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.resolve import Resolved, resolve
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
+from highwater.readings.versions import NEWEST_TESTED, text_of
 
-NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
+DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
 # ModelOpt up to 0.29 describes its quantization there (transformers_utils/config.py); later ones in the config.json.
@@ -100,7 +101,7 @@ def read_tensors(place: str) -> tuple[Tensor, ...] | None:
 def plan_offline(
     values: Mapping[str, Any],
     flags: EngineFlags,
-    version: str = NEWEST_VERSION,
+    version: str = DEFAULT_VERSION,
     *,
     tensors: tuple[Tensor, ...] | None = None,
     measured: MeasuredStart | None = None,

@@ -12,12 +12,13 @@ from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
-from highwater.plan.generations import Generation, Release
+from highwater.plan.generations import Generation
 from highwater.plan.limits import Limits
 from highwater.plan.models.blocks import Blocks, block_sizes
 from highwater.plan.models.drafts import speculative_object
 from highwater.plan.models.elements import Elements, resolve_elements
 from highwater.plan.models.kept import Model
+from highwater.readings.versions import Release
 from highwater.units import GIB
 
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
