@@ -73,8 +73,9 @@ bench: $(READY) peers ## The figures in docs/figures.md, measured again on this 
 	$(BIN)/highwater demo --prepare
 	$(BIN)/python -m bench
 
-situations: $(READY) ## The policy in every situation of docs/policy-situations.md, run and written again
+situations: $(READY) ## The policy in every situation of docs/policy-situations.md, and the forecast in docs/growth.md
 	$(BIN)/python -m tests.situations
+	$(BIN)/python -m tests.situations.forecast
 
 device: ## What Highwater says of a device, checked on this machine's, and docs/devices.md (DEVICE_PYTHON has PyTorch)
 	status=0; PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device all || status=$$?; \

@@ -85,13 +85,8 @@ class _Parts:
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
         self.growth = wire_growth(settings, core, self.host, clocks, errors)
-        self.incidents, self.watcher = wire_incidents(
-            settings,
-            core,
-            clocks,
-            errors,
-            verdicts=self.growth.verdicts,
-            stopped_processes=self.host.stopped_processes,
+        self.incidents, self.watcher, self.oom_kills = wire_incidents(
+            settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts
         )
         watches = [self.watcher.run, self.host.run, self.growth.run, TlsWatch(self.tls, engine_tls).run]
         if core.shared.has_witness:
@@ -137,6 +132,7 @@ class _Parts:
             incidents=lambda: self.incidents.counts,
             growth=self.growth.verdicts,
             host=lambda: self.host.now,
+            oom_kills=lambda: self.oom_kills.total,
         )
         return Services(
             poller=poller,

@@ -143,7 +143,9 @@ async def test_growth_says_when_the_device_is_full(visit):
     async with beside() as here:
         fake = here.fake
         an_hour(here.history, fake, here.clock, lambda ago: fake.serve_images(1) if ago <= 20 else None, 60)
-        here.sidecar.app.services.poller._up_since -= 60  # or only what came since this engine was up would count
+        # Or only what came since this engine was up would count.
+        here.sidecar.app.services.poller._up_since -= 60
+        here.history._cut_at -= 60
         await here.sidecar.poll()
         page = await visit(here.port)
         await shown(page, "[data-tile=growth]", "full in")

@@ -23,6 +23,7 @@ import pytest
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.engine import DemoEngine, EngineOptions
+from highwater.demo.errors import DemoError
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.story import Story, story_table, tell
@@ -181,6 +182,25 @@ def test_server_info_and_sleep_state_pass_through(engine: DemoEngine, sidecar: D
     info = get(sidecar, "/server_info?config_format=json").json()
     assert info["vllm_config"]["parallel_config"]["worker_extension_cls"] == "highwater_worker.MemoryExtension"
     assert get(sidecar, "/is_sleeping").json() == {"is_sleeping": False}
+
+
+def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngine, sidecar: DemoSidecar) -> None:
+    """vLLM's CPU backend unmaps nothing, and says that it sleeps all the same."""
+
+    def reclaimed(name: str) -> dict[str, Any]:
+        (result,) = sidecar.call("POST", "/memory/reclaim", {"remedies": [name]})["results"]
+        return result
+
+    assert httpx.post(f"{engine.url}/sleep?level=1", timeout=LIMIT_SECONDS).is_success
+    try:
+        wait_for(sidecar, lambda report: report["engine"]["state"] == "sleeping")
+        release = reclaimed("release")
+        assert (release["outcome"], [one["gc_collected"] for one in release["detail"]]) == ("done", [0])
+        with pytest.raises(DemoError, match="the engine is asleep"):
+            reclaimed("trim_encoder_cache")
+    finally:
+        assert httpx.post(f"{engine.url}/wake_up", timeout=LIMIT_SECONDS).is_success
+    wait_for(sidecar, lambda report: report["engine"]["state"] == "ready")
 
 
 def test_a_real_prometheus_scrapes_it(sidecar: DemoSidecar, tmp_path: Path, prometheus: Callable[..., Any]) -> None:

@@ -49,6 +49,22 @@ async def test_before_the_first_floor_there_is_no_verdict():
     assert "no verdict yet" in text
 
 
+@pytest.mark.parametrize(("conf", "is_on", "level"), [(None, False, "warn"), ("expandable_segments:True", True, "ok")])
+async def test_what_the_engine_was_started_with_is_known_and_checked(conf, is_on, level):
+    """By the variables of the workers' processes, as they report them."""
+    fake = FakeEngine()
+    fake.serve_images()
+    environment = {} if conf is None else {"PYTORCH_NPU_ALLOC_CONF": conf}
+    fake.budget = {"vllm_version": "0.32.0", "environment": environment, "limits": {"sleep_mode": False}}
+    async with sidecar_before(fake) as running:
+        (rank, _) = (await running.client.get("/memory")).json()["ranks"]
+        url = f"http://127.0.0.1:{running.port}"
+        checked = await asyncio.to_thread(CliRunner().invoke, main, ["check", "--url", url, "--json"])
+    assert (rank["launch"]["expandable_segments"], rank["launch"]["sleep_mode"]) == (is_on, False)
+    (start,) = [one for one in json.loads(checked.output)["findings"] if one["name"] == "start"]
+    assert start["level"] == level
+
+
 async def test_a_leak_is_on_every_face(leaking):
     """JSON with its floors, text, the report, status, metrics, the command and its exit status."""
     async with sidecar_before(FakeEngine()) as running:

@@ -66,6 +66,40 @@ async def test_an_engine_that_does_not_answer_yet_and_whose_process_runs_seems_t
     )
 
 
+async def test_a_start_that_was_killed_is_said_alike_everywhere(tmp_path):
+    """By `highwater status`, the incidents, the events, the metrics and the hint: by the files of the dead alone."""
+    fake = FakeEngine()
+    fake.down = True
+    async with sidecar_before(fake, recorder_dir=tmp_path) as running:
+        await running.app.services.host.read()
+        killed = process(10, cgroup=record()["cgroup"] | {"events": {"oom_kill": 1}})
+        write(tmp_path, killed | {"mono": time.monotonic() - 20.0})
+        arguments = ["status", "--url", f"http://127.0.0.1:{running.port}"]
+
+        async def incidents() -> list[dict[str, object]]:
+            await running.app.services.host.read()
+            await running.poll()
+            listed: list[dict[str, object]] = (await running.client.get("/memory/incidents")).json()["incidents"]
+            return listed
+
+        await until(incidents, pause_seconds=0.1)
+        (listed,) = await incidents()
+        report = (await running.client.get("/memory")).json()
+        events = (await running.client.get("/memory/events")).json()["events"]
+        page = (await running.client.get("/metrics?engine=0")).text
+        shown = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    said = "it was killed by the kernel for memory while it started: API server 900 MiB at its peak"
+    assert (listed["kind"], listed["count"]) == ("start_failed", 1)
+    assert said in str(listed["summary"])
+    assert said in report["start_failure"]["summary"]
+    assert report["engine"]["hint"].startswith("the engine's last start was killed by the kernel for memory ")
+    assert (report["engine"]["restarts"], shown.exit_code) == (1, 1)
+    assert [event["kind"] for event in events if said in event["summary"]] == ["incident", "state"]
+    assert report["engine"]["hint"].partition(" for memory ")[0] in shown.output
+    assert "highwater_engine_restarts_total 1.0" in page
+    assert 'highwater_incidents_total{kind="start_failed"} 1.0' in page
+
+
 async def test_as_text_and_at_the_command_line(ring):
     """The same table; an unknown parameter is refused."""
     async with sidecar_before(FakeEngine(), recorder_dir=ring) as running:

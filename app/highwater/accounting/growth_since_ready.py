@@ -1,45 +1,55 @@
-"""The growth of a server's memory since it became ready, and its pace of the last minute."""
+"""The growth of a server's memory since it became ready, and its pace now."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from highwater.accounting.deltas import compare, total
+from highwater.accounting.devices import first_of_each_card
 from highwater.accounting.known_sizes import difference, sum_known
+from highwater.accounting.pace import NO_TRACK, Track
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.accounting.time_to_full import Points, slope, time_to_full
-from highwater.readings.growth import Growth
+from highwater.accounting.time_to_full import time_to_full
+from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.rank import RankReading
 
 
 def growth_since_ready(
     baseline: Sequence[RankReading],
     ranks: Sequence[RankReading],
-    recent: Points,
-    recent_by_rank: Mapping[RankKey, Points] = MappingProxyType({}),
+    tracks: Mapping[RankKey, Track] = MappingProxyType({}),
 ) -> Growth:
-    """Return the growth since ``baseline``, the slope over ``recent``, and when each device is full.
+    """Return the growth since ``baseline``, the pace over all devices, and when each of them is full.
 
-    ``baseline`` are the first readings after the engine became ready; ``recent`` the used bytes of the last minute,
-    over all ranks and by rank.
+    ``baseline`` are the first readings after the engine became ready; ``tracks`` each rank's last readings.
     """
     grown, _ = total(compare(baseline, ranks))
-    filling = tuple(time_to_full(rank, recent_by_rank.get(rank_key(rank), ())) for rank in ranks)
+    filling = tuple(time_to_full(rank, tracks.get(rank_key(rank), NO_TRACK)) for rank in ranks)
+    first = min((one for one in filling if one.seconds_to_full is not None), key=_left, default=None)
+    paces = [filling[place].bytes_per_second for place in first_of_each_card(ranks)]
+    known = [pace for pace in paces if pace is not None]
     return Growth(
-        seconds_to_full=min((one.seconds_to_full for one in filling if one.seconds_to_full is not None), default=None),
+        seconds_to_full=None if first is None else first.seconds_to_full,
+        component=None if first is None else first.component,
+        refill_seconds=min((one.refill_seconds for one in filling if one.refill_seconds is not None), default=None),
         ranks=filling,
         since_ready_bytes=grown,
-        bytes_per_second=slope(recent),
+        bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
         host_since_ready_bytes=_rss_growth(baseline, ranks),
         baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
     )
 
 
+def _left(one: RankGrowth) -> float:
+    return math.inf if one.seconds_to_full is None else one.seconds_to_full
+
+
 def without_forecast(grown: Growth) -> Growth:
     """Return the growth without its forecast: old figures allow none."""
-    return replace(grown, seconds_to_full=None, ranks=())
+    return replace(grown, seconds_to_full=None, component=None, refill_seconds=None, bytes_per_second=None, ranks=())
 
 
 def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:

@@ -1,28 +1,28 @@
-"""The forecast: the time until memory is full, at the pace of the last minute.
+"""The forecast: when a rank's device is full at its pace, and which component fills it. Pure.
 
-A pace is the least-squares slope of used bytes over time; the forecast is what is free over that pace. What is slower
-than ``SLOWEST_BYTES_PER_SECOND``, seen for less than ``MIN_PACE_SECONDS`` or further away than ``HORIZON_SECONDS``
-gives none.
+There is none below a level that memory has come down from within ``TRACK_SECONDS``, by a relief or by itself: it may do
+so again. And none before memory has grown for a sixth of the time foretold, or for a minute.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import linear_regression
-from typing import TypeAlias
+from bisect import bisect_right
+from operator import sub
+from statistics import fmean
+from typing import Final
 
+from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.pace import SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, pace_of
 from highwater.readings.growth import RankGrowth
 from highwater.readings.rank import RankReading
-from highwater.units import KIB
 
-# Slower growth is noise, further away is no forecast, and fewer seconds show the steps rather than where they lead.
-SLOWEST_BYTES_PER_SECOND = 64 * KIB
-HORIZON_SECONDS = 86_400.0
-MIN_PACE_SECONDS = 15.0
-
-# When, and how many bytes were used then; oldest first.
-Points: TypeAlias = Sequence[tuple[float, float]]
+TRACK_SECONDS: Final = STEADY.windows[0]
+HORIZON_SECONDS = 86_400.0  # further away is no forecast
+_WATCHED_SHARE, _WATCHED_SECONDS = 1 / 6, 60.0
+# What is left must be that much more than one step of the growth, than the scatter around it, and than what still comes
+# of a growth that slackens: else the forecast is wrong by a third.
+_STEPS, _SCATTERS, _SLACK = 4.0, 10.0, 2.5
 
 
 def seconds_until(
@@ -43,18 +43,59 @@ def seconds_until(
     return seconds if seconds <= horizon else None
 
 
-def time_to_full(rank: RankReading, recent: Points) -> RankGrowth:
-    """Return a rank's pace, and when its device is full at that pace."""
-    is_long = bool(recent) and recent[-1][0] - recent[0][0] >= MIN_PACE_SECONDS
-    pace = slope(recent) if is_long else None
-    left = seconds_until(rank.free_bytes, pace)
-    return RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, bytes_per_second=pace, seconds_to_full=left)
+def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
+    """Return a rank's pace, the component that grows, and when its device is full at that pace."""
+    pace, refills = pace_of(track), refill_seconds(track)
+    grows = pace is not None and pace.bytes_per_second >= SLOWEST_BYTES_PER_SECOND
+    return RankGrowth(
+        rank=rank.rank,
+        dp_rank=rank.dp_rank,
+        bytes_per_second=None if pace is None else pace.bytes_per_second,
+        component=_grower(track, pace) if pace is not None and grows else None,
+        seconds_to_full=None if pace is None or refills is not None else forecast(track, pace, rank.free_bytes),
+        refill_seconds=refills,
+    )
 
 
-def slope(points: Points) -> float | None:
-    """Return the least-squares slope, in bytes per second; ``None`` below three points, which would show only noise."""
-    if len(points) < 3 or points[0][0] == points[-1][0]:  # noqa: PLR2004 - a line through two points says nothing
+def forecast(track: Track, pace: Pace, free_bytes: int | None) -> float | None:
+    """Return the seconds until so many bytes are used up; ``None`` where the readings do not foretell it."""
+    room = None if free_bytes is None else free_bytes + track.used[-1] - pace.now
+    left = seconds_until(room, pace.bytes_per_second)
+    if room is None or left is None:
         return None
-    start = points[0][0]
-    pace = linear_regression([at - start for at, _ in points], [size for _, size in points]).slope
-    return pace if math.isfinite(pace) else None
+    watched = left * _WATCHED_SHARE
+    if pace.seconds < (watched if pace.is_kinked else min(watched, _WATCHED_SECONDS)):
+        return None
+    used, first = track.used, pace.first
+    step = max(map(sub, used[first + 1 :], used[first:])) - (used[-1] - used[first]) / (len(used) - 1 - first)
+    if room < max(_STEPS * step, _SCATTERS * pace.scatter) or _SLACK * room > pace.to_come:
+        return None
+    is_new = used[-1] - max(used[:first], default=-math.inf) >= pace.bytes_per_second * pace.seconds / 2
+    return left if is_new else None
+
+
+def refill_seconds(track: Track) -> float | None:
+    """Return in what time memory fills again after each relief; ``None`` where it does not, or is not given back."""
+    if len(track.reliefs) < 2:  # noqa: PLR2004 - once is no rhythm
+        return None
+    before, last = track.reliefs[-2:]
+    wave, since = (
+        track.used[bisect_right(track.at, begin) : bisect_right(track.at, end)]
+        for begin, end in ((before, last), (last, math.inf))
+    )
+    if not wave or not since or track.at[-1] - last > 1.5 * (last - before):
+        return None
+    crest, half = max(wave), (max(wave) - min(wave)) / 2
+    return last - before if min(since) <= crest - half and since[-1] <= crest + half and half > 0 else None
+
+
+def _grower(track: Track, pace: Pace) -> str | None:
+    """Return the component with most of the growth; ``None`` where none has half of it, or it is not known."""
+    third = max((len(track.at) - pace.first) // 3, 1)
+    grown = {
+        name: fmean(values[-third:]) - fmean(values[pace.first : pace.first + third])
+        for name in COMPONENT_NAMES
+        if (values := track.part(name))
+    }
+    most = max(grown, key=lambda name: grown[name], default=None)
+    return most if most is not None and grown[most] >= pace.bytes_per_second * pace.seconds / 3 else None

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import TypeAdapter
 
-from highwater.accounting.engine_budget import EngineBudget
 from highwater.api.budget_text import budget_text
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
@@ -28,42 +27,29 @@ _EXPLAINED = TypeAdapter(Explained)
 
 
 class StartReports:
-    """The workers' starts, as their recorder files or their responses report them."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    def budget_of(self, reading: RankReading) -> EngineBudget | None:
-        """Return the report of one rank's worker on its start; ``None``: it has none."""
-        recorders = self._services.recorders
-        for record in recorders.records if recorders is not None else ():
-            is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
-            if is_this and record.table is not None and record.table.engine_budget is not None:
-                return record.table.engine_budget
-        reported = self._services.budgets.of(reading.host, reading.pid, reading.pid_started)
-        return None if reported is None else reported.engine_budget
-
     def live_engine(self, report: Report) -> LiveEngine:
-        """Return the running engine as a plan needs it: the first data-parallel one.
-
-        Raises:
-            PlanError: A figure that a plan needs is not reported; names the rank and the figure.
-        """
+        """Return the first data-parallel engine; raises PlanError with rank and figure where one is not reported."""
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
             [
                 LiveWorker(reading, budget)
                 for reading in report.ranks
-                if reading.dp_rank == first and (budget := self.budget_of(reading)) is not None
+                if reading.dp_rank == first and (budget := self._services.budgets.budget_of(reading)) is not None
             ]
         )
 
     def explained(self, report: Report) -> Explained:
-        """Return the engine explained as of a report."""
         engine = report.engine
         readings = [self._with_start(reading) for reading in report.ranks]
         explanation = explain(
-            readings, self.budget_of, model=engine.model, vllm_version=engine.version, why_missing=WHY_MISSING
+            readings,
+            self._services.budgets.budget_of,
+            model=engine.model,
+            vllm_version=engine.version,
+            why_missing=WHY_MISSING,
         )
         if not readings:
             why = engine.hint or "its workers report nothing of their memory yet"
@@ -78,7 +64,6 @@ class StartReports:
 
 
 def budget_router(services: Services) -> APIRouter:
-    """``/memory/budget``."""
     router = APIRouter(tags=["memory"])
     starts = StartReports(services)
     last: tuple[Report, Explained] | None = None

@@ -12,6 +12,9 @@ from pydantic import Field, TypeAdapter
 
 from highwater.api.requests import OR_TEXT, FormatQuery, wants_text
 from highwater.api.services import Services
+from highwater.diagnose.case import running
+from highwater.diagnose.finding import in_words
+from highwater.diagnose.rules.book import known_causes
 from highwater.growth.floors import Floor
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.schema import SCHEMA
@@ -19,8 +22,6 @@ from highwater.text.growth import growth_table
 
 
 class GrowthQuery(FormatQuery):
-    """The query of ``GET /memory/growth``."""
-
     series: str | None = Field(None, max_length=256, description="one series by its name, with its idle floors")
 
 
@@ -34,6 +35,7 @@ class GrowthFloor:
     images: float | None
     new_images: float | None
     tokens: float | None
+    sleeps: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +45,20 @@ class GrowthAnswer:
     schema: int = SCHEMA
     series: tuple[SeriesGrowth, ...]
     floors: tuple[GrowthFloor, ...] = ()
+    # The known causes of what has grown since the engine was ready, a paragraph each, with the first thing to do.
+    causes: tuple[str, ...] = ()
 
 
 _ANSWER = TypeAdapter(GrowthAnswer)
 
 
 def _floor(floor: Floor) -> GrowthFloor:
-    counts = {name: getattr(floor, name) for name in ("requests", "images", "new_images", "tokens")}
+    counts = {name: getattr(floor, name) for name in ("requests", "images", "new_images", "tokens", "sleeps")}
     known = {name: None if math.isnan(count) else count for name, count in counts.items()}
     return GrowthFloor(at=floor.wall, value=floor.value, **known)
 
 
 def growth_router(services: Services) -> APIRouter:
-    """``/memory/growth``."""
     router = APIRouter(tags=["memory"])
 
     @router.get("/memory/growth", response_model=GrowthAnswer, responses=OR_TEXT)
@@ -69,9 +72,11 @@ def growth_router(services: Services) -> APIRouter:
         if query.series is not None:
             found = services.growth.find(query.series)
             verdicts, floors = (found,), tuple(map(_floor, services.growth.data(found.series)))
+        poller = services.poller
+        causes = tuple(map(in_words, known_causes(running(poller.current(), poller.life.baseline))))
         if wants_text(request, query.format):
-            return PlainTextResponse(growth_table(verdicts))
-        answer = GrowthAnswer(series=verdicts, floors=floors)
+            return PlainTextResponse(growth_table(verdicts, causes))
+        answer = GrowthAnswer(series=verdicts, floors=floors, causes=causes)
         return Response(_ANSWER.dump_json(answer), media_type="application/json")
 
     return router

@@ -144,6 +144,7 @@ class Exporter:
         incidents: Returns the number of incidents of each kind.
         growth: Returns the verdicts on growth.
         host: Returns host memory as it was read last.
+        oom_kills: Returns how many processes of the engine the kernel has killed for memory, over all its lives.
         process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
         process_memory_limit: Returns the bytes that it may use; ``None`` without a limit. As often.
         clock: Monotonic seconds.
@@ -161,6 +162,7 @@ class Exporter:
         incidents: Callable[[], Mapping[IncidentKind, int]] = dict,
         growth: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         host: Callable[[], HostNow | None] = lambda: None,
+        oom_kills: Callable[[], int | None] = lambda: None,
         process: Collector | None = None,
         process_memory_limit: Callable[[], int | None] = memory_limit,
         clock: Callable[[], float] = time.monotonic,
@@ -186,6 +188,7 @@ class Exporter:
             _Part(lambda: counters.changes, lambda _: counters.registry.collect()),
             _Part(lambda: counters.traffic.counted, lambda _: traffic_families(counters.traffic)),
             _Part(host, host_families),
+            _value("engine_oom_kills", _OOM_KILLS, oom_kills, counter),
             _value("proxy_requests_held", "Proxied requests that wait for a reset to end.", held),
             _Part(connections, connection_families),
             _value("access_log_lines_dropped", _DROPPED_LINES, dropped_lines, counter),
@@ -207,6 +210,10 @@ _DROPPED_LINES: Final = (
     "Lines of the access log that were dropped, because they could not be written as fast as requests ended."
 )
 _INCIDENTS: Final = "Incidents by kind, without repetitions; the folder of incidents remembers them over restarts."
+_OOM_KILLS: Final = (
+    "Processes of the engine that the kernel has killed for memory, in all lives of the engine that this sidecar saw; "
+    "absent where no counter can be read."
+)
 _INTERNAL_ERRORS: Final = "Unexpected exceptions in a part of the sidecar, which went on; its log has each."
 _MEMORY_LIMIT: Final = "Memory that the sidecar's container may use, its page cache included; absent without a limit."
 
@@ -228,7 +235,7 @@ def _engine_families(report: Report) -> Iterator[Metric]:
     engine = report.engine
     text = "Whether the engine is up, as far as is known: also while it is slow, busy, paused or asleep."
     yield from known("engine_up", text, engine.traits.is_up)
-    text = "Starts of the engine that the sidecar saw after the first."
+    text = "Lives of the engine that the sidecar saw end, starts that failed included."
     yield from known("engine_restarts", text, engine.restarts, counter)
     yield one_of("engine_state", "1 for the state that the engine is in.", "state", EngineState, engine.state)
     # Also of an engine that was never reached: dashboards join on it, and that one must not drop out of sight.
@@ -316,9 +323,9 @@ def _identity(rank: RankReading) -> tuple[str, ...]:
 def _growth_families(report: Report) -> Iterator[Metric]:
     text = "Growth of used bytes over all ranks since the engine became ready."
     yield from known("growth_bytes", text, report.growth.since_ready_bytes)
-    text = "Slope of used bytes over all ranks in the last minute."
+    text = "Pace of used bytes over all devices now; absent where that of one is not steady."
     yield from known("growth_bytes_per_second", text, report.growth.bytes_per_second)
-    text = "When the device is full at the pace of the last minute; absent where that is not within a day."
+    text = "When the device is full at its present pace; absent where its readings do not foretell that."
     ranks = {rank_key(rank): _labels(rank) for rank in report.ranks}
     growing = [one for one in report.growth.ranks if rank_key(one) in ranks]
     ends = ((ranks[rank_key(one)], one.seconds_to_full) for one in growing)

@@ -39,6 +39,7 @@ def growth(url: str, series: str | None, *, as_json: bool) -> None:
         answer = sidecar.get("/memory/growth", {} if series is None else {"series": series})
         with understood("/memory/growth"):
             verdicts = TypeAdapter(tuple[SeriesGrowth, ...]).validate_python(cleaned(answer["series"]))
-    click.echo(json.dumps(answer, indent=1) if as_json else growth_table(verdicts), nl=as_json)
+            causes = TypeAdapter(tuple[str, ...]).validate_python(cleaned(answer.get("causes", ())))
+    click.echo(json.dumps(answer, indent=1) if as_json else growth_table(verdicts, causes), nl=as_json)
     if any(not one.is_over for one in leaks(verdicts)):
         raise click.exceptions.Exit(ATTENTION)

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from highwater.diagnose.case import ahead
+from highwater.diagnose.rules.book import known_causes
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.files.admin_token import is_loopback
+from highwater.host.reading import NO_FILES
 from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
 from highwater.readings.report import Report
@@ -233,6 +236,18 @@ def _readings(facts: SetupFacts) -> _Judged:
     return "ok", f"read {span_text(report.age_seconds)} ago"
 
 
+def _start(facts: SetupFacts) -> _Judged:
+    """Judge what the engine was started with by what is known to fill its devices later."""
+    if not facts.report.ranks or facts.is_engine_lost:
+        return _UNKNOWN
+    found = known_causes(ahead(facts.report))
+    if not found:
+        return "ok", "without a setting that is known to fill the device later"
+    level: Level = "note" if all(one.weight == "note" for one in found) else "warn"
+    change = " ".join(f"{advice.setting}: {advice.change} {advice.cost}" for one in found for advice in one.advice[:1])
+    return level, " ".join(f"{one.title}. {one.text}" for one in found), change
+
+
 def _statistics(facts: SetupFacts) -> _Judged:
     if not facts.report.engine.traits.answers:
         return _UNKNOWN
@@ -250,6 +265,9 @@ def _recorder(facts: SetupFacts) -> _Judged:
     if not facts.can.get("collective_rpc") or facts.is_engine_lost:
         return _UNKNOWN
     text = "off or unreadable: a hang cannot be distinguished from a long step, and a silent rank is not noticed"
+    problems = part(facts.host, "reading").get("problems")
+    if isinstance(problems, list | tuple) and NO_FILES in problems:
+        return "note", f"{text}; nothing is written into the sidecar's recorder_dir: vLLM runs without it", _TO_WATCH
     change = "set HIGHWATER_RECORDER_DIR to a folder that sidecar and workers share, such as /dev/shm/highwater"
     return "note", text, change
 
@@ -308,7 +326,7 @@ def _mode(facts: SetupFacts) -> _Judged:
         return "ok", f"{policy.level} ({policy.mode}): where memory is only watched, nothing can be given back"
     if policy.mode == "observe":
         change = 'PUT /policy {"mode": "act"}, or HIGHWATER_POLICY__MODE=act'
-        return "warn", "only observes: nothing is given back by itself", change
+        return "note", "only observes, as it is set to: nothing is given back by itself", change
     remedies = {remedy.name: remedy.unavailable for rule in policy.rules for remedy in rule.remedies}
     blocked = [f"{name}: {why}" for name, why in remedies.items() if why is not None]
     if blocked and len(blocked) == len(remedies):
@@ -406,6 +424,7 @@ SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
     "extension": _extension,
     "ranks": _ranks,
     "readings": _readings,
+    "start": _start,
     "statistics": _statistics,
     "recorder": _recorder,
     "/dev/shm": _shm,  # noqa: S108 - a name to show

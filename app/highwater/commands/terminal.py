@@ -30,7 +30,7 @@ from highwater.client.options import (
 from highwater.commands.sizes import size_option
 from highwater.errors import SidecarRefused
 from highwater.exit_codes import FAILED
-from highwater.files.admin_token import find_token
+from highwater.files.admin_token import TOKEN_FILE_VARIABLE, find_token
 
 # Each remedy may have to wait until no request runs.
 RECLAIM_SECONDS = 600.0
@@ -232,10 +232,13 @@ def token(port: int | None) -> None:
     named = os.environ.get(URL_VARIABLE) if port is None else None
     found = find_token(named or f"http://127.0.0.1:{port or own_port(os.environ)}", os.environ)
     if found.value is None:
-        raise click.ClickException(
-            f"no admin token was found: {found.source}; `highwater serve` makes one at start; --port names its port "
-            "where that is another"
-        )
+        makes = "`highwater serve` makes one at start; --port names its port where that is another"
+        if TOKEN_FILE_VARIABLE in os.environ:
+            makes = (
+                "`highwater serve` makes it where it may write; in Kubernetes it is a Secret's, and `helm upgrade` "
+                "makes the chart's own again"
+            )
+        raise click.ClickException(f"no admin token was found: {found.source}; {makes}")
     if sys.stdout.isatty():
         click.echo(f"from {found.source}:", err=True)
     click.echo(found.value)

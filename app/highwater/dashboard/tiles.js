@@ -31,7 +31,7 @@ function most(ranks, read) {
     .reduce((best, rank) => (best === null || read(rank) > read(best) ? rank : best), null);
 }
 
-/** When the first rank is at high water, if all goes on as in the last minute; null where one is there. */
+/** When the first rank is at high water, if it goes on as now; null where one is there. */
 function secondsToHighWater(report) {
   const pressures = report.ranks.map((rank) => pressureOf(report, rank)).filter((one) => one !== null);
   if (report.stale || pressures.some((one) => one.short_bytes > 0)) return null;
@@ -73,6 +73,10 @@ class Tile {
     const number = signed ? signedGib(bytes).replace(" GiB", "") : gibNumber(bytes);
     this.show({ number, unit: "GiB", bytes, ...more });
   }
+}
+
+function componentName(field) {
+  return COMPONENTS.find((one) => one.field === field)?.name ?? words(field);
 }
 
 export class Tiles {
@@ -178,16 +182,19 @@ export class Tiles {
     const ends = joined(
       ", ",
       known(highWater) && `high water in ${duration(highWater)}`,
-      known(full) && `full in ${duration(full)}`,
+      known(full) && `full in ${duration(full)}${growth.component ? ` (${componentName(growth.component)})` : ""}`,
+      known(growth.refill_seconds) && `fills each ${duration(growth.refill_seconds)}, given back each time`,
     );
     const leak = (growth.series ?? []).find((one) => one.verdict === "leak" && !one.is_over);
     this.growth.showBytes(growth.since_ready_bytes, {
       signed: true,
-      sub: `${perSecond(rate)} over the last minute${several ? `, ${ranks.length} ranks together` : ""}`,
+      sub: known(rate)
+        ? `${perSecond(rate)} now${several ? `, ${ranks.length} ranks together` : ""}`
+        : "no steady pace now",
       extra: leak
         ? `${leak.owner}, ${leak.measure.replace(/_bytes$/, "").replaceAll("_", " ")}: ${leak.text}`
         : ends
-          ? `${ends} at this rate`
+          ? ends
           : growth.baseline_taken_at
             ? `ready at ${clock(growth.baseline_taken_at)}`
             : "",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from highwater.accounting.components import COMPONENTS
+from highwater.readings.rank import RankReading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,17 @@ _FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
 def advices(names: Iterable[str]) -> tuple[Advice, ...]:
     """Return the advice of these names, each once."""
     return tuple(ADVICE[name] for name in dict.fromkeys(names))
+
+
+def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
+    """Return the advice against fragments below PyTorch's allocator, on an NPU without expandable segments."""
+    return ("npu_segments_or_sleep", "npu_max_split") if has_sleep_mode else ("npu_expandable_segments",)
+
+
+def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
+    """Return the advice that these ranks follow already: an NPU's expandable segments, and what they exclude."""
+    npus = [rank.launch.expandable_segments for rank in ranks if rank.device.type == "npu"]
+    return frozenset(_AGAINST_FRAGMENTATION["npu"]) if npus and all(npus) else frozenset()
 
 
 def against_fragmentation(device_type: str | None) -> tuple[str, ...]:

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from highwater.accounting.launch import EXCLUDED, allocator_options, sets_expandable_segments
+from highwater.diagnose.advice import against_fragments
 from highwater.diagnose.finding import Finding, finding, weightiest_first
+from highwater.diagnose.rules.caches import AGAINST_UNPROFILED, WHY_UNPROFILED
 from highwater.plan.budget import RankBudget
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
@@ -103,11 +106,38 @@ def encoder_not_profiled(case: BudgetCase) -> Finding | None:
     encoder = case.encoder
     if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
         return None
+    by = encoder.unprofiled_by
     return finding(
         "encoder_not_profiled",
-        advice=("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
-        case=case,
+        weight="likely",
+        advice=(
+            *(() if by is None else (AGAINST_UNPROFILED[by],)),
+            *("max_num_batched_tokens", "limit_mm_per_prompt", case.kv_cache_advice),
+        ),
+        rank=case.name,
+        by=None if by is None else WHY_UNPROFILED[by],
+        cache_bytes=encoder.cache_bytes,
+        held_bytes=encoder.held_bytes,
         embeddings=encoder.cache_size,
+        grown=None,
+    )
+
+
+def without_expandable_segments(case: BudgetCase) -> Finding | None:
+    """Report an NPU that serves images without expandable segments, before anything has grown."""
+    launch = case.rank.launch
+    if case.rank.device.type != "npu" or case.encoder is None or launch.expandable_segments is not False:
+        return None
+    return finding(
+        "without_expandable_segments",
+        weight="clue",
+        advice=against_fragments(has_sleep_mode=bool(launch.sleep_mode)),
+        is_known=True,
+        is_asleep=launch.sleep_mode,
+        shared_with=None,
+        ranks=case.name,
+        grown=0,
+        non_torch=0,
     )
 
 
@@ -124,6 +154,7 @@ BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
     negative_graphs_estimate,
     activation_above_profile,
     encoder_not_profiled,
+    without_expandable_segments,
     allocator_environment,
 )
 
@@ -149,13 +180,14 @@ def contradictions(environment: Mapping[str, str | None], device_type: str | Non
     names = [name for name in environment if name.endswith("_ALLOC_CONF")]
     found = []
     for name in names:
-        options = _options(environment[name])
+        options = allocator_options(environment[name])
         found += [f"{name} sets {key} {len(values)} times ({', '.join(values)})"
                   for key, values in options.items() if len(values) > 1]  # fmt: skip
-        expands = options.get("expandable_segments", [""])[-1].lower() == "true"
-        excluded = [key for key in ("max_split_size_mb", "garbage_collection_threshold") if key in options]
-        if expands and excluded and device_type == "npu":
+        excluded = [key for key in EXCLUDED if key in options]
+        if sets_expandable_segments(environment[name]) and excluded and device_type == "npu":
             found.append(f"{name} sets expandable_segments:True, which excludes {' and '.join(excluded)} on an NPU")
+    if device_type == "npu" and {"PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"} <= set(names):
+        found.append("PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, which torch_npu from 2.13 on refuses")
     for name in names[1:]:
         if environment[name] != environment[names[0]]:
             found.append(
@@ -165,12 +197,3 @@ def contradictions(environment: Mapping[str, str | None], device_type: str | Non
     if blocking == "1" and queue in {"1", "2"}:
         found.append(f"ASCEND_LAUNCH_BLOCKING=1 switches the task queue off: TASK_QUEUE_ENABLE={queue} has no effect")
     return found
-
-
-def _options(text: str | None) -> dict[str, list[str]]:
-    options: dict[str, list[str]] = {}
-    for part in (text or "").split(","):
-        key, _, value = part.partition(":")
-        if key.strip():
-            options.setdefault(key.strip(), []).append(value.strip())
-    return options

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import EncoderEntry, Evidence
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading
+from highwater.readings.report import Report
 from highwater.text.table import rank_title
 from highwater.units import MIB
 
@@ -91,12 +93,13 @@ class Case:
     """All ranks.
 
     Attributes:
-        kind: The incident's kind; ``load`` for a measured load.
+        kind: The incident's kind; ``load`` for a measured load, ``running`` for an engine that runs, ``ahead`` for one
+            to which nothing has happened yet.
         load: The figures of the engine's requests, whichever of both has them.
         grown_bytes: The growth of used bytes, over all ranks.
         grown: The same by component, where its beginning is known.
         since: The time that this growth took, as a part of a sentence.
-        bytes_per_second: The pace of the last minute.
+        bytes_per_second: The pace at the end.
         seconds_to_full: When the first device is full at that pace.
         evidence: What was known when an incident opened; ``None`` of a measured load.
         log: What the engine's log says; of a measured load it is not read.
@@ -144,6 +147,25 @@ class Case:
         """Return the same as a part of a sentence; empty for a reading from just before."""
         seconds = self.age_seconds(rank)
         return f", {seconds:.0f} s before" if seconds >= OLD_SECONDS else ""
+
+
+def running(report: Report, baseline: Iterable[RankReading]) -> Case:
+    """Return a running engine as a case: what has grown since it became ready, as far as its report is fresh."""
+    first = {rank_key(reading): reading for reading in baseline}
+    known = () if report.stale else report.ranks
+    grown = {
+        name: moved
+        for name in COMPONENT_NAMES
+        if (moved := total(change(first.get(rank_key(rank)), rank, name) for rank in known)) is not None
+    }
+    ranks = tuple(RankCase(now=rank, first=first.get(rank_key(rank)), peak=rank) for rank in known)
+    return Case(kind="running", ranks=ranks, engine=report.engine, load=report.engine, grown=grown)
+
+
+def ahead(report: Report) -> Case:
+    """Return an engine as a case to which nothing has happened yet, by what it was started with."""
+    ranks = tuple(RankCase(now=rank, peak=rank) for rank in report.ranks)
+    return Case(kind="ahead", ranks=ranks, engine=report.engine, load=report.engine)
 
 
 def name_of(reading: RankReading) -> str:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from highwater.accounting.points import MemoryPoint
+from highwater.diagnose.finding import Finding
 from highwater.diagnose.log.starts import FailedStart
+from highwater.host.past import HostFacts
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
@@ -80,12 +82,20 @@ class OomKills:
     """Processes that the kernel killed for memory, by a control group's own counter.
 
     Attributes:
-        count: Kills in the last minute; 0 where the counter can be read and did not move.
+        count: Kills in the last minute; 0 where the counter was read after the engine's end and has not moved.
         where: The place of that counter, as a clause that can stand within a sentence.
     """
 
     count: int
     where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangBefore:
+    """The hang that an engine's death has ended: how long it lasted, and what was concluded from it."""
+
+    seconds: float
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +108,8 @@ class Evidence:
         policy_before: The policy's last status while the engine's memory was known.
         reason: What was seen, in a few words: ``connection refused``.
         stopped: Processes of the engine beside its workers that were stopped then, of those that this machine shows.
-        oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter can be read.
+        host: Host memory as read after it happened; ``None`` where it is not watched.
+        oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter was read since.
         ended_by_signal: The signal that ended a process of the engine, where the log says so.
     """
 
@@ -114,5 +125,7 @@ class Evidence:
     reason: str = ""
     start: FailedStart | None = None
     stopped: tuple[StoppedProcess, ...] = ()
+    host: HostFacts | None = None
     oom_kills: OomKills | None = None
     ended_by_signal: int | None = None
+    hang: HangBefore | None = None

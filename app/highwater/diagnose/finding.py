@@ -6,17 +6,17 @@ The sentences and figures of every finding stand in findings.toml, under its nam
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from string import Formatter
 from typing import Any, Final, Literal, TypeAlias
 
-from highwater.diagnose.advice import ADVICE, Advice, advices
+from highwater.diagnose.advice import Advice, advices
 from highwater.diagnose.markdown import duration
 from highwater.readings.engine import EngineStatus
-from highwater.units import gib_text, mib, mib_text
+from highwater.units import gib_text, mib, mib_text, size_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.
@@ -71,6 +71,12 @@ def finding(
     )
 
 
+def in_words(found: Finding) -> str:
+    """Return a finding as one paragraph, with the first thing to do."""
+    first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
+    return f"{found.title[:1].upper()}{found.title[1:]}. {found.text}{first}"
+
+
 def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
     """Sort what the rules found by weight; findings of the same weight keep their order."""
     return sorted((each for each in findings if each is not None), key=lambda each: WEIGHTS.index(each.weight))
@@ -81,12 +87,17 @@ def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
     return tuple(dict.fromkeys(each for finding in findings if finding.weight != "note" for each in finding.advice))
 
 
+def without_advice(found: Finding, names: Collection[str]) -> Finding:
+    """Return the finding without the advice of these names."""
+    dropped = advices(names)
+    return replace(found, advice=tuple(each for each in found.advice if each not in dropped))
+
+
 def possible(found: Finding, engine: EngineStatus) -> Finding:
     """Return the finding without advice that this engine cannot follow."""
     # Before an engine was asked what it can do, every capability is False, and no version is known.
     if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
-        without = tuple(each for each in found.advice if each is not ADVICE["reset_encoder_cache"])
-        return replace(found, advice=without)
+        return without_advice(found, ("reset_encoder_cache",))
     return found
 
 
@@ -118,6 +129,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "+MiB": partial(mib_text, signed=True),
     "mib": mib,
     "GiB": gib_text,
+    "size": size_text,
     "times": times,
     "span": duration,
     "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from highwater.engine.capabilities import EXTENSION, Capabilities
+from highwater.engine.start_attempts import EndedStart
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable, EngineUntrusted
 from highwater.readings.engine import MissingRank
 from highwater.readings.rank import StartPhase
 from highwater.text.table import missing_text
+from highwater.units import span_text
 
 IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
@@ -27,11 +29,23 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
 
 
-def starting_text(process: str, failure: EngineError, url: str) -> str:
-    """Return the same of an engine without a response yet, of which a process runs: its name and pid."""
+def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:
+    """Return the same of an engine without a response yet, of which a process runs: its name and pid.
+
+    ``earlier``: how its earlier starts ended.
+    """
+    text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
+    return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
+
+
+def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
+    """Return how many starts have ended, and how the last one did."""
+    memory = f", at {last.end.memory}" if last.end.memory else ""
+    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}"
     return (
-        f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure}); "
-        "if that lasts, is engine_url right?"
+        f"the engine's last start {end}"
+        if count == 1
+        else f"the engine's last {count} starts ended before it was ready; the last one {end}"
     )
 
 

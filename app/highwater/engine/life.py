@@ -1,6 +1,7 @@
 """The lives of the engine: which processes are the same engine, and which facts about it outlive the sidecar.
 
-A broken connection does not end a life: the same processes, by number and start time, are the same life. The first
+A broken connection does not end a life: the same processes, by number and start time, are the same life. A start that
+ends before any worker was read is a life too (``start_attempts``). The first
 readings of it, its baseline, are kept in the state file, so that a restarted sidecar still knows how much the engine
 needs by itself. Where no sidecar saw an engine before it worked, its baseline is unknown: what is in use then may have
 leaked.
@@ -15,14 +16,16 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from highwater.accounting.rank_key import rank_key
+from highwater.engine.start_attempts import EndedStart, StartAttempts
 from highwater.errors import NotKept
 from highwater.files.state_file import StateFile
 from highwater.flaws import flaw
+from highwater.readings.life import Process, ProcessLife
 from highwater.readings.rank import RankReading
 
 SECTION = "baseline"
@@ -33,20 +36,6 @@ NOT_KNOWN = (
 log = logging.getLogger("highwater.life")
 
 _RANKS = TypeAdapter(tuple[RankReading, ...])
-
-
-class Process(NamedTuple):
-    """One worker's process. A container gives a new process the number of the old one, not its start time."""
-
-    host: str | None
-    pid: int | None
-    pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
-
-    def is_same(self, other: Process) -> bool:
-        """Return whether both are the same process, as far as both are known."""
-        if (self.host, self.pid) != (other.host, other.pid):
-            return False
-        return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +60,61 @@ class EngineLife:
 class Lives:
     """Distinguishes the engine's lives, and keeps what belongs to the present one.
 
-    ``started_at`` returns when a rank's process was started, in Unix seconds.
+    ``started_at`` returns when a rank's process was started, in Unix seconds. Times are Unix seconds.
+
+    Attributes:
+        attempts: The starts that ended before the engine responded.
     """
 
     def __init__(self, state: StateFile, started_at: Callable[[RankReading], float | None]) -> None:
         self.present = EngineLife(id=_new_id())
+        self.attempts = StartAttempts()
         self._state = state
         self._started_at = started_at
         self._has_ended = False
         self.is_unsaved = False
         self._problem: str | None = None
 
-    def end(self) -> None:
+    def end(self, at: float) -> None:
         """Note that the engine has ended: the next one is another, unless its processes are the same."""
         self._has_ended = True
+        self.attempts.ended_after(at)
+
+    def see(self, lives: Sequence[ProcessLife], at: float, *, is_absent: bool) -> tuple[EndedStart, ...]:
+        """Take what a look at the processes' files showed; return the starts that have ended, each once.
+
+        ``is_absent``: no engine responds.
+        """
+        if not is_absent:
+            self.attempts.responded(lives)
+            return ()
+        ended = self.attempts.see(lives, at)
+        for _ in ended:
+            self._end_start()
+        return ended
+
+    def start_ended(self, workers: frozenset[Process], at: float) -> bool:
+        """Note that the workers of an engine that loaded have ended; return whether that was not known."""
+        is_new = self.attempts.recorders_told(workers, at)
+        if is_new:
+            self._end_start()
+        elif self.present.processes & workers:  # read again before their recorders said so
+            self.present = replace(self.present, processes=frozenset(), baseline=())
+        return is_new
+
+    def start_failed(self, at: float, *, is_silent: bool = False) -> bool:
+        """Note that a start failed, by the engine's log, or a silent log; return whether that was not known."""
+        is_new = self.attempts.log_told(self.present.processes, at, is_silent=is_silent)
+        if is_new:
+            self._end_start()
+        return is_new
+
+    def _end_start(self) -> None:
+        """Count the life that has ended, and that of an engine before it whose end was only noted."""
+        instance, ended = self.present.recorder_instance, 1 + self._has_ended
+        self.present = EngineLife(id=_new_id(), restarts=self.present.restarts + ended, is_watched=True)
+        self._has_ended = False
+        self.follow(instance)
 
     def came_back(self) -> None:
         """Note that an engine responds that reports nothing of its processes."""

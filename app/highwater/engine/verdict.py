@@ -85,7 +85,7 @@ def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: f
     late_since = now if before.late_since is None else before.late_since
     counted = replace(
         before,
-        has_answered=before.has_answered or seen.contact in _REACHED,
+        has_answered=before.has_answered or has_responded(seen.contact),
         refused_rounds=before.refused_rounds + 1 if seen.contact == "refused" else 0,
         late_since=None if seen.contact == "answered" else late_since,
     )
@@ -99,9 +99,14 @@ def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: f
 _REACHED: Final[frozenset[Contact]] = frozenset({"answered", "worker_call_late"})
 
 
+def has_responded(contact: Contact) -> bool:
+    """Return whether the API server responded."""
+    return contact in _REACHED
+
+
 def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding | None:
     """Return the state of an engine that is not up: it has not started yet, or it has ended."""
-    if seen.contact in _REACHED:
+    if has_responded(seen.contact):
         return None
     if not counted.has_answered:
         return "starting", seen.failure

@@ -13,6 +13,7 @@ It is never logged and is in no ``repr``.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
@@ -34,6 +35,14 @@ MIN_LENGTH = 8
 MAX_FILE_BYTES = 4096
 # Between two checks of the file, however often callers need the token.
 LOOK_SECONDS = 1.0
+
+_READ_ONLY = os_reason(OSError(errno.EROFS, os.strerror(errno.EROFS)))
+# A volume of a Secret can only be read.
+_UPGRADE = (
+    "In Kubernetes the file is a Secret's, and the Secret is missing or lacks it: `helm upgrade` makes the chart's own"
+    " again"
+)
+_SET_ANOTHER = "Set admin_token_file (HIGHWATER_ADMIN_TOKEN_FILE) to a file that this user can write, or admin_token"
 
 log = logging.getLogger("highwater.access")
 
@@ -122,7 +131,6 @@ def _token_in(path: Path) -> FoundToken:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is this machine, by its name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -228,9 +236,9 @@ class AdminToken:
         self._token = None
         if problem != self.problem:
             log.error(
-                "control calls are refused, because there is no admin token: %s. Set admin_token_file "
-                "(HIGHWATER_ADMIN_TOKEN_FILE) to a file that this user can write, or admin_token",
+                "control calls are refused, because there is no admin token: %s. %s",
                 problem,
+                _UPGRADE if problem.endswith(_READ_ONLY) else _SET_ANOTHER,
             )
         self.problem = problem
 

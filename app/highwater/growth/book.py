@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import NamedTuple
 
 from highwater.growth.floors import MAX_FLOORS, Floor, superfluous
@@ -84,7 +85,7 @@ class FloorBook:
 
 
 def _counts(work: WorkCounts) -> Iterator[float]:
-    for count in (work.requests, work.images, work.new_images, work.tokens):
+    for count in astuple(work):
         yield math.nan if count is None else count
 
 

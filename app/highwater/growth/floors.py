@@ -41,6 +41,7 @@ class Floor(NamedTuple):
     images: float = math.nan
     new_images: float = math.nan
     tokens: float = math.nan
+    sleeps: float = math.nan
 
     def progress(self, driver: GrowthDriver) -> float:
         """Return the driver's count so far, in its own unit; NaN where it is not known."""
@@ -51,7 +52,7 @@ class Floor(NamedTuple):
         return self[_FIELDS[driver]]
 
 
-_FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5}
+_FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5, "sleep": 7}
 
 
 class Scale(NamedTuple):
@@ -143,6 +144,15 @@ def follow(idle: IdlePeriod, report: Report, now: float) -> IdlePeriod:
     if idle.since is None or engine.work != idle.work:
         return IdlePeriod(since=now, work=engine.work)
     return replace(idle, work=engine.work)
+
+
+def follow_sleep(asleep: IdlePeriod, report: Report, now: float) -> IdlePeriod:
+    """Return the time asleep as of a report; the work's count of sleeps goes up as one begins."""
+    if report.engine.state != "sleeping":
+        return replace(asleep, since=None)
+    if asleep.since is not None:
+        return asleep
+    return IdlePeriod(since=now, work=replace(report.engine.work, sleeps=(asleep.work.sleeps or 0) + 1))
 
 
 def is_due(idle: IdlePeriod, last: float | None, now: float, *, idle_seconds: float) -> bool:

@@ -38,6 +38,7 @@ from highwater.readings.growth import GrowthKind, GrowthUnit
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
+BETWEEN_REQUESTS: Final = f"after each burst of requests, and every {REPEAT_SECONDS:.0f} s while no request comes"
 MIN_JUDGED: Final = 6
 # A rise that was found so many floors ago as well is confirmed.
 CONFIRMING_FLOORS: Final = 2
@@ -73,11 +74,20 @@ def judge(
     bounds: Sequence[Bound] = (),
     happenings: Sequence[Happening] = (),
     before: Judgement | None = None,
+    warm_up: int = WARM_UP_FLOORS,
+    taken: str = BETWEEN_REQUESTS,
 ) -> Judgement:
-    """Return the verdict on all floors of one process's life, oldest first, given the one before."""
-    scale, counted = SCALES[unit], floors[WARM_UP_FLOORS:]
+    """Return the verdict on all floors of one process's life, oldest first, given the one before.
+
+    The first ``warm_up`` floors do not count; ``taken`` says when there is another, for who waits for a verdict.
+    """
+    scale, counted = SCALES[unit], floors[warm_up:]
     fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []
-    verdict = _verdict(counted, scale, fixed, happenings, before)
+    if len(counted) < MIN_JUDGED:
+        so_far = f"{len(counted)} of {MIN_JUDGED} idle floors so far, the first {warm_up} of a start not counted"
+        verdict = Judgement(kind="not_known", why=f"{so_far}; one is taken {taken}")
+    else:
+        verdict = _verdict(counted, scale, fixed, happenings, before)
     values = [floor.value for floor in counted]
     since = floors[-1].wall if floors else None
     if before is not None and before.kind == verdict.kind:
@@ -99,12 +109,6 @@ def _verdict(
     happenings: Sequence[Happening],
     before: Judgement | None,
 ) -> Judgement:
-    if len(floors) < MIN_JUDGED:
-        why = (
-            f"{len(floors)} of {MIN_JUDGED} idle floors so far, the first {WARM_UP_FLOORS} of a start not counted; one "
-            f"is taken after each burst of requests, and every {REPEAT_SECONDS:.0f} s while no request comes"
-        )
-        return Judgement(kind="not_known", why=why)
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)
     bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)

@@ -23,7 +23,7 @@ from highwater.growth.floors import Floor, Happening, Scale, binned
 from highwater.growth.regression import FittedLine, kendall, theil_sen
 from highwater.readings.growth import GrowthDriver
 
-DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "hour")
+DRIVERS: Final[tuple[GrowthDriver, ...]] = ("request", "image", "new_image", "1k_tokens", "sleep", "hour")
 
 MIN_FLOORS: Final = 12
 MIN_SECONDS: Final = 240.0
@@ -195,12 +195,13 @@ def _lines(points: Sequence[Floor]) -> dict[GrowthDriver, FittedLine]:
 def _driver(
     lines: dict[GrowthDriver, FittedLine], scale: Scale
 ) -> tuple[GrowthDriver, tuple[GrowthDriver, ...]] | None:
-    """Return the driver with the closest line, and those that are as close; the hour is preferred among them."""
+    """Return the driver with the closest line, and those that are as close; of these a sleep or the hour first."""
     if not lines:
         return None
     least = min(line.scatter for line in lines.values()) + scale.grain
     close = tuple(name for name, line in lines.items() if CLEAR_MARGIN * (line.scatter + scale.grain) < least)
-    driver: GrowthDriver = "hour" if "hour" in close else min(close, key=lambda name: lines[name].scatter)
+    preferred: Sequence[GrowthDriver] = [name for name in ("sleep", "hour") if name in close]
+    driver = preferred[0] if preferred else min(close, key=lambda name: lines[name].scatter)
     return driver, tuple(name for name in close if name != driver)
 
 

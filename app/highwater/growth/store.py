@@ -5,7 +5,7 @@ that only one boot of the machine has, so that floors of another boot are refuse
 
 ::
 
-    {"schema": 1, "boot": "9f3c..."}
+    {"schema": 2, "boot": "9f3c..."}
     {"place": "device", "at": 812.4, "wall": 1.7e9, "work": [...], "lives": [...], "values": [[...], ...]}
 """
 
@@ -15,6 +15,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -30,10 +31,11 @@ from highwater.readings.engine import WorkCounts
 from highwater.readings.growth import GrowthUnit
 from highwater.units import MIB
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 MAX_FILE_BYTES: Final = 8 * MIB
 # A start reads them all, and each takes about a millisecond.
 MAX_LINES: Final = 2000
+_WORK: Final = tuple(field.name for field in fields(WorkCounts))
 _Number: TypeAlias = Annotated[float, Field(ge=-(2**63), le=2**63)]
 
 
@@ -45,7 +47,7 @@ class _Line(BaseModel):
     place: Place
     at: _Number
     wall: _Number
-    work: tuple[_Number | None, _Number | None, _Number | None, _Number | None]
+    work: tuple[_Number | None, _Number | None, _Number | None, _Number | None, _Number | None]
     lives: list[str]
     values: list[tuple[str, str, GrowthUnit, int, _Number]]
 
@@ -139,8 +141,7 @@ def _text(place: Place, book: FloorBook, rows: Iterable[FloorRow]) -> bytes:
             for key, value in zip(book.columns, row.values, strict=False)
             if not math.isnan(value)
         ]
-        counts = (work.requests, work.images, work.new_images, work.tokens)
-        line = {"place": place, "at": row.at, "wall": row.wall, "work": counts, "lives": lives, "values": values}
+        line = {"place": place, "at": row.at, "wall": row.wall, "work": astuple(work), "lives": lives, "values": values}
         lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     return b"".join(lines)
 
@@ -151,5 +152,5 @@ def _add(book: FloorBook, line: _Line) -> None:
         for owner, measure, unit, life, value in line.values
         if 0 <= life < len(line.lives)
     }
-    counts = dict(zip(("requests", "images", "new_images", "tokens"), line.work, strict=True))
+    counts = dict(zip(_WORK, line.work, strict=True))
     book.add(line.at, line.wall, WorkCounts(**counts), values)

@@ -21,13 +21,15 @@ from highwater.growth.floors import (
     Happening,
     IdlePeriod,
     follow,
+    follow_sleep,
     is_due,
 )
-from highwater.growth.judging import Judgement, judge
-from highwater.growth.series import Measured, Place, SeriesKey, device_series
+from highwater.growth.judging import BETWEEN_REQUESTS, WARM_UP_FLOORS, Judgement, judge
+from highwater.growth.series import Measured, Place, SeriesKey, asleep_series, device_series
 from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth
 from highwater.memory.history import History
+from highwater.readings.engine import WorkCounts
 from highwater.readings.growth import GrowthKind, SeriesGrowth
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
@@ -36,6 +38,12 @@ from highwater.text.growth import series_title
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
 _ORDER: Final[Mapping[GrowthKind, int]] = {"leak": 0, "step": 1, "plateau": 2, "not_known": 3, "flat": 4}
+# The floors of a start that do not count, and when another one is taken.
+_TAKEN: Final[Mapping[Place, tuple[int, str]]] = {
+    "device": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
+    "host": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
+    "asleep": (1, "in each sleep"),
+}
 _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
 
 log = logging.getLogger("highwater.growth")
@@ -66,11 +74,11 @@ class GrowthWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._internal_error = internal_error
-        self._books: dict[Place, FloorBook] = {"device": FloorBook(), "host": FloorBook()}
+        self._books: dict[Place, FloorBook] = {place: FloorBook() for place in _TAKEN}
         self._idle = IdlePeriod()
         self._judged: dict[str, tuple[str, Judgement]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
-        self._present: dict[Place, frozenset[str]] = {"device": frozenset(), "host": frozenset()}
+        self._present: dict[Place, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
         self._open: dict[str, None] = {}  # series with a new floor, in the order in which they are judged
         self._reported: dict[str, SeriesGrowth] = {}
         self._shown: tuple[SeriesGrowth, ...] = ()
@@ -79,6 +87,8 @@ class GrowthWatch:
         self._report_ready = asyncio.Event()
         self._problem: str | None = None
         file.load(self._books, clock())
+        slept = self._books["asleep"].rows[-1:]
+        self._asleep = IdlePeriod(work=slept[0].work) if slept else IdlePeriod()
         for book in self._books.values():
             self._open |= dict.fromkeys(key.name for key in book.columns)
         self._log_problem()
@@ -87,6 +97,7 @@ class GrowthWatch:
         """Take a new report, which ``run`` examines. Never blocks the poller."""
         self._report = report
         self._idle = follow(self._idle, report, self._clock())
+        self._asleep = follow_sleep(self._asleep, report, self._clock())
         self._report_ready.set()
 
     async def run(self) -> None:
@@ -109,6 +120,7 @@ class GrowthWatch:
         settled = [rank for rank in ranks if rank.age_seconds < self._idle.seconds(self._clock()) - 1.0]
         await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_IDLE_SECONDS)
         await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_IDLE_SECONDS)
+        await self._take_asleep(ranks)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]
         if judged:
             happenings = self._happenings()
@@ -131,10 +143,20 @@ class GrowthWatch:
             measured += await self._host_series(idle.seconds(now))
             if self._idle.since != idle.since:
                 return  # requests arrived meanwhile
-        if not measured:
+        await self._keep(place, now, idle.work, measured)
+
+    async def _take_asleep(self, ranks: Sequence[RankReading]) -> None:
+        """Take one floor in each sleep, once it has settled and the ranks were read in it."""
+        rows, now, asleep = self._books["asleep"].rows, self._clock(), self._asleep
+        if asleep.since is None or asleep.seconds(now) < DEVICE_IDLE_SECONDS or (rows and rows[-1].at >= asleep.since):
             return
-        values = {one.key: one.value for one in measured}
-        if not book.add(now, self._wall_clock(), idle.work, values):
+        seen = [rank for rank in ranks if rank.asleep_tags or rank.age_seconds < asleep.seconds(now) - 1.0]
+        if len(seen) == len(ranks):
+            await self._keep("asleep", now, asleep.work, [one for rank in seen for one in asleep_series(rank)])
+
+    async def _keep(self, place: Place, now: float, work: WorkCounts, measured: Sequence[Measured]) -> None:
+        book, values = self._books[place], {one.key: one.value for one in measured}
+        if not measured or not book.add(now, self._wall_clock(), work, values):
             return
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
@@ -150,12 +172,15 @@ class GrowthWatch:
         life, before = self._judged.get(name, (key.life, None))
         before = before if life == key.life else None
         measured = self._last.get(name)
+        warm_up, taken = _TAKEN[key.place]
         judgement = judge(
             book.floors(name),
             unit=key.unit,
             bounds=() if measured is None else measured.bounds,
             happenings=happenings,
             before=before,
+            warm_up=warm_up,
+            taken=taken,
         )
         self._judged[name] = key.life, judgement
         leaked, leaks = before is not None and before.kind == "leak", judgement.kind == "leak"

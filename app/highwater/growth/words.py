@@ -10,8 +10,9 @@ from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
 from highwater.readings.growth import GrowthRate, SeriesGrowth
 from highwater.text.growth import DRIVER_TITLES, amount_text, rate_text
-from highwater.units import HOUR_SECONDS, span_text
+from highwater.units import HOUR_SECONDS, MIB, span_text
 
+_NOTABLE_BYTES: Final = 64 * MIB
 # An exhaustion that is further away gets no date.
 _HORIZON_SECONDS: Final = 366 * 86_400.0
 
@@ -41,6 +42,7 @@ def series_growth(
         step=None if step is None else step.size,
         step_at=None if step is None else step.until.wall,
         step_by=None if step is None else step.what,
+        advice=None if measured is None or not _is_growing(judgement) else measured.advice,
         exhausted_at=exhausted_at,
         limit_by=measured.limit_by if measured is not None and exhausted_at is not None else None,
         floors=window.floors,
@@ -48,6 +50,12 @@ def series_growth(
         since=judgement.since,
         is_over=is_over,
     )
+
+
+def _is_growing(judgement: Judgement) -> bool:
+    """Return whether a series has risen by so much that its cause matters; not where it does so by design."""
+    is_bounded = judgement.kind == "flat" or judgement.bound is not None
+    return not is_bounded and (judgement.grown or 0.0) >= _NOTABLE_BYTES
 
 
 def _rate(leak: Rise) -> GrowthRate:

@@ -28,6 +28,7 @@ def container_of(
     host: str | None = None,
     age_seconds: float = 0.0,
     sees: Observer = "engine",
+    is_private: bool = False,
 ) -> ContainerMemory:
     """Return a container's memory, from a group's counters and their age."""
     kinds, kept = _kinds(raw), raw.kept
@@ -47,6 +48,7 @@ def container_of(
         pressure=pressure_of(raw.pressure),
         age_seconds=age_seconds,
         sees=sees,
+        is_private=is_private,
         **kinds,
     )
 
@@ -112,13 +114,6 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     """Return how many bytes this process's own group may use; ``None`` without a limit, or where it is not known."""
     limits = (_number(folder / _FILES[version][1]) for version, folder in _own_folders(root))
     return next((limit for limit in limits if limit is not None and 0 < limit < _UNLIMITED), None)
-
-
-def oom_kill_count(root: Path = Path("/")) -> int | None:
-    """Return how many processes of this process's own group the kernel has killed for memory."""
-    files = {1: "memory.oom_control", 2: "memory.events"}
-    counts = (_counters(folder / files[version]).get("oom_kill") for version, folder in _own_folders(root))
-    return next((count for count in counts if count is not None), None)
 
 
 def _own_folders(root: Path) -> Iterator[tuple[int, Path]]:

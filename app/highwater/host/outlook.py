@@ -43,6 +43,10 @@ class OutlookWindow:
         self._key: str | None = None
         self._values: deque[tuple[float, int]] = deque()
 
+    def begin(self) -> None:
+        """Start anew: what was added before says nothing of what comes."""
+        self._values.clear()
+
     def add(self, now: float, container: ContainerMemory | None) -> Outlook:
         """Add a container's value at a monotonic time, and return the outlook; another container starts anew."""
         if container is None or container.kept_bytes is None:

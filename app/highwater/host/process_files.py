@@ -35,6 +35,8 @@ MAX_ENTRIES = 4096
 CURRENT_SECONDS = 15.0
 """A process writes once a second; one that has not written for longer is not shown as running."""
 STALE_SECONDS = 600.0
+MAX_SILENT = 128
+"""Processes that have ended, of several lives of the engine in a crash loop."""
 _NAME = re.compile(r"highwater-([0-9]{1,10})-([0-9]{1,20})\.process", re.ASCII)
 _TMP_NAME = re.compile(r"\.highwater-[0-9]{1,10}-[0-9]{1,20}\.process\.tmp", re.ASCII)
 _HEAD = struct.Struct("<8sIII")
@@ -59,6 +61,8 @@ class ProcessFiles:
 
     Attributes:
         problems: The problems of the folder and its files as of the last read, one sentence each.
+        silent: The processes of the last read that have ended or fallen silent, the freshest first. One that a signal
+            has stopped is silent too; where this machine shows that it exists, it is left out.
 
     Args:
         folder: The recorders' folder; ``None``: no files are read.
@@ -67,6 +71,7 @@ class ProcessFiles:
 
     def __init__(self, folder: Path | None, machine: Machine | None = None) -> None:
         self.problems: tuple[str, ...] = ()
+        self.silent: tuple[ProcessRecord, ...] = ()
         self._has_folder = folder is not None
         self._folder = folder or Path()
         self._machine = machine or Machine()
@@ -80,26 +85,30 @@ class ProcessFiles:
         """Return the processes that run, by pid; a file that cannot be used is named in ``problems``."""
         problems: list[str] = []
         records: list[ProcessRecord] = []
+        silent: list[ProcessRecord] = []
         seen: dict[str, _Known] = {}
         listed = self._listed(problems)
         names = [name for name in listed if _NAME.fullmatch(name)]
         owners = self._owners(listed) if names else frozenset()
         if len(names) > MAX_FILES:
             problems.append(f"{self._folder}: more than {MAX_FILES} process files; the rest is not read")
-            # Files that anybody can put there must not hide those that vLLM's user has written.
-            names.sort(
-                key=lambda name: (status := status_of(self._folder / name)) is None or status.st_uid not in owners
-            )
+            names.sort(key=lambda name: self._rank(name, owners))
         for name in names[:MAX_FILES]:
             if (known := self._record(name, owners)) is None:
                 continue
             seen[name] = known
             if isinstance(known[1], str):
                 problems.append(f"{name}: {known[1]}")
-            elif self._is_running(record := known[1]):
-                records.append(replace(record, age_seconds=self._age(record)))
+                continue
+            record = replace(known[1], age_seconds=self._age(known[1]))
+            if self.has_ended(record) or record.age_seconds > CURRENT_SECONDS:
+                silent.append(record)
+            else:
+                records.append(record)
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
+        recent = [one for one in silent if one.age_seconds <= STALE_SECONDS and not self._exists(one)]
+        self.silent = tuple(sorted(recent, key=lambda one: (one.age_seconds, one.pid))[:MAX_SILENT])
         return tuple(sorted(records, key=lambda record: record.pid))
 
     def sweep(self) -> int:
@@ -126,6 +135,18 @@ class ProcessFiles:
         if not self.shares_processes_with(record) or record.started is None:
             return False
         return self._machine.process_state(record.pid, record.started) in {None, "Z"}
+
+    def _exists(self, record: ProcessRecord) -> bool:
+        return self.shares_processes_with(record) and not self.has_ended(record)
+
+    def _rank(self, name: str, owners: frozenset[int]) -> tuple[bool, float]:
+        """Return the order in which too many files are read.
+
+        Those that anybody can put there must not hide those that vLLM's user has written, nor must those of processes
+        that have ended hide those of processes that run.
+        """
+        status = status_of(self._folder / name)
+        return (True, 0.0) if status is None else (status.st_uid not in owners, -status.st_mtime)
 
     def _listed(self, problems: list[str]) -> list[str]:
         try:
@@ -160,9 +181,6 @@ class ProcessFiles:
             return stamp, read_record(self._folder / name, name)
         except BadProcessFile as exc:
             return stamp, str(exc)
-
-    def _is_running(self, record: ProcessRecord) -> bool:
-        return self._age(record) <= CURRENT_SECONDS and not self.has_ended(record)
 
     def _age(self, record: ProcessRecord) -> float:
         if self._machine.is_boot(record.boot_id):

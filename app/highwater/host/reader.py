@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from highwater.host.cgroup import container_key, container_of, pressure_of, read_group, read_pressure
 from highwater.host.names import name_of, named_apart
@@ -19,7 +20,9 @@ from highwater.host.proc import find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
+    NO_FILES,
     ContainerMemory,
+    EndedProcess,
     EngineMemorySettings,
     HostReading,
     MachineMemory,
@@ -35,15 +38,13 @@ _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "
     "sidecar, or share the PID namespace"
 )
-_NO_FILES = (
-    "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
-    "package of this version"
-)
 _NONE_ANY_MORE = (
     "no process of the engine is seen any more, though some were: it has ended, or another took its place that runs "
     "without HIGHWATER_RECORDER_DIR or the worker package"
 )
 _SWEEP_SECONDS = 60.0
+# PROC_PID_INIT_INO, linux/include/linux/proc_ns.h: the same on every machine.
+_MACHINES_PID_NAMESPACE = 0xEFFFFFFC
 _PROC_SECONDS = 10.0
 """The time between two searches of ``/proc`` for processes that write no file."""
 
@@ -92,18 +93,22 @@ class HostReader:
         if now >= self._swept_at + _SWEEP_SECONDS:
             self._swept_at = now
             self._files.sweep()
-        processes = [_of_file(one) for one in records]
+        processes = [ProcessMemory(**_of_file(one)) for one in records]
         processes += self._listed(records, {one.pid for one in processes})
         processes += self._of_proc(records, {one.pid for one in processes}, now)
         containers = self._containers(records, processes)
-        main = _main_container(containers, processes)
         own = self._container("self", host="sidecar")
+        if own is not None:
+            # Where the sidecar's own group is the engine's too, it can be read now.
+            containers = [_as_of_now(one, own) if one.key == own.key else one for one in containers]
+        main = _main_container(containers, processes)
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
+            ended=tuple(map(self._ended, self._files.silent)),
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
@@ -114,18 +119,29 @@ class HostReader:
 
     def _problems(self, *, is_seen: bool) -> tuple[str, ...]:
         """Return the problems of the files, and why no process of the engine is seen."""
-        self._has_seen_engine = self._has_seen_engine or is_seen
+        self._has_seen_engine = self._has_seen_engine or is_seen or bool(self._files.silent)
         if is_seen:
             return self._files.problems
         if self._has_seen_engine:
             return (*self._files.problems, _NONE_ANY_MORE)
-        return (*self._files.problems, _NO_FILES if self._has_folder else _NO_FOLDER)
+        return (*self._files.problems, NO_FILES if self._has_folder else _NO_FOLDER)
 
     def is_stopped(self, process: ProcessMemory) -> bool:
         """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""
         return self._machine.process_state(process.pid, process.started) in STOPPED_STATES
 
+    def exists(self, process: ProcessMemory) -> bool:
+        """Return whether this machine shows that this process has not ended, stopped or not."""
+        return self._machine.process_state(process.pid, process.started) not in {None, "Z", "?"}
+
     # --- processes ---
+
+    def _ended(self, record: ProcessRecord) -> EndedProcess:
+        return EndedProcess(
+            **_of_file(record),
+            is_known=self._files.has_ended(record),
+            last_container=_container_of(record),
+        )
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         """Return processes without files, as the first process of their container lists them."""
@@ -199,12 +215,10 @@ class HostReader:
     ) -> list[ContainerMemory]:
         containers: dict[str, ContainerMemory] = {}
         for record in records:
-            raw = record.cgroup
-            if raw is None:
+            container = _container_of(record)
+            if container is None:
                 continue
-            age = record.age_seconds + _since(record.mono, raw.mono)
-            container = container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age)
-            if container.key not in containers or age < containers[container.key].age_seconds:
+            if container.key not in containers or container.age_seconds < containers[container.key].age_seconds:
                 containers[container.key] = container
         for process in processes:
             if process.source == "proc" and process.container is not None and process.container not in containers:
@@ -234,19 +248,30 @@ class HostReader:
         return MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure)
 
 
-def _of_file(record: ProcessRecord) -> ProcessMemory:
-    return ProcessMemory(
-        **record.figures(),
-        role=record.known_role,
-        name=record.name,
-        pid=record.pid,
-        container=_container_key(record),
-        age_seconds=round(record.age_seconds, 3),
-    )
+def _of_file(record: ProcessRecord) -> dict[str, Any]:
+    return record.figures() | {
+        "role": record.known_role,
+        "name": record.name,
+        "pid": record.pid,
+        "container": _container_key(record),
+        "age_seconds": round(record.age_seconds, 3),
+    }
 
 
 def _container_key(record: ProcessRecord) -> str | None:
     return None if record.cgroup is None else container_key(record.cgroup, record.boot_id, record.host)
+
+
+def _container_of(record: ProcessRecord) -> ContainerMemory | None:
+    if (raw := record.cgroup) is None:
+        return None
+    age = record.age_seconds + _since(record.mono, raw.mono)
+    is_private = record.pid_namespace not in {None, _MACHINES_PID_NAMESPACE}
+    return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age, is_private=is_private)
+
+
+def _as_of_now(container: ContainerMemory, own: ContainerMemory) -> ContainerMemory:
+    return replace(own, host=container.host, is_private=container.is_private)
 
 
 def _main_container(

@@ -7,7 +7,7 @@ All sizes are bytes. ``None`` is what could not be read, never 0. The annotation
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -24,6 +24,12 @@ Source: TypeAlias = Literal["file", "proc", "listed"]
 """The origin of a process's figures: its own file, this machine's ``/proc``, or another process's file."""
 Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
+
+NO_FILES: Final = (
+    "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
+    "package of this version"
+)
+"""The problem of a folder that the sidecar has been given and in which nobody has written."""
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 Index: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
@@ -126,6 +132,7 @@ class ContainerMemory:
         swap_limit_bytes: ``None``: no limit.
         events: The counters of ``memory.events``: ``high``, ``max``, ``oom``, ``oom_kill``, ``oom_group_kill``.
         pressure: ``None`` where the kernel does not count it.
+        is_private: Its processes have a PID namespace of their own: it began with them, and so did its counters.
     """
 
     key: str
@@ -149,6 +156,7 @@ class ContainerMemory:
     pressure: PressureStall | None = None
     age_seconds: float = 0.0
     sees: Observer = "engine"
+    is_private: bool = False
 
     @property
     def room_bytes(self) -> int | None:
@@ -156,6 +164,19 @@ class ContainerMemory:
         if self.limit_bytes is None or self.kept_bytes is None:
             return None
         return max(0, self.limit_bytes - self.kept_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProcess(ProcessMemory):
+    """A process that has left its file, with the figures of its last write; ``age_seconds`` is since then.
+
+    Attributes:
+        is_known: True if it has certainly ended; else it is only silent: it runs in a PID namespace that is not seen.
+        last_container: Its container by its own last look, whose age is since then.
+    """
+
+    is_known: bool = False
+    last_container: ContainerMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +264,7 @@ class HostReading:
     Attributes:
         taken_at: Unix seconds.
         processes: Those that run, in the order of their roles.
+        ended: Those that have left their files in the last minutes and do not run, or are silent; the freshest first.
         container: The engine's, the one with most of its processes where there are several; ``None`` where unknown.
         other_containers: Those of other processes of the engine, and the sidecar's own where it is another.
         shm: ``None`` where it cannot be seen.
@@ -252,6 +274,7 @@ class HostReading:
 
     taken_at: float
     processes: tuple[ProcessMemory, ...] = ()
+    ended: tuple[EndedProcess, ...] = ()
     container: ContainerMemory | None = None
     other_containers: tuple[ContainerMemory, ...] = ()
     shm: ShmMemory | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from highwater.host.outlook import NO_OUTLOOK, Outlook
 from highwater.host.parts import SHM, Parts, parts_of
+from highwater.host.past import GrownPart
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
 from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
 from highwater.host.shm_need import ShmNeeds, shm_needs
@@ -59,16 +60,17 @@ def report_of(
     reading: HostReading,
     *,
     outlook: Outlook = NO_OUTLOOK,
+    grown: Sequence[GrownPart] = (),
     counts: CacheCounts = NOT_COUNTED,
     age_seconds: float = 0.0,
 ) -> HostReport:
-    """Return the report on a reading of that age, given its container's pace and the engine's counters."""
+    """Return the report on a reading of that age, given its container's pace, its parts and the engine's counters."""
     parts, needs, caches = parts_of(reading), shm_needs(reading), processor_caches(reading, counts)
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
     room = min(known, default=None)
     findings = (
-        *_container_findings(container, parts, outlook),
+        *_container_findings(container, parts, outlook, grown, caches),
         *_shm_findings(reading.shm, needs),
         *_cache_findings(container.limit_bytes or reading.machine.total_bytes, room, caches),
     )
@@ -84,11 +86,16 @@ def report_of(
     )
 
 
-def summary_of(reading: HostReading, outlook: Outlook) -> HostSummary | None:
+def summary_of(
+    reading: HostReading,
+    outlook: Outlook,
+    grown: Sequence[GrownPart] = (),
+    counts: CacheCounts = NOT_COUNTED,
+) -> HostSummary | None:
     """Return the few figures that stand in ``GET /memory``; ``None`` where no process of the engine is seen."""
     if not reading.processes:
         return None
-    report = report_of(reading, outlook=outlook)
+    report = report_of(reading, outlook=outlook, grown=grown, counts=counts)
     container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or _UNKNOWN_SHM
     largest = next((row for row in report.parts.rows if not row.can_be_dropped), None)
     return HostSummary(
@@ -105,19 +112,27 @@ def summary_of(reading: HostReading, outlook: Outlook) -> HostSummary | None:
     )
 
 
-def _container_findings(container: ContainerMemory, parts: Parts, outlook: Outlook) -> Iterator[HostFinding]:
+def _container_findings(
+    container: ContainerMemory,
+    parts: Parts,
+    outlook: Outlook,
+    grown: Sequence[GrownPart],
+    caches: ProcessorCaches,
+) -> Iterator[HostFinding]:
     limit, kept, soon = container.limit_bytes, container.kept_bytes, outlook.seconds_to_limit
     is_soon = soon is not None and soon < SOON_SECONDS
     if limit and kept is not None and (is_soon or kept / limit >= FULL_RATIO):
         largest = [row for row in parts.rows if not row.can_be_dropped][:3]
         who = ", ".join(f"{row.name} {size_text(row.bytes)}" for row in largest)
         when = f"; at this pace it is full in {span_text(soon)}" if soon is not None else ""
+        growing = next((part for part in grown if part.has_grown), None)
+        which = f"; {growing.text}, {growing.pace_text}" if growing is not None else ""
         text = (
             f"the engine's container keeps {size_text(kept)} of {size_text(limit)} ({share_text(kept / limit)}) that "
-            f"the kernel cannot drop{when}; the largest parts: {who}"
+            f"the kernel cannot drop{when}{which}; the largest parts: {who}"
         )
-        advice = "lower mm_processor_cache_gb or the number of API servers, or raise the container's memory limit"
-        yield HostFinding(name="container_nearly_full", text=text, advice=advice)
+        suspect = growing or next(iter(grown), None)
+        yield HostFinding(name="container_nearly_full", text=text, advice=_against_full(suspect, caches))
     if kills := container.events.get("oom_kill", 0):
         text = f"the kernel has killed {kills} process{'' if kills == 1 else 'es'} of the engine's container for memory"
         yield HostFinding(name="container_oom_kills", text=text, advice="raise its memory limit")
@@ -125,6 +140,18 @@ def _container_findings(container: ContainerMemory, parts: Parts, outlook: Outlo
     if waited is not None and waited >= HIGH_PRESSURE:
         text = f"tasks of the engine's container waited for memory in {waited:.0f} % of the last minute"
         yield HostFinding(name="memory_pressure", text=text)
+
+
+def _against_full(suspect: GrownPart | None, caches: ProcessorCaches) -> str:
+    """Return what to change for the part that grows, or else is the largest."""
+    limit = "raise the container's memory limit"
+    if suspect is None:
+        return limit
+    if caches.may_have_grown(suspect.role or suspect.kind):
+        return f"lower mm_processor_cache_gb or the number of API servers, or {limit}"
+    if suspect.is_python and suspect.has_grown:
+        return f"`memray attach {suspect.pid}` names the functions that hold it (docs/host.md); {limit} meanwhile"
+    return limit
 
 
 def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFinding]:

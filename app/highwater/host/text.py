@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from highwater.host.parts import SHM, SHM_TITLES
+from highwater.host.reading import EndedProcess
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
 from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
+MAX_ENDED = 8
+
 
 def host_text(report: HostReport) -> str:
     """Return headline, processes, parts, ``/dev/shm``, processor caches and findings."""
-    parts = [_headline(report), _processes(report), _parts(report), _shm(report), _caches(report)]
+    parts = [
+        _headline(report),
+        _processes(report),
+        _ended(report.reading.ended),
+        _parts(report),
+        _shm(report),
+        _caches(report),
+    ]
     parts += [f"{one.level}: {one.text}{f' ({one.advice})' if one.advice else ''}" for one in report.findings]
     parts += [f"note: {one}" for one in report.reading.problems]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -50,6 +62,28 @@ def _processes(report: HostReport) -> str:
         rows.append([one.name, str(one.pid), *map(size_text, sizes), *counts, (main and where) or UNKNOWN])
     headers = ["process", "pid", "anonymous", "file", "shared", "swap", "peak", "threads", "open files", "container"]
     return table(headers, rows, words=1) if rows else ""
+
+
+def _ended(ended: Sequence[EndedProcess]) -> str:
+    lines = [_ended_line(one) for one in ended[:MAX_ENDED]]
+    if len(ended) > MAX_ENDED:
+        lines.append(f"and {len(ended) - MAX_ENDED} more that have ended in the last minutes")
+    return "\n".join(lines)
+
+
+def _ended_line(one: EndedProcess) -> str:
+    end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
+    line = (
+        f"{one.name} (pid {one.pid}) {end} {span_text(one.age_seconds)} ago: {size_text(one.anonymous_bytes)} anonymous"
+    )
+    container = one.last_container
+    if container is None:
+        return line
+    if container.limit_bytes and container.kept_bytes is not None:
+        share = share_text(container.kept_bytes / container.limit_bytes)
+        line = f"{line}, its container at {share} of {size_text(container.limit_bytes)}"
+    kills = container.events.get("oom_kill", 0)
+    return f"{line}, oom_kill {kills}" if kills else line
 
 
 def _parts(report: HostReport) -> str:

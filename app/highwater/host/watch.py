@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.host.outlook import Outlook, OutlookWindow
-from highwater.host.processor_cache import NOT_COUNTED, CacheCounts
+from highwater.host.past import GrownPart, HostFacts, HostPast
+from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, processor_caches
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
@@ -28,10 +29,16 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """The last reading, taken at a monotonic time, and figures derived from it; ``summary`` is for ``GET /memory``."""
+    """The last reading, taken at a monotonic time, and figures derived from it.
+
+    Attributes:
+        parts: What the container cannot drop; what grows most comes first.
+        summary: For ``GET /memory``.
+    """
 
     reading: HostReading
     outlook: Outlook
+    parts: tuple[GrownPart, ...] = ()
     read_at: float = 0.0
     summary: HostSummary | None = None
 
@@ -39,7 +46,8 @@ class HostNow:
 class HostWatch:
     """Keeps the last reading, and the pace of the container's memory.
 
-    ``counts`` returns the counters of the engine and its workers. The clock is in monotonic seconds.
+    ``counts`` returns the counters of the engine and its workers, ``life`` an identifier of the engine's life while it
+    is up: what grew before was its start. ``listeners`` take every reading. The clock is in monotonic seconds.
     """
 
     def __init__(
@@ -47,18 +55,23 @@ class HostWatch:
         reader: HostReader,
         *,
         counts: Callable[[], CacheCounts] = lambda: NOT_COUNTED,
+        life: Callable[[], str | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._reader = reader
         self._counts = counts
+        self._life = life
+        self._life_seen: str | None = None
         self._monotonic = monotonic
         self._internal_error = internal_error
         self._sleep = sleep
         self._window = OutlookWindow()
+        self._past = HostPast()
         self._lock = asyncio.Lock()
         self._stopped_engine = StoppedEngine(monotonic)
+        self.listeners: list[Callable[[HostReading], None]] = []
         self.now: HostNow | None = None
 
     async def run(self) -> None:
@@ -75,8 +88,14 @@ class HostWatch:
         """Return a reading that is at most a second old."""
         async with self._lock:
             if self.now is None or self._monotonic() - self.now.read_at >= FRESH_SECONDS:
-                self.now = await asyncio.to_thread(self._read_now, self._monotonic())
+                return await self._read()
             return self.now
+
+    async def facts(self) -> HostFacts:
+        """Read once more, whatever the last reading's age, and return what is known of the last minutes."""
+        async with self._lock:
+            reading = (await self._read()).reading
+            return self._past.facts(reading, processor_caches(reading, self._counts()))
 
     async def report(self) -> HostReport:
         """Return the report on a reading that is at most a second old."""
@@ -84,7 +103,7 @@ class HostWatch:
         age = round(max(0.0, self._monotonic() - now.read_at), 3)
         # For hundreds of processes it takes milliseconds, and streams pass on this loop.
         return await asyncio.to_thread(
-            report_of, now.reading, outlook=now.outlook, counts=self._counts(), age_seconds=age
+            report_of, now.reading, outlook=now.outlook, grown=now.parts, counts=self._counts(), age_seconds=age
         )
 
     def engine_process(self) -> str | None:
@@ -102,7 +121,21 @@ class HostWatch:
         processes = () if self.now is None else self.now.reading.processes
         return self._stopped_engine.look(processes, self.stopped_processes())
 
+    async def _read(self) -> HostNow:
+        self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())
+        for listener in self.listeners:
+            listener(now.reading)
+        return now
+
     def _read_now(self, read_at: float) -> HostNow:
+        life = self._life()
+        if life is not None and life != self._life_seen:
+            self._life_seen = life
+            self._window.begin()
+            self._past.begin()
         reading = self._reader.read()
         outlook = self._window.add(read_at, reading.container)
-        return HostNow(reading, outlook, read_at, summary_of(reading, outlook))
+        self._past.add(reading)
+        parts = self._past.present_parts(reading)
+        counts = self._counts()
+        return HostNow(reading, outlook, parts, read_at, summary_of(reading, outlook, parts, counts))

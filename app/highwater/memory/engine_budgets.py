@@ -1,4 +1,4 @@
-"""The budgets of workers without recorder files, which are called for them once after each start of the engine."""
+"""The workers' reports on their start: from recorder files; a worker without one is called for it once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.readings.rank import StartPhase, WorkerMemory
+from highwater.readings.rank import RankReading, StartPhase, WorkerMemory
+from highwater.recorder.recorders import Recorders
 from highwater.text.printable import cleaned
 
 _Process = tuple[str | None, int | None, int | None]
@@ -31,13 +32,23 @@ _STARTED = TypeAdapter(Started)
 class EngineBudgets:
     """The last engine's budgets by worker process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, recorders: Recorders | None = None) -> None:
         self._engine = engine
+        self._recorders = recorders
         self._known: Mapping[_Process, Started | None] = {}
 
     def of(self, host: str | None, pid: int | None, pid_started: int | None) -> Started | None:
         """Return one worker's; ``None`` where it is unknown."""
         return self._known.get((host, pid, pid_started))
+
+    def budget_of(self, reading: RankReading) -> EngineBudget | None:
+        """Return the report of one rank's worker on its start; ``None``: it has none."""
+        for record in self._recorders.records if self._recorders is not None else ():
+            is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
+            if is_this and record.table is not None and record.table.engine_budget is not None:
+                return record.table.engine_budget
+        reported = self.of(reading.host, reading.pid, reading.pid_started)
+        return None if reported is None else reported.engine_budget
 
     async def learn(self, workers: Sequence[WorkerMemory]) -> None:
         """Call the workers (op ``budget``) if any of these, which have just responded, is new."""

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from highwater.accounting.devices import first_of_each_card, used_total
+from highwater.accounting.devices import used_total
+from highwater.accounting.pace import Track
 from highwater.accounting.points import ROW, MemoryPoint
-from highwater.accounting.rank_key import RankKey, key_of
+from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.event import Caller, Event, EventKind, Trigger
 from highwater.readings.rank import RankReading
@@ -38,6 +40,15 @@ WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
 
 
+RELIEFS_KEPT = 8
+_ONE_RELIEF_SECONDS = 3.0
+_INSTANT = 0.01
+# What follows is another growth than what was before.
+_CUTS: Final[frozenset[EventKind]] = frozenset({"reset", "state", "mark"})
+
+_Identity: TypeAlias = tuple[int | None, int | None, int | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A named moment, with the readings of that time."""
@@ -51,14 +62,23 @@ class Mark:
 class _Sample:
     at: float
     mono: float
-    identities: tuple[tuple[int | None, int | None, int | None], ...]
-    counted: tuple[int, ...]  # positions of the ranks whose used bytes are summed: one of each device
+    identities: tuple[_Identity, ...]
+    times: array[float]  # when each rank's reading was taken, in monotonic seconds
     values: array[float]
     engine: array[float]
 
-    def used(self, position: int) -> float:
-        """Used bytes of the rank at this position, the first of its values."""
-        return self.values[position * len(ROW)]
+
+class _Row(NamedTuple):
+    """One rank's values in a sample: from ``first`` on, used bytes before all others."""
+
+    at: float
+    values: array[float]
+    first: int
+
+
+class _Relief(NamedTuple):
+    at: float
+    is_by_policy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,8 @@ class History:
         self._clock = clock
         self._monotonic = monotonic
         self._next_id = 1
+        self._cut_at = -math.inf
+        self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -100,7 +122,7 @@ class History:
         """Keep a fresh report, and pass it to the watchers."""
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
-            self._samples.append(_pack(report, self._monotonic() - (report.age_seconds or 0.0)))
+            self._samples.append(_pack(report, self._monotonic(), self._samples[-1] if self._samples else None))
         self._notify(Update("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -119,33 +141,27 @@ class History:
             chosen[math.floor(sample.at / step) if step else index] = sample
         return step, [_unpack(sample) for sample in chosen.values()]
 
-    def recent_used(self, seconds: float) -> list[tuple[float, float]]:
-        """Return ``(at, used bytes of all devices)`` of the last seconds, oldest first; of these workers only.
+    def tracks(self, ranks: Sequence[RankReading], seconds: float) -> dict[RankKey, Track]:
+        """Return each rank's readings of the last seconds, of the same process, up to the one that is given.
 
-        ``at`` is in monotonic seconds.
+        What lies before a relief by hand is left out, unless there were several: only then it will come again.
         """
-        return [
-            (sample.mono, sum(sample.used(position) for position in sample.counted))
-            for sample in self._recent(seconds)
-            if sample.counted
-        ]
-
-    def recent_used_by_rank(self, seconds: float) -> dict[RankKey, list[tuple[float, float]]]:
-        """Return the same of each rank, without the moments at which its used bytes were unknown."""
-        points: dict[RankKey, list[tuple[float, float]]] = {}
-        for sample in self._recent(seconds):
-            for position, (dp_rank, rank, _) in enumerate(sample.identities):
-                used = sample.used(position)
-                if not math.isnan(used):
-                    points.setdefault(key_of(dp_rank, rank), []).append((sample.mono, used))
-        return points
-
-    def _recent(self, seconds: float) -> list[_Sample]:
-        if not self._samples:
-            return []
-        earliest, identities = self._samples[-1].mono - seconds, self._samples[-1].identities
-        recent = takewhile(lambda one: one.mono >= earliest and one.identities == identities, reversed(self._samples))
-        return list(recent)[::-1]
+        now = self._monotonic()
+        reliefs = [relief for relief in self._reliefs if relief.at >= now - seconds]
+        earliest = reliefs[0].at if len(reliefs) == 1 and not reliefs[0].is_by_policy else now - seconds
+        recent = list(takewhile(lambda one: one.mono >= earliest, reversed(self._samples)))[::-1]
+        places = {id(one.identities): {rank: at for at, rank in enumerate(one.identities)} for one in recent}
+        return {
+            rank_key(rank): Track(
+                at=[row.at for row in rows],
+                used=[row.values[row.first] for row in rows],
+                cut_at=self._cut_at,
+                reliefs=[relief.at for relief in reliefs],
+                part=partial(_part, rows),
+            )
+            for rank in ranks
+            if (rows := _rows(rank, recent, places, now)) and not math.isnan(rows[-1].values[rows[-1].first])
+        }
 
     # --- events ---
 
@@ -172,8 +188,18 @@ class History:
         )
         self._next_id += 1
         self._events.append(event)
+        if kind in _CUTS and (result is None or result.outcome != "observed"):
+            self._cut_at = self._monotonic()
+            if result is not None and result.credited_bytes:
+                self._note_relief(_Relief(self._cut_at, trigger == "policy"))
         self._notify(Update("event", event))
         return event
+
+    def _note_relief(self, relief: _Relief) -> None:
+        # A release right after a trim is a part of the same relief.
+        if self._reliefs and relief.at - self._reliefs[-1].at < _ONE_RELIEF_SECONDS:
+            self._reliefs.pop()
+        self._reliefs.append(relief)
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
         """Return events at or after ``since``, newest first."""
@@ -237,18 +263,50 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, mono: float) -> _Sample:
+def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
     values = array("d")
     for rank in report.ranks:
-        values.extend(map(_number, MemoryPoint.of(rank).row().values()))
+        values.extend(_values(rank))
+    identities = tuple(map(_identity, report.ranks))
     return _Sample(
         at=report.taken_at or 0.0,
-        mono=mono,
-        identities=tuple((rank.dp_rank, rank.rank, rank.pid) for rank in report.ranks),
-        counted=first_of_each_card(report.ranks),
+        mono=now - (report.age_seconds or 0.0),
+        # One tuple for all, as long as the ranks are the same.
+        identities=before.identities if before is not None and before.identities == identities else identities,
+        times=array("d", (now - rank.age_seconds for rank in report.ranks)),
         values=values,
         engine=array("d", (_number(getattr(report.engine, name)) for name in LOAD_FIGURES)),
     )
+
+
+def _values(rank: RankReading) -> Iterator[float]:
+    return map(_number, MemoryPoint.of(rank).row().values())
+
+
+def _identity(rank: RankReading) -> _Identity:
+    return rank.dp_rank, rank.rank, rank.pid
+
+
+def _rows(
+    rank: RankReading, recent: Sequence[_Sample], places: Mapping[int, Mapping[_Identity, int]], now: float
+) -> list[_Row]:
+    """Return a process's rows with known use, oldest first, its present one last; of one reading only one."""
+    rows: list[_Row] = []
+    for sample in recent:
+        place = places[id(sample.identities)].get(_identity(rank))
+        if place is None or (rows and sample.times[place] < rows[-1].at + _INSTANT):
+            continue
+        row = _Row(sample.times[place], sample.values, place * len(ROW))
+        if not math.isnan(row.values[row.first]):
+            rows.append(row)
+    present = _Row(now - rank.age_seconds, array("d", _values(rank)), 0)
+    return rows if rows and present.at < rows[-1].at + _INSTANT else [*rows, present]
+
+
+def _part(rows: Sequence[_Row], name: str) -> list[float]:
+    place = ROW.index(name)
+    values = [row.values[row.first + place] for row in rows]
+    return [] if any(map(math.isnan, values)) else values
 
 
 def _unpack(sample: _Sample) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,22 +18,33 @@ from functools import partial
 from highwater.accounting.attribution import account
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.growth_since_ready import growth_since_ready, without_forecast
+from highwater.accounting.time_to_full import TRACK_SECONDS
 from highwater.engine.capabilities import Capabilities
-from highwater.engine.hints import failure_text, loading_text, missing_hint, setup_hint, starting_text
+from highwater.engine.hints import (
+    ended_starts_text,
+    failure_text,
+    loading_text,
+    missing_hint,
+    setup_hint,
+    starting_text,
+)
 from highwater.engine.life import EngineLife, Lives
-from highwater.engine.verdict import EngineVerdict, Seen, decide
+from highwater.engine.start_attempts import EndedStart
+from highwater.engine.verdict import EngineVerdict, Seen, decide, has_responded
 from highwater.errors import EngineError, EngineNotListening, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
 from highwater.memory.rounds import Round, Rounds
+from highwater.memory.start_failure import silent_start
 from highwater.readings.engine import STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
 from highwater.readings.growth import Growth
+from highwater.readings.life import ProcessLife
 from highwater.readings.rank import RankReading, are_recorded
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 
-GROWTH_SECONDS = 60.0
+MAX_ENDED_STARTS = 64
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
 MIN_READ_SECONDS = 0.05
 MIN_POLL_SECONDS = 1.0
@@ -48,8 +60,12 @@ class Poller:
         pace: Called after each poll; returns after how many seconds the memory is read again, if sooner than at the
             next poll: from the recorders' files alone, or, without recorders, by a poll.
         engine_process: Returns name and pid of a process of the engine that runs, as far as one is seen.
+        engine_lives: Returns the engine's lives as its processes' files show them, and when they were read, in Unix
+            seconds; ``None`` where they were not.
         stopped_engine: Returns which processes of the engine, workers aside, have been stopped for long, in one
             sentence; ``None`` if none. Called once in each poll.
+        unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
+        launched: Returns a reading with what is known of its worker's start and of its device's other users.
         last_load: The engine's last known load.
     """
 
@@ -59,7 +75,10 @@ class Poller:
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
         self.engine_process: Callable[[], str | None] = lambda: None
+        self.engine_lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: None
         self.stopped_engine: Callable[[], str | None] = lambda: None
+        self.unseen_starts = ""
+        self.launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading
         self.last_load = EngineLoad()
         self._rounds = rounds
         self._times = rounds.times
@@ -73,6 +92,7 @@ class Poller:
         self._state_since: float | None = None
         self._up_since: float | None = None
         self._start_failure: StartFailure | None = None
+        self._ended_starts: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
         self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
 
@@ -177,10 +197,11 @@ class Poller:
 
     def _conclude(self, outcome: Round) -> Report:
         was, before = self._last, self._verdict
+        self._note_ends(outcome, is_absent=STATES[before.state].is_absent and not has_responded(outcome.contact))
         is_lost = outcome.contact == "refused" and not outcome.is_loading
         ranks = None if is_lost else self._best_readings(outcome)
         self._verdict = verdict = self._decide(outcome)
-        self._note_start(outcome)
+        self._note_start()
         self._note_life(outcome, ranks, before)
         missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
         self.last_load = outcome.observation.load or self.last_load
@@ -202,16 +223,37 @@ class Poller:
             log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
         return self.current()
 
-    def _note_start(self, outcome: Round) -> None:
-        """Note when the engine came up, or why it did not."""
-        if outcome.start_failure is not None:
-            self._start_failure = outcome.start_failure
-            self._history.record("state", outcome.start_failure.summary)
-            log.warning("%s", outcome.start_failure.summary)
+    def log_says_start_failed(self, is_silent: bool) -> bool:
+        """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
+        return self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
+
+    def _note_ends(self, outcome: Round, *, is_absent: bool) -> None:
+        """Note the starts that have ended: before the hint, which says so. A report has one of them."""
+        seen = self.engine_lives()
+        if seen is not None:
+            self._ended_starts.extend(self._lives.see(seen[1], seen[0], is_absent=is_absent))
+        if outcome.ended_workers and self._lives.start_ended(outcome.ended_workers, self._rounds.wall_clock()):
+            self._note_failure(outcome.start_failure)
+        elif self._ended_starts:
+            ended = self._ended_starts.popleft()
+            if ended.is_in_order:
+                self._history.record("state", "the engine ended before it was ready: its API server ended in order")
+            else:
+                self._note_failure(silent_start(ended))
+
+    def _note_failure(self, failure: StartFailure | None) -> None:
+        if failure is not None:
+            self._start_failure = failure
+            self._history.record("state", failure.summary)
+            log.warning("%s", failure.summary)
+
+    def _note_start(self) -> None:
+        """Note since when the engine is up."""
         if STATES[self._verdict.state].is_absent:
             self._up_since = None
         elif self._up_since is None:
             self._up_since, self._start_failure = self._clock(), None
+            self._ended_starts.clear()
 
     def _missing(self, ranks: Sequence[RankReading], outcome: Round) -> tuple[MissingRank, ...]:
         if outcome.is_loading:
@@ -241,10 +283,9 @@ class Poller:
         """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detection.detect_again()
-        if outcome.has_start_ended:
-            self._lives.end()
+        at = self._rounds.wall_clock()
         if self._verdict.state == "gone" and before.state != "gone":
-            self._lives.end()
+            self._lives.end(at)
             self._rounds.forget_engine()
         load = outcome.observation.load
         came_up = before.since is not None and (not before.has_answered or before.state == "gone")
@@ -279,7 +320,8 @@ class Poller:
         outcome: Round,
         missing: tuple[MissingRank, ...],
     ) -> Report:
-        ranks = self._arrivals.dated(ranks, outcome.records)
+        dated = self._arrivals.dated(ranks, outcome.records)
+        ranks = tuple(self.launched(rank, self.capabilities.version) for rank in dated)
         return Report(
             taken_at=self._arrivals.taken_at,
             age_seconds=self._arrivals.age_seconds,
@@ -296,9 +338,9 @@ class Poller:
 
     def _growth(self, ranks: tuple[RankReading, ...]) -> Growth:
         # The memory that an engine takes while it loads is no growth.
-        seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, GROWTH_SECONDS)
-        used, by_rank = self._history.recent_used(seconds), self._history.recent_used_by_rank(seconds)
-        grown = replace(growth_since_ready(self.life.baseline, ranks, used, by_rank), reason=self.life.baseline_problem)
+        seconds = 0.0 if self._up_since is None else min(self._clock() - self._up_since, TRACK_SECONDS)
+        tracks = self._history.tracks(ranks, seconds)
+        grown = replace(growth_since_ready(self.life.baseline, ranks, tracks), reason=self.life.baseline_problem)
         return grown if self._up_since is not None else without_forecast(grown)
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
@@ -324,16 +366,22 @@ class Poller:
         )
 
     def _failure(self, failure: EngineError, outcome: Round) -> str:
+        url, attempts = self._rounds.url, self._lives.attempts
+        last, at = attempts.last, self._rounds.wall_clock()
+        earlier = "" if last is None else ended_starts_text(last, attempts.failed, at)
         if outcome.is_loading:
             starts = [record.table.start for record in outcome.records if record.table is not None]
-            return loading_text(min(starts, key=len, default=()), self._rounds.url)
+            return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
         known = self._verdict.has_answered or bool(self.life.processes)
+        is_silent = self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
         # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
-        is_starting = not known and self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
-        process = self.engine_process() if is_starting else None
+        process = self.engine_process() if is_silent and (attempts.is_under_way or not known) else None
         if process is not None:
-            return starting_text(process, failure, self._rounds.url)
-        return failure_text(failure, self._rounds.url, is_up=STATES[self._verdict.state].is_up, was_there=known)
+            return starting_text(process, failure, url, earlier)
+        if earlier and isinstance(failure, EngineNotListening):
+            return f"{earlier}. Nothing answers at {url} ({failure})"
+        text = failure_text(failure, url, is_up=STATES[self._verdict.state].is_up, was_there=known)
+        return text + (self.unseen_starts if is_silent and not known else "")
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:
         if self._verdict.reason is not None:

@@ -22,6 +22,7 @@ from highwater.memory.sources.health import Health
 from highwater.memory.sources.source import Observation, Reach, Source
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
 from highwater.readings.engine import EngineLoad, Progress, StartFailure
+from highwater.readings.life import Process
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 from highwater.recorder.rank import RankRecord
@@ -71,7 +72,7 @@ class Round:
     is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
     is_another_loading: bool = False  # whether recorders write that are not of the engine that was known last
     start_failure: StartFailure | None = None  # how a start that was followed failed
-    has_start_ended: bool = False  # whether a start that was followed is over, failed or not
+    ended_workers: frozenset[Process] = frozenset()  # those of a start that was followed and is over, failed or not
 
     def end(self, failure: EngineError, reach: Reach) -> None:
         """Note that the engine, or the part of it that had to respond, did not."""
@@ -365,6 +366,7 @@ class Rounds:
         records = self.recorders.records
         if self.recorders.are_followed and workers_left(records, len(records)) is not None:
             outcome.start_failure = start_failure(records, self.wall_clock())
-            outcome.has_start_ended = True
+            workers = (record.identity for record in records)
+            outcome.ended_workers = frozenset(Process(one.host, one.pid, one.pid_started) for one in workers)
             self.recorders.forget()
         await self.recorders.adopt(former=outcome.recorder_instance, self_started=True)

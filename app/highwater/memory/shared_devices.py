@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -43,7 +43,7 @@ class SharedDevices:
     """Reads both sources from time to time, off the event loop; the history gets an event for each shared device.
 
     Attributes:
-        cards: The shared devices (``accounting.devices.card``).
+        users: Who else uses a device, by the shared devices (``accounting.devices.card``).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SharedDevices:
         internal_error: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.cards: frozenset[str] = frozenset()
+        self.users: Mapping[str, str] = {}
         self._report = report
         self._history = history
         self._recorders = recorders
@@ -64,6 +64,11 @@ class SharedDevices:
         self._internal_error = internal_error
         self._sleep = sleep
         self._noted: set[str] = set()
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The shared devices."""
+        return frozenset(self.users)
 
     @property
     def has_witness(self) -> bool:
@@ -86,8 +91,7 @@ class SharedDevices:
         ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and device_id(rank) is not None]
         if not ranks or not self.has_witness:
             return
-        users = dict(await asyncio.to_thread(lambda: list(self._others(ranks))))
-        self.cards = frozenset(users)
+        self.users = users = dict(await asyncio.to_thread(lambda: list(self._others(ranks))))
         for card in sorted(self.cards - self._noted):
             self._history.record(
                 "policy",

@@ -1,9 +1,10 @@
-"""A start of the engine that failed, by its workers' recorder files. Pure."""
+"""A start of the engine that failed, by its workers' recorder files, or by its processes'. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from highwater.engine.start_attempts import EndedStart
 from highwater.readings.engine import StartedRank, StartFailure
 from highwater.recorder.rank import RankRecord
 
@@ -25,6 +26,15 @@ def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | No
         summary=f"{PREFIX}{_failure(first, records)}",
         ranks=ranks,
     )
+
+
+def silent_start(ended: EndedStart) -> StartFailure:
+    """Return how a start failed that ended before its workers were read, or without a word of theirs."""
+    end = ended.end
+    parts = [end.processes, end.memory and f"container at {end.memory}", end.oom_kills and f"oom_kill {end.oom_kills}"]
+    figures = "; ".join(str(part) for part in parts if part)
+    summary = f"{PREFIX}it {end.how} while it started{': ' * bool(figures)}{figures}"
+    return StartFailure(at=ended.at, recorder_instance=ended.id, summary=summary, ranks=(), is_silent=True)
 
 
 def is_up_by_recorder(record: RankRecord) -> bool:

@@ -20,7 +20,7 @@ from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.budget_parts import BudgetPart, part_of
 from highwater.plan.estimates import requested_bytes
 from highwater.plan.kv_view import available_bytes
-from highwater.readings.rank import Device, RankReading, StartPhase
+from highwater.readings.rank import Device, Launch, RankReading, StartPhase
 from highwater.units import gib_text
 
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
@@ -74,6 +74,7 @@ class RankBudget:
     fully_counted_bytes: int | None = None  # for the KV cache if all of this engine's were counted
     observed: tuple[Observed, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)  # variables that change how much is used
+    launch: Launch = field(default_factory=Launch)
 
     def part(self, key: str) -> BudgetPart | None:
         """Return a part by its key."""
@@ -112,6 +113,7 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
         fully_counted_bytes=available - sum(missed) if available is not None and missed else None,
         observed=rank.observed(),
         environment=dict(budget.environment),
+        launch=reading.launch,
     )
 
 

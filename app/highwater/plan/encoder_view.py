@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget
+from highwater.accounting.launch import expandable_segments
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
-from highwater.readings.rank import RankReading
+from highwater.plan.errors import PlanError
+from highwater.plan.generations import Release, Span, generation_of
+from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
 
+# Model runner V2 profiles without the encoder (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702 with it).
+_V2_SKIPS_ENCODER: Final = Span((0, 25, 1), (0, 27))
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
 _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}
 
@@ -33,6 +38,7 @@ class EncoderView:
     items_in_cache: int | None  # the number of such items that fills the cache
     profiled_items: int | None  # the number that the start profiled at once
     is_profiled: bool | None  # the start took the encoder into account
+    unprofiled_by: EncoderUnprofiledBy | None = None  # why it did not
 
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
@@ -58,20 +64,46 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         item_pixels=_pixels(budget.architecture, modality, tokens),
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
         profiled_items=None if modality is None else batch.get(modality),
-        is_profiled=_is_profiled(budget, reading),
+        is_profiled=_is_profiled(budget, reading.device.type),
+        unprofiled_by=unprofiled_by(budget, reading.device.type),
     )
 
 
-def _is_profiled(budget: EngineBudget, reading: RankReading) -> bool | None:
-    encoder, memory = budget.encoder, budget.memory
-    if encoder is not None and encoder.skips_profiling:
+def _is_profiled(budget: EngineBudget, device_type: str | None) -> bool | None:
+    if budget.kv_cache.given_bytes is not None or unprofiled_by(budget, device_type) is not None:
         return False
-    if budget.kv_cache.given_bytes is not None:
-        return False
-    if reading.device.type == "npu" and memory.peak_activation_bytes is None:
-        # Some versions are known to size the pool as if the encoder needed nothing.
-        return False if ascend.skips_encoder(budget.vllm_version) else None
-    return True if memory.peak_activation_bytes is not None else None
+    return True if budget.memory.peak_activation_bytes is not None else None
+
+
+def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnprofiledBy | None:
+    """Return why a start of a multimodal model did not count the encoder; ``None``: it did, or that is not known."""
+    limits = budget.limits
+    if budget.encoder is not None and budget.encoder.skips_profiling:
+        return "skip_mm_profiling"
+    if limits is not None and limits.v2_runner and _release(budget.vllm_version) in _V2_SKIPS_ENCODER:
+        return "runner_v2"
+    # One that has a peak on record has profiled it all the same.
+    is_old_npu = device_type == "npu" and ascend.skips_encoder(budget.vllm_version)
+    return "vllm_ascend" if is_old_npu and budget.memory.peak_activation_bytes is None else None
+
+
+def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | None) -> Launch:
+    """Return what a rank's worker was started with, by its report where it has one; ``version`` is vLLM's."""
+    budget_or_version = budget if budget is not None else EngineBudget(vllm_version=version)
+    limits, is_npu = budget_or_version.limits, reading.device.type == "npu"
+    is_multimodal = reading.encoder_cache is not None and reading.device.type != "cpu"
+    return Launch(
+        expandable_segments=expandable_segments(budget) if is_npu else None,
+        sleep_mode=None if limits is None else limits.sleep_mode,
+        encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
+    )
+
+
+def _release(version: str | None) -> Release:
+    try:
+        return generation_of(version or "").release
+    except PlanError:
+        return ()
 
 
 def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from highwater.accounting.rank_key import RankKey
+from highwater.accounting.pace import HASTY, pace_of
+from highwater.accounting.rank_key import rank_key
 from highwater.errors import NotAvailable, UnreachableWater
 from highwater.memory.history import History
 from highwater.memory.poller import Poller
-from highwater.plan.ascend import skips_encoder
 from highwater.policy.core import Action, Decision, decide
 from highwater.policy.learning import begin, learn
 from highwater.policy.memory import LifeMemory
-from highwater.policy.pace import Pace, follow
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import FILL_SIGNALS, Rule
 from highwater.policy.status import rule_status, summary
@@ -35,6 +34,7 @@ from highwater.units import HOUR_SECONDS
 
 QUICK_SECONDS: Final = 0.2
 FULL_WITHIN_SECONDS: Final = 10.0
+_LOOKED_AT_SECONDS: Final = 60.0
 # The least time between two events about the level; every action is an event.
 LEVEL_EVENT_SECONDS: Final = 10.0
 
@@ -42,21 +42,14 @@ log = logging.getLogger("highwater.governor")
 
 
 class ActionObserver(Protocol):
-    """Counts what the policy does."""
-
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """Count a remedy that was run for a rule, or would have been."""
 
 
 class Governor:
-    """Watches the signals, and acts by the rules.
+    """Watches the signals, and acts by the rules; the clock is in monotonic seconds.
 
-    Args:
-        mode: ``act``, or ``observe``: decide and record, and do nothing.
-        shared_cards: Returns the devices that another engine is known to use as well.
-        clock: Monotonic seconds.
-        wall_clock: Unix seconds.
-        internal_error: Counts an unexpected exception.
+    ``shared_cards`` returns the devices that another engine is known to use as well.
     """
 
     def __init__(
@@ -86,7 +79,6 @@ class Governor:
         self._memory = LifeMemory()
         self._acting: Action | None = None
         self._actions: deque[float] = deque()
-        self._paces: dict[RankKey, Pace] = {}
         self._reported: dict[tuple[str, str], float] = {}
         self._level: PolicyLevel = "calm"
         self._level_reported_at = -math.inf
@@ -102,8 +94,14 @@ class Governor:
 
         Readings are closer while less than low water is free, or a device would be full within ten seconds.
         """
-        self._paces = follow(self._paces, report)
-        if any(pace.seconds_to_full < FULL_WITHIN_SECONDS for pace in self._paces.values()):
+        tracks = self._history.tracks(report.ranks, _LOOKED_AT_SECONDS)
+        if any(
+            (pace := pace_of(track, HASTY)) is not None
+            and rank.free_bytes is not None
+            and rank.free_bytes < pace.bytes_per_second * FULL_WITHIN_SECONDS
+            for rank in report.ranks
+            if (track := tracks.get(rank_key(rank))) is not None
+        ):
             return QUICK_SECONDS
         is_short = any(
             pressure.need_bytes > 0
@@ -114,7 +112,6 @@ class Governor:
         return QUICK_SECONDS if is_short else math.inf
 
     async def run(self) -> None:
-        """Consider every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
@@ -142,8 +139,7 @@ class Governor:
         return decide(self.rules, report, facts, self._memory, self._clock())
 
     def _facts(self, report: Report) -> Facts:
-        life, can = self._poller.life, self._poller.capabilities
-        is_npu = any(reading.device.type == "npu" for reading in report.ranks)
+        life = self._poller.life
         return Facts(
             life=life.id,
             baseline=life.baseline,
@@ -152,7 +148,7 @@ class Governor:
                 for name in self._named_remedies()
                 if (refusal := self._relief.unavailable(name, report.engine)) is not None
             },
-            encoder_is_profiled=not (is_npu and skips_encoder(can.version)),
+            encoder_is_profiled=all(reading.launch.encoder_unprofiled_by is None for reading in report.ranks),
             shared_cards=self._shared_cards(),
         )
 
@@ -229,7 +225,6 @@ class Governor:
         log.warning("%s", text)
 
     def status(self) -> PolicyStatus:
-        """Return the policy as it stands."""
         now = self._clock()
         while self._actions and now - self._actions[0] >= HOUR_SECONDS:
             self._actions.popleft()
@@ -257,11 +252,7 @@ class Governor:
     # --- changing ---
 
     def check(self, rules: Sequence[Rule]) -> None:
-        """Check that the engine can reach the rules' waters, as far as that is known now.
-
-        Raises:
-            UnreachableWater: It cannot.
-        """
+        """Check that the engine can reach the rules' waters, as far as that is known. Raises UnreachableWater."""
         report = self._poller.current()
         ranks = () if report.stale else report.ranks
         for rule in rules:

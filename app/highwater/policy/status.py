@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from highwater.accounting.rank_key import rank_key
-from highwater.accounting.time_to_full import seconds_until
 from highwater.policy.core import RuleView
 from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LastRun, RuleMemory
@@ -29,8 +28,8 @@ def rule_status(
 ) -> RuleStatus:
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
-    paces = {rank_key(growth): growth.bytes_per_second for growth in report.growth.ranks}
-    ranks = tuple(_rank(rule, pressure, paces.get(pressure.key)) for pressure in view.pressures)
+    full_in = {rank_key(growth): growth.seconds_to_full for growth in report.growth.ranks}
+    ranks = tuple(_rank(rule, pressure, full_in.get(pressure.key)) for pressure in view.pressures)
     rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
     status = RuleStatus(
         name=rule.name,
@@ -61,7 +60,6 @@ def _is_dormant(rule: RuleStatus, report: Report) -> bool:
 
 
 def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode = "act") -> str:
-    """Return the policy in one sentence."""
     if not views:
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)
@@ -83,7 +81,7 @@ def _value(signal: str, value: float) -> str:
     return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
 
 
-def _rank(rule: Rule, pressure: Pressure, bytes_per_second: float | None) -> RankPressure:
+def _rank(rule: Rule, pressure: Pressure, seconds_to_full: float | None) -> RankPressure:
     reading, total = pressure.reading, pressure.reading.total_bytes
 
     def as_free(water: float | None) -> int | None:
@@ -93,19 +91,21 @@ def _rank(rule: Rule, pressure: Pressure, bytes_per_second: float | None) -> Ran
             return int(water)
         return int((1 - water) * total) if total is not None else None
 
-    high = as_free(pressure.high)
-    room = None if high is None or reading.free_bytes is None else reading.free_bytes - high
+    high, free = as_free(pressure.high), reading.free_bytes
+    to_high_water = None
+    if seconds_to_full is not None and high is not None and free is not None and free > high:
+        to_high_water = seconds_to_full * (free - high) / free
     trim = possible_gain("trim_encoder_cache", rule.signal, reading)
     return RankPressure(
         rank=reading.rank,
         dp_rank=reading.dp_rank,
-        free_bytes=reading.free_bytes,
+        free_bytes=free,
         high_free_bytes=high,
         low_free_bytes=as_free(pressure.low),
         short_bytes=None if pressure.high is None else pressure.need_bytes if is_reached(rule, pressure) else 0,
         can_release_bytes=reading.releasable_bytes,
         can_trim_bytes=trim.size if trim.is_certain else None,
-        seconds_to_high_water=seconds_until(room, bytes_per_second) if room is not None and room > 0 else None,
+        seconds_to_high_water=to_high_water,
         note=pressure.note,
     )
 

@@ -64,23 +64,22 @@ class StartedRank:
 
     @property
     def is_over(self) -> bool:
-        """True if the last phase has succeeded."""
         return any(phase.name == "warm_up" and phase.error is None for phase in self.phases)
 
     @property
     def error(self) -> str | None:
-        """The exception that ended its start; ``None`` without one."""
         return self.phases[-1].error if self.phases else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFailure:
-    """A start of the engine that failed, as its workers' recorders show it."""
+    """A start of the engine that failed, as its workers' recorders show it, or its processes' files."""
 
     at: float  # when the sidecar saw that it had failed
-    recorder_instance: str  # the name of its recorders' files
+    recorder_instance: str  # the name of its recorders' files; of a silent start one of its processes
     summary: str  # one sentence: which rank, in which phase, with which error
     ranks: tuple[StartedRank, ...]
+    is_silent: bool = False  # whether its processes ended without a word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +101,6 @@ class MissingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of the ranks by their recorders."""
-
     # `progressing`: steps begin and end. `idle`: nothing to do. `busy`: a long step or call of ours. `stuck`: it will
     # not go on by itself. `unknown`: the records do not show it.
     verdict: ProgressVerdict
@@ -122,6 +119,7 @@ class WorkCounts:
     images: float | None = None
     new_images: float | None = None
     tokens: float | None = None  # prompt and generated tokens
+    sleeps: float | None = None  # times that it was put to sleep, of readings while it sleeps, as the sidecar counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +155,7 @@ class EngineStatus:
     state: EngineState  # the verdict (app/highwater/engine/verdict.py)
     since: float | None = None  # when that began, in Unix seconds; `None` before the first poll
     started_at: float | None = None  # when its first process was started, in Unix seconds
-    restarts: int = 0  # how many lives of it before this one the sidecar has seen
+    restarts: int = 0  # how many lives of it before this one the sidecar has seen, starts that failed included
     version: str | None = None  # vLLM's
     model: str | None = None
     requests_running: int | None = None
@@ -173,5 +171,4 @@ class EngineStatus:
 
     @property
     def traits(self) -> StateTraits:
-        """The consequences of the state."""
         return STATES[self.state]

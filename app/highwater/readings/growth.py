@@ -8,26 +8,26 @@ from typing import Literal, TypeAlias
 # The verdict on a series of memory between requests: app/highwater/growth/judging.py.
 GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
 # A leak is proportional to one of these.
-GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "hour"]
+GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "sleep", "hour"]
 GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrowth:
-    """The rate at which one rank's device fills."""
-
     rank: int | None
     dp_rank: int | None
-    # The slope of its used bytes over the last minute; `None` where that is too short to know.
+    # Its pace now (accounting/pace.py): 0 where it is flat; `None` where it is not steady, or not known yet.
     bytes_per_second: float | None = None
-    # When its device is full at that rate (accounting/time_to_full.py); `None`: that is noise, or not within a day.
+    # The component that grows; `None` where none holds most of the growth.
+    component: str | None = None
+    # When its device is full at that pace; `None` where the readings do not foretell it (accounting/time_to_full.py).
     seconds_to_full: float | None = None
+    # In how many seconds memory fills again after each relief, and is given back each time; `None` where it does not.
+    refill_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthRate:
-    """The rate of a leak."""
-
     driver: GrowthDriver
     # Bytes, or descriptors or threads, for each unit of the driver: a request, an hour. `low` and `high` are the ends
     # of its 95 % interval.
@@ -40,12 +40,10 @@ class GrowthRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesGrowth:
-    """The verdict on one series of memory, and its evidence."""
-
     series: str  # its name: `rank 0 other_tensors_bytes`, `API server anonymous_bytes`
     owner: str  # the rank or process whose memory it is; `measure`: the part of it
     measure: str
-    place: Literal["device", "host"]
+    place: Literal["device", "host", "asleep"]  # `asleep`: what stays on the device after each sleep
     unit: GrowthUnit
     # `flat`; `plateau`: it levelled off, or grows to a bound that it has by design; `step`: it rose once; `leak`;
     # `not_known`.
@@ -60,6 +58,7 @@ class SeriesGrowth:
     step: float | None = None
     step_at: float | None = None
     step_by: str | None = None
+    advice: str | None = None  # the first thing to do about it, where its cause is known
     # When a leak has used up what is left, in Unix seconds; `limit_by`: what it uses up.
     exhausted_at: float | None = None
     limit_by: str | None = None
@@ -75,12 +74,14 @@ class Growth:
 
     # Since the first reading after the engine became ready, taken at `baseline_taken_at`.
     since_ready_bytes: int | None = None
-    bytes_per_second: float | None = None  # the slope over the last minute
+    bytes_per_second: float | None = None  # the pace now; `None` where that of one device is not known
     host_since_ready_bytes: int | None = None  # the growth of the workers' resident set size (RSS) since then
     baseline_taken_at: float | None = None
     # Why growth since then is unknown; `None` where it is known, or nothing has been read yet.
     reason: str | None = None
-    # When the first device is full at the rate of the last minute; `None` where none fills.
+    # When the first device is full at its pace, `component`: what grows on it; `None` where none is foretold to fill.
     seconds_to_full: float | None = None
+    component: str | None = None
+    refill_seconds: float | None = None  # the shortest of the ranks'
     ranks: tuple[RankGrowth, ...] = ()
     series: tuple[SeriesGrowth, ...] = ()  # the verdict on each series of memory, the leaks first

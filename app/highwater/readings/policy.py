@@ -24,8 +24,6 @@ class RankFreed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyState:
-    """A remedy of a rule: its last run, and when it may run again."""
-
     name: str
     unavailable: str | None = None  # why it could not run here now; `None` where nothing is known against it
     last_run_at: float | None = None  # when it ended last; `None` if it never ran for this rule in this engine's life
@@ -52,16 +50,13 @@ class RankPressure:
     # What `release` could give back; `can_trim_bytes`: what `trim_encoder_cache` could.
     can_release_bytes: int | None = None
     can_trim_bytes: int | None = None
-    # When it comes under `high_free_bytes` at the rate of the last minute; `None` where that is not within a day, or
-    # where it is under it.
+    # When it comes under `high_free_bytes` at its pace; `None` where no time to full is foretold, or it is under it.
     seconds_to_high_water: float | None = None
     note: str | None = None  # why this rank is left out, or what is odd about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule's present state."""
-
     name: str
     signal: str  # what it watches; `value`: the signal on the rank that is worst off
     # `calm`; `short` or `urgent`: over high water; `acting`: a remedy runs; `resting`: after a relief that did not
@@ -86,8 +81,6 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
-    """The policy's present state."""
-
     mode: PolicyMode  # `act`, or `observe`: decide and record, and do nothing
     level: PolicyLevel  # that of the rule that is worst off
     summary: str  # one sentence

@@ -10,12 +10,11 @@ from highwater.readings.schema import RESPONSE_SCHEMA
 
 # A rank's reading comes from its response to our call, or from its recorder.
 ReadingSource: TypeAlias = Literal["rpc", "recorder"]
+EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "runner_v2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device that a worker computes on."""
-
     type: str | None = None  # `npu`, `cuda` or `cpu`; `None` where the worker does not name its device
     index: int | None = None  # as the worker's process numbers it; `None` on CPU
     physical_index: int | None = None  # as the machine numbers it
@@ -37,8 +36,6 @@ class TorchMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCacheTotals:
-    """The encoder cache over all ranks."""
-
     __pydantic_config__ = RESPONSE_SCHEMA
 
     entries: int  # images and other items of the rank that holds most: every tensor-parallel rank holds a full copy
@@ -87,9 +84,18 @@ class StartPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemory:
-    """Host memory as the worker's process sees it."""
+class Launch:
+    """The settings of a worker's start that its memory depends on later; ``None``: not known."""
 
+    # Whether its allocator has expandable segments, on an NPU; `sleep_mode` excludes them there.
+    expandable_segments: bool | None = None
+    sleep_mode: bool | None = None
+    # Why the start did not count the multimodal encoder; `None` also where it did, and without an encoder.
+    encoder_unprofiled_by: EncoderUnprofiledBy | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
     rss_bytes: int | None = None
     cgroup_used_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
@@ -101,8 +107,6 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that could not be read or attributed, and why."""
-
     name: str
     reason: str
 
@@ -175,6 +179,8 @@ class RankReading(RankMemory):
     used_ratio: float | None = None
     components: Components = Components()
     budget: Budget = Budget()
+    launch: Launch = Launch()
+    shared_with: str | None = None  # who else uses its device, as far as that is known
     age_seconds: float = 0.0  # at the time of the report, whatever the rank's clock says
     source: ReadingSource = "rpc"
 

@@ -16,6 +16,7 @@ DRIVER_TITLES: Final[Mapping[GrowthDriver, str]] = {
     "image": "image",
     "new_image": "new image",
     "1k_tokens": "1,000 tokens",
+    "sleep": "sleep",
     "hour": "hour",
 }
 VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
@@ -31,12 +32,10 @@ _NAMED: Final = 3
 
 
 def series_title(one: SeriesGrowth) -> str:
-    """Return a series' name as people read it."""
     return f"{one.owner}: {component_title(one.measure)}"
 
 
 def amount_text(value: float | None, unit: GrowthUnit, *, signed: bool = False) -> str:
-    """Return a value in its unit."""
     if unit == "bytes" or value is None:
         return size_text(value, signed=signed)
     digits = 0 if abs(value) >= _WHOLE or float(value).is_integer() else 1
@@ -78,10 +77,15 @@ def exhaustion_text(one: SeriesGrowth) -> str:
     return f", and at this pace {one.limit_by} is used up on {date}"
 
 
-def growth_table(series: Sequence[SeriesGrowth]) -> str:
-    """Return every verdict with its figures, a series a row, and below it the sentences of those that are not flat."""
+def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> str:
+    """Return every verdict with its figures, a series a row, and below it the sentences of those that are not flat.
+
+    Above it stand the known causes of what has grown, a paragraph each.
+    """
+    above = "".join(f"{cause}\n\n" for cause in causes)
     if not series:
-        return "no verdict yet: a series is judged from its idle floors, and the engine has not been idle so far\n"
+        none = "no verdict yet: a series is judged from its idle floors, and the engine has not been idle so far"
+        return f"{above}{none}\n"
     rows = [
         [
             series_title(one),
@@ -98,8 +102,9 @@ def growth_table(series: Sequence[SeriesGrowth]) -> str:
     titles: dict[str, list[str]] = {}
     for one in series:
         if one.verdict != "flat":
-            titles.setdefault(f"{one.text}{exhaustion_text(one)}", []).append(series_title(one))
-    return "\n".join([shown, *(f"{_named(names)}: {verdict}" for verdict, names in titles.items())]) + "\n"
+            advice = f". First: {one.advice}" if one.advice is not None else ""
+            titles.setdefault(f"{one.text}{exhaustion_text(one)}{advice}", []).append(series_title(one))
+    return above + "\n".join([shown, *(f"{_named(names)}: {verdict}" for verdict, names in titles.items())]) + "\n"
 
 
 def _named(titles: Sequence[str]) -> str:

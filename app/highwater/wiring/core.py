@@ -6,11 +6,12 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import httpx
 
+from highwater.accounting.devices import device_id
 from highwater.engine.client import Engine
 from highwater.engine.detection import Detection
 from highwater.engine.life import Lives, local_start
@@ -22,11 +23,13 @@ from highwater.memory.rounds import PollObserver, PollTimes, Rounds
 from highwater.memory.shared_devices import SharedDevices, find_nvml
 from highwater.memory.sources import all_sources
 from highwater.memory.sources.source import Source
+from highwater.plan.encoder_view import launch_of
 from highwater.policy.governor import ActionObserver, Governor
 from highwater.policy.store import PolicyStore
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.gate import Gate
 from highwater.readings.event import EventKind
+from highwater.readings.rank import RankReading
 from highwater.recorder.recorders import Recorders
 from highwater.relief.quiescer import Quiescer
 from highwater.relief.relief import Relief
@@ -75,7 +78,6 @@ def wire_engine(
 
 
 def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Recorders | None:
-    """Return the reader of the workers' recorders; None without a folder."""
     if settings.recorder_dir is None:
         return None
     return Recorders(
@@ -105,8 +107,9 @@ class Core:
         requests_under_way: Callable[[], int] = lambda: 0,
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
-        self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine)
-        self.history = _history(settings, clocks)
+        self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine, recorders)
+        samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
+        self.history = History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
@@ -123,11 +126,16 @@ class Core:
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
         self.shared = _shared_devices(self.poller, self.history, recorders, internal_errors)
+        self.poller.launched = self._launched
         self.quiescer = _quiescer(settings, clocks, engine, gate)
         self.relief = self._relief(settings, clocks, observer)
         self.governor = self._governor(clocks, observer, internal_errors)
         self.poller.listeners += [self.quiescer.notice, self.governor.notice]
         self.poller.pace = self.governor.poll_interval
+
+    def _launched(self, reading: RankReading, version: str | None) -> RankReading:
+        user = self.shared.users.get(device_id(reading) or "")
+        return replace(reading, launch=launch_of(self.budgets.budget_of(reading), reading, version), shared_with=user)
 
     def _record_notice(self, kind: EventKind, notice: str | None) -> None:
         if notice is not None:
@@ -158,11 +166,6 @@ class Core:
             wall_clock=clocks.wall,
             internal_error=internal_errors.counter("policy"),
         )
-
-
-def _history(settings: Settings, clocks: Clocks) -> History:
-    samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-    return History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
 
 
 def _rounds(

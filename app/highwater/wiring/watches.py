@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
@@ -13,15 +13,20 @@ from highwater.growth.host_series import host_series
 from highwater.growth.series import Measured
 from highwater.growth.store import FloorFile
 from highwater.growth.watch import GrowthWatch
+from highwater.host.process_lives import ProcessLives
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
-from highwater.host.reading import ProcessMemory
 from highwater.host.watch import HostWatch
 from highwater.memory.poller import Poller
 from highwater.process.internal_errors import InternalErrors
 from highwater.readings.growth import SeriesGrowth
 from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, Core
+
+_UNSEEN_STARTS = (
+    ". Whether a start of it ended cannot be seen: recorder_dir (HIGHWATER_RECORDER_DIR for vLLM) or engine_log would "
+    "show that"
+)
 
 log = logging.getLogger("highwater")
 
@@ -37,11 +42,17 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
     watch = HostWatch(
         reader,
         counts=lambda: _cache_counts(poller),
+        life=lambda: poller.life.id if poller.current().engine.traits.is_up else None,
         monotonic=clocks.monotonic,
         internal_error=internal_errors.counter("host"),
     )
+    lives = ProcessLives(reader.exists)
     poller.engine_process = watch.engine_process
+    watch.listeners.append(lives.look)
+    poller.engine_lives = lambda: lives.last
     poller.stopped_engine = watch.stopped_engine
+    if settings.recorder_dir is None and settings.engine_log is None:
+        poller.unseen_starts = _UNSEEN_STARTS
     return watch
 
 
@@ -86,10 +97,10 @@ def wire_incidents(
     clocks: Clocks,
     internal_errors: InternalErrors,
     *,
+    host: HostWatch,
     verdicts: Callable[[], tuple[SeriesGrowth, ...]],
-    stopped_processes: Callable[[], Sequence[ProcessMemory]],
-) -> tuple[Incidents, IncidentWatcher]:
-    """Return the incidents, and the watcher that opens them."""
+) -> tuple[Incidents, IncidentWatcher, OomKillWatch]:
+    """Return the incidents, the watcher that opens them, and the kernel's kills."""
     store = settings.incidents
     incidents = Incidents(
         IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),
@@ -100,6 +111,8 @@ def wire_incidents(
     )
     if incidents.problem is not None:
         log.warning("%s", incidents.problem)
+    oom_kills = OomKillWatch(clocks.monotonic)
+    host.listeners.append(oom_kills.look)
     watcher = IncidentWatcher(
         incidents,
         core.history,
@@ -107,9 +120,11 @@ def wire_incidents(
         life=lambda: core.poller.life,
         policy=core.governor.status,
         verdicts=verdicts,
-        stopped_processes=stopped_processes,
-        oom_kills=OomKillWatch(clock=clocks.monotonic),
+        stopped_processes=host.stopped_processes,
+        oom_kills=oom_kills,
+        read_host=host.facts,
+        log_says_start_failed=core.poller.log_says_start_failed,
         internal_error=internal_errors.counter("incidents"),
     )
     core.poller.listeners.append(watcher.notice)
-    return incidents, watcher
+    return incidents, watcher, oom_kills

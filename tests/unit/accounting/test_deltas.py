@@ -62,7 +62,7 @@ def test_a_shared_cards_growth_and_gain_count_once():
     assert used == grown_bytes
     assert (parts.encoder_cache_bytes, parts.non_torch_bytes) == (grown_bytes, 0)
     assert sum(getattr(parts, name) or 0 for name in COMPONENT_NAMES) == used
-    assert growth_since_ready(before, after, []).since_ready_bytes == grown_bytes
+    assert growth_since_ready(before, after).since_ready_bytes == grown_bytes
     assert [delta.used_bytes for delta in compare(before, after)] == [grown_bytes, grown_bytes]
 
 

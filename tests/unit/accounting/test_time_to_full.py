@@ -2,25 +2,109 @@
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate
+from random import Random
+
 import pytest
 
 from highwater.accounting.growth_since_ready import growth_since_ready
-from highwater.accounting.time_to_full import seconds_until
+from highwater.accounting.pace import HASTY, Track, pace_of
+from highwater.accounting.time_to_full import refill_seconds, seconds_until, time_to_full
 from tests.unit.accounting.story import story
+
+MIB = 1024**2
+PACE = 16.0 * MIB
+RANK = story(images=True)[0]
+
+
+def ramp(seconds: int, *, pace: float = PACE, flat: int = 0) -> list[float]:
+    """Used bytes second by second: a rise, and then rest."""
+    return [pace * min(at, seconds) for at in range(seconds + flat + 1)]
+
+
+def track(used: list[float], **more: object) -> Track:
+    return Track([float(at) for at in range(len(used))], used, **more)
+
+
+def foretold(used: list[float], **more: object) -> float | None:
+    return time_to_full(RANK, track(used, **more)).seconds_to_full
 
 
 def test_each_device_is_full_at_its_own_pace():
-    """The first one is the report's; one that does not fill, or was watched for moments only, foretells nothing."""
+    """The first one is the report's."""
     ranks = story(images=True)
-    pace = 16 * 1024 * 1024
-    fast = [(10.0 * number, float(pace * 10 * number)) for number in range(7)]
-    grown = growth_since_ready((), ranks, [], {(0, 0): fast, (0, 1): [(at, 5.0) for at, _ in fast]})
+    grown = growth_since_ready((), ranks, {(0, 0): track(ramp(60)), (0, 1): track(ramp(0, flat=60))})
     first, second = grown.ranks
-    assert first.seconds_to_full == pytest.approx(ranks[0].free_bytes / pace)
+    assert first.seconds_to_full == pytest.approx(ranks[0].free_bytes / PACE)
     assert (second.bytes_per_second, second.seconds_to_full) == (0.0, None)
-    assert grown.seconds_to_full == first.seconds_to_full
-    moments = growth_since_ready((), ranks, [], {(0, 0): [(at / 100, used) for at, used in fast]})
-    assert (moments.ranks[0].bytes_per_second, moments.seconds_to_full) == (None, None)
+    assert (grown.seconds_to_full, grown.bytes_per_second) == (first.seconds_to_full, pytest.approx(PACE))
+
+
+def test_it_takes_five_seconds_and_a_sixth_of_the_time_foretold():
+    due = RANK.free_bytes / PACE
+    assert foretold(ramp(int(due / 6) - 1)) is None
+    assert foretold(ramp(int(due / 6) + 1)) == pytest.approx(due)
+    assert foretold(ramp(4, pace=PACE * 100)) is None
+
+
+@pytest.mark.parametrize("flat", [4, 15, 40])
+def test_a_rise_that_has_ended_foretells_nothing(flat):
+    assert foretold(ramp(60, flat=flat)) is None
+
+
+def test_what_was_before_a_cut_does_not_count():
+    """A reset, a mark or another state: the growth after it is another one."""
+    used = [*ramp(60), *(PACE * 60 + PACE * 4 * at for at in range(1, 61))]
+    whole, cut = (time_to_full(RANK, track(used, cut_at=at)).bytes_per_second for at in (-math.inf, 60.0))
+    assert cut == pytest.approx(PACE * 4)
+    assert PACE * 2 < whole < PACE * 4
+    assert foretold(used[:63], cut_at=60.0) is None
+
+
+def test_below_a_level_that_memory_came_down_from_nothing_is_foretold():
+    """It may come down again; beyond that level it is new."""
+    wave = ramp(40, pace=PACE * 2)
+    assert foretold([*wave, *wave[:40]]) is None
+    assert foretold([*wave, *ramp(100, pace=PACE * 2)]) is not None
+
+
+def test_relief_that_keeps_up_has_its_rhythm_said():
+    """Twice given back, and not beyond the last crest since."""
+    wave = ramp(16, pace=400.0 * MIB)[:16]
+    waves = track(wave * 3, cut_at=31.5, reliefs=(15.5, 31.5))
+    grown = time_to_full(RANK, waves)
+    assert (grown.refill_seconds, grown.seconds_to_full) == (16.0, None)
+    assert refill_seconds(track(wave * 2, reliefs=(15.5,))) is None
+    risen = [*wave * 2, *(value + 4e9 for value in wave)]
+    assert refill_seconds(track(risen, reliefs=(15.5, 31.5))) is None
+    assert refill_seconds(track([*wave * 2, *[0.0] * 40], reliefs=(15.5, 31.5))) is None
+
+
+def test_the_component_that_grows_is_named():
+    """Of used bytes that grow by two components the one with most; none where it is not known."""
+    used = ramp(90)
+    parts = {"other_tensors_bytes": used, "torch_cached_bytes": [0.0] * 91}
+    assert time_to_full(RANK, track(used, part=lambda name: parts.get(name, ()))).component == "other_tensors_bytes"
+    assert time_to_full(RANK, track(used)).component is None
+
+
+def test_the_policys_pace_is_of_the_last_half_second_and_passes_over_cuts():
+    used = Track([0.0, 10.0, 10.2, 10.6], [0.0, 0.0, 2.0, 6.0], cut_at=10.5)
+    assert pace_of(used, HASTY).bytes_per_second == pytest.approx(10.0)
+    assert pace_of(used) is None
+    assert pace_of(Track([0.0], [1.0]), HASTY) is None
+
+
+def test_readings_with_gaps_of_any_length_are_no_error():
+    """A sidecar that was stopped, a rank that was silent, a worker whose figures jump."""
+    dice = Random(7)  # noqa: S311 - no secret
+    for _ in range(300):
+        at = list(accumulate(dice.choice((0.02, 0.2, 1.0, 30.0, 4000.0)) for _ in range(dice.randrange(1, 30))))
+        used = [dice.choice((0.0, 1.0, 2e9, 1e15, float(place))) for place in range(len(at))]
+        shown = Track(at, used, cut_at=dice.choice((-math.inf, at[0], at[-1], math.inf)), reliefs=at[::3])
+        left = time_to_full(RANK, shown).seconds_to_full
+        assert left is None or 0 <= left <= 86_400
 
 
 @pytest.mark.parametrize("pace", [None, -1e9, 0.0, 1000.0, 70_000.0])

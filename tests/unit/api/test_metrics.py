@@ -21,6 +21,7 @@ from highwater.accounting.deltas import freed, total
 from highwater.accounting.encoder_cache import encoder_totals
 from highwater.accounting.freed import credit
 from highwater.accounting.growth_since_ready import growth_since_ready
+from highwater.accounting.pace import Track
 from highwater.api import metrics
 from highwater.api.counters import Counters
 from highwater.api.growth_metrics import MAX_SHOWN
@@ -68,13 +69,14 @@ _NAMES = (
     "encoder_cache_embeds encoder_cache_capacity_embeds proxy_request_duration_seconds proxy_request_bytes_total "
     "proxy_response_bytes_total proxy_refused_total proxy_connections proxy_engine_connections "
     "proxy_engine_requests_total proxy_retries_total proxy_tunnels access_log_lines_dropped_total control_denied_total "
-    "engine_restarts_total incidents_total internal_errors_total "
+    "engine_restarts_total engine_oom_kills_total incidents_total internal_errors_total "
     "process_resident_memory_bytes process_virtual_memory_bytes process_cpu_seconds_total process_open_fds "
     "process_max_fds process_start_time_seconds process_memory_limit_bytes host_memory_used_bytes "
     "host_memory_limit_bytes engine_start_time_seconds engine_loading extension_info"
 )
 PROMISED = tuple(_NAMES.split())
-FILLING = [(10.0 * number, 2.0**20 * number) for number in range(7)]
+FILLING = Track([10.0 * number for number in range(7)], [2.0**20 * number for number in range(7)])
+STILL = Track(FILLING.at, [0.0] * 7)
 PER_RANK = {name for name in PROMISED if re.match(r"devices?_|memory_|torch_|encoder_|host_memory_|growth_bytes", name)}
 
 
@@ -140,7 +142,7 @@ def story() -> tuple[Report, RemedyResult]:
         ranks_reported=2,
         ranks=now,
         encoder_cache=encoder_totals(now),
-        growth=growth_since_ready(ready, now, [(0.0, 0.0), (1.0, 812.0), (2.0, 1624.0)], {(0, 0): FILLING}),
+        growth=growth_since_ready(ready, now, {(0, 0): FILLING, (0, 1): STILL}),
     )
     credited = credit("reset_encoder_cache", grown, now)
     return report, replace(
@@ -214,6 +216,7 @@ def exporter_of(report: Report, result: RemedyResult | None = None) -> Exporter:
         dropped_lines=lambda: 2,
         incidents=lambda: {"died": 2, "hung": 0},
         host=lambda: HOST,
+        oom_kills=lambda: 3,
         growth=lambda: VERDICTS,
         process=ProcessCollector(namespace="highwater", proc=str(PROC), registry=None),
         process_memory_limit=lambda: 1024**3,
@@ -280,7 +283,7 @@ def test_the_page_is_the_golden_one():
 def test_every_promised_family_is_there_and_no_other():
     """What is not documented is not exported."""
     assert families(without_creation_times(classic(exporter_of(*story())))) == set(PROMISED)
-    assert len(PROMISED) == 110
+    assert len(PROMISED) == 111
 
 
 def test_promtool_has_nothing_to_say():

@@ -12,7 +12,7 @@ from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus, RankPressure, RemedyState, RuleStatus
-from highwater.readings.rank import Components, EncoderCacheTotals, RankReading
+from highwater.readings.rank import Components, EncoderCacheTotals, Launch, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import MIB, FakeEngine
@@ -63,7 +63,7 @@ def ranks(count: int = 2, *, images: int = 0) -> tuple[RankReading, ...]:
     fake = FakeEngine(tensor_parallel=count, clock=lambda: NOW)
     if images:
         fake.serve_images(images)
-    return fake.readings()
+    return tuple(replace(rank, launch=Launch(expandable_segments=True)) for rank in fake.readings())
 
 
 def report(**changed: Any) -> Report:

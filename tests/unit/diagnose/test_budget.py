@@ -10,7 +10,7 @@ from highwater.accounting.engine_budget import EngineBudget, KvCacheMade, StartM
 from highwater.api.budget_text import comparison
 from highwater.diagnose.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
-from highwater.readings.rank import TorchMemory
+from highwater.readings.rank import Launch, TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, STORY, rank, story_rank
 
@@ -94,6 +94,14 @@ def test_steps_above_the_profile_are_a_finding():
 def test_an_encoder_that_was_not_profiled_is_a_finding():
     """vllm-ascend 0.12 keeps its result alone, and sized the pool without the encoder."""
     assert names(rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)) == ["encoder_not_profiled"]
+
+
+@pytest.mark.parametrize("is_on", [True, None])
+def test_an_npu_that_serves_images_without_expandable_segments_is_a_finding(is_on):
+    """Before anything has grown; not where they are on, nor where that is not known."""
+    started = replace(rank(), launch=Launch(expandable_segments=is_on))
+    assert names(started, STORY) == []
+    assert names(replace(started, launch=Launch(expandable_segments=False)), STORY) == ["without_expandable_segments"]
 
 
 def test_a_size_that_was_given_is_to_be_less():

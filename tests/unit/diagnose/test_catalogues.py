@@ -56,3 +56,10 @@ def test_every_piece_of_advice_says_what_it_costs():
     assert set(ADVICE) <= given | quoted
     assert given <= set(ADVICE)
     assert Path(advice.__file__).with_name("advice.toml") in AREA.glob("diagnose/*.toml")
+
+
+def test_every_message_of_memory_says_which():
+    """The device's, the host's, /dev/shm, or that it is unclear."""
+    rows = [row for name, row in MESSAGES.items() if name != "prefixes"]
+    assert {row.get("of_memory") for row in rows} == {None, "device", "host", "shm", "unclear"}
+    assert {row.get("part", "cause") for row in rows} == {"cause", "end", "wait", "event"}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from highwater.files import admin_token
 from highwater.files.admin_token import (
     LOOK_SECONDS,
     AdminToken,
@@ -142,6 +145,21 @@ def test_an_unusable_file_closes_control_and_one_line_says_so(path, clock, caplo
     written(path)
     clock.now += LOOK_SECONDS
     assert (token.current(), token.problem) == (TOKEN, None)
+
+
+def test_on_a_volume_that_can_only_be_read_the_secret_is_what_is_missing(path, clock, caplog, monkeypatch):
+    """In the chart the setting is right, and another file is no cure."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(admin_token, "replace_private", refuse)
+    token = AdminToken(None, path, clock=clock)
+    token.start()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "cannot be made: read-only file system. In Kubernetes" in line
+    assert "`helm upgrade` makes the chart's own again" in line
+    assert "Set admin_token_file" not in line
 
 
 def test_a_rotation_to_an_unusable_file_closes_control(path, clock):

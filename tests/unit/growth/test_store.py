@@ -12,14 +12,14 @@ from highwater.growth.series import Place, SeriesKey
 from highwater.growth.store import MAX_LINES, FloorFile
 from highwater.readings.engine import WorkCounts
 
-HEAD = b'{"schema": 1, "boot": "b"}\n'
+HEAD = b'{"schema": 2, "boot": "b"}\n'
 WORK = WorkCounts(requests=1, images=1, new_images=1, tokens=1)
 KEY = SeriesKey("o", "m", "host", "bytes", "x")
 
 
 def line(at: float, value: str = "1.0", wall: str = "1.0") -> bytes:
     return (
-        f'{{"place":"host","at":{at},"wall":{wall},"work":[1.0,1.0,1.0,1.0],"lives":["x"],'
+        f'{{"place":"host","at":{at},"wall":{wall},"work":[1.0,1.0,1.0,1.0,1.0],"lives":["x"],'
         f'"values":[["o","m","bytes",0,{value}]]}}\n'
     ).encode()
 

@@ -20,7 +20,7 @@ from highwater.growth.store import MAX_FILE_BYTES, FloorFile
 from highwater.growth.watch import JUDGED_AT_ONCE, GrowthWatch
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus, Progress, WorkCounts
-from highwater.readings.rank import Components, Device, EncoderCache, RankReading, WorkerMemory
+from highwater.readings.rank import Components, Device, EncoderCache, Launch, RankReading, WorkerMemory
 from highwater.readings.report import Report
 from highwater.units import GIB, MIB
 from tests.fakes.clock import FakeClock
@@ -314,3 +314,88 @@ def test_counts_that_begin_again_are_another_engines():
     assert book.add(2.0, 2.0, WorkCounts(requests=3), {key: 1.0})
     assert not book.add(2.0, 3.0, WorkCounts(requests=4), {key: 1.0})
     assert [row.at for row in book.rows] == [2.0]
+
+
+async def slept(watched: Watched, used: float, *, seconds: int = 5, awake: int = 3, **changes: object) -> None:
+    """A cycle: some requests, then a sleep that leaves so many GiB in use."""
+    watched.requests += 2
+    for _ in range(awake):
+        watched.clock.now += 20
+        await watched.see(report(rank(), requests=watched.requests))
+    sizes = {"used_bytes": int(used * GIB), "free_bytes": int((64 - used) * GIB)}
+    left = rank(**sizes | {"asleep_tags": ("weights",)} | changes)
+    seen = report(left, requests=watched.requests)
+    for _ in range(seconds):
+        watched.clock.now += 1
+        await watched.see(replace(seen, engine=replace(seen.engine, state="sleeping")))
+
+
+async def test_what_each_sleep_leaves_behind_is_a_series_with_one_floor_a_sleep():
+    """1.26 GiB, 1.50, 1.73, 1.97, ...: about 240 MiB a cycle, until a wake-up runs out of memory."""
+    watched = Watched()
+    for cycle in range(20):
+        await slept(watched, 1.26 + 0.2365 * cycle, seconds=4 + cycle % 3, awake=2 + cycle % 5)
+    found = watched.watch.find("rank 0 used_asleep_bytes")
+    assert (found.verdict, found.place, found.limit_by) == ("leak", "asleep", "the memory of its device")
+    assert found.rate is not None
+    assert (found.rate.driver, found.rate.per_driver) == ("sleep", pytest.approx(0.2365 * GIB))
+    assert "release" in (found.advice or "")
+    assert len(watched.watch.data("rank 0 used_asleep_bytes")) == 20
+
+
+async def test_a_few_sleeps_that_leave_more_each_time_are_said_with_the_remedy():
+    """Long before a leak is sure."""
+    watched = Watched()
+    for cycle in range(8):
+        await slept(watched, 1.26 + 0.2365 * cycle)
+    found = watched.watch.find("rank 0 used_asleep_bytes")
+    assert (found.verdict, found.text[:9]) == ("not_known", "it rises,")
+    assert "while the engine sleeps" in (found.advice or "")
+
+
+async def test_sleeps_that_leave_the_same_behind_are_flat():
+    """And nothing is advised."""
+    watched = Watched()
+    for cycle in range(12):
+        await slept(watched, 1.26 + 0.0001 * (cycle % 2))
+    found = watched.watch.find("rank 0 used_asleep_bytes")
+    assert (found.verdict, found.advice) == ("flat", None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seconds": 2}, {"asleep_tags": (), "age_seconds": 30.0}, {"device": Device(type="cpu")}],
+    ids=["not settled", "read before it", "CPU"],
+)
+async def test_a_sleep_that_was_not_seen_has_no_floor(changes):
+    """A reading of the time before would be the awake engine's."""
+    watched = Watched()
+    for _ in range(3):
+        await slept(watched, 1.26, **changes)
+    assert watched.watch.data("rank 0 used_asleep_bytes") == []
+
+
+async def test_sleeps_are_counted_on_over_a_restart_of_the_sidecar(tmp_path):
+    """The file has how many there were."""
+    watched = Watched(tmp_path / "floors")
+    for cycle in range(4):
+        await slept(watched, 1.26 + 0.24 * cycle)
+    again = Watched(tmp_path / "floors", start=watched.clock.now)
+    again.requests = watched.requests
+    await slept(again, 2.3)
+    assert [floor.sleeps for floor in again.watch.data("rank 0 used_asleep_bytes")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("segments", "has_encoder", "is_said"), [(False, True, True), (False, False, False), (True, True, False)]
+)
+async def test_non_torch_growth_on_an_npu_names_its_known_cause(segments, has_encoder, is_said):
+    """Where the worker has no expandable segments, and serves images."""
+    watched = Watched()
+    cache = EncoderCache(entries=1, device_bytes=1) if has_encoder else None
+    launch = Launch(expandable_segments=segments)
+    for number in range(16):
+        parts = Components(weights_bytes=30 * GIB, non_torch_bytes=GIB + 40 * MIB * number)
+        await watched.burst(2, rank(components=parts, launch=launch, encoder_cache=cache))
+    found = watched.watch.find("rank 0 non_torch_bytes")
+    assert ("PYTORCH_NPU_ALLOC_CONF=expandable_segments:True" in (found.advice or "")) is is_said

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from highwater.host.process_files import MAX_FILES, ProcessFiles
+from highwater.host.process_files import MAX_FILES, MAX_SILENT, ProcessFiles
 from highwater.process.machine import Machine
 from tests.unit.host.recorded import framed, machine, record, write
 
@@ -181,3 +181,22 @@ def test_no_content_raises(files, content):
     pids, problems = files()
     assert len(pids) + len(problems) <= 1  # shown, or named, or of a process that has ended
     path.unlink()
+
+
+def test_files_of_the_dead_are_kept_with_the_freshest_first(files):
+    """Silent for more than fifteen seconds; not those of ten minutes ago."""
+    write(files.folder, record(pid=1, mono=400.0))
+    write(files.folder, record(pid=2, mono=450.0))
+    write(files.folder, record(pid=3))
+    write(files.folder, record(pid=4, mono=-100.0 + 1.0, at=1.0))
+    assert files(501.0)[0] == [3]
+    assert [(one.pid, one.age_seconds) for one in files.files.silent] == [(2, 51.0), (1, 101.0)]
+
+
+def test_too_many_files_of_the_dead_hide_no_process_that_runs(files):
+    """A crash loop of a large engine leaves hundreds."""
+    for pid in range(1, MAX_FILES + 45):
+        os.utime(write(files.folder, record(pid=pid, mono=400.0)), (100.0, 100.0))
+    write(files.folder, record(pid=MAX_FILES + 99))
+    assert files(501.0)[0] == [MAX_FILES + 99]
+    assert len(files.files.silent) == MAX_SILENT

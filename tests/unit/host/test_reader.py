@@ -151,6 +151,49 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
     assert reading.problems == ()
 
 
+def test_a_group_that_sidecar_and_engine_share_is_read_now(host):
+    """On a machine without containers: its counter is that of the engine's end, whoever wrote before."""
+    group(host.root, "", limit=str(8000 * MIB))
+    (host.root / "proc/self/cgroup").write_text("0::/\n")
+    inode = (host.root / "sys/fs/cgroup").stat().st_ino
+    write(host.folder, record(cgroup=record()["cgroup"] | {"inode": inode}))
+    reading = host()
+    assert (reading.container.sees, reading.container.events["oom_kill"]) == ("sidecar", 1)
+    assert (reading.container.host, reading.container.age_seconds, reading.other_containers) == ("pod", 0.0, ())
+
+
+def test_two_lives_of_process_1_lie_there_and_one_has_ended(host):
+    """A container restart gives the same number another start; in another PID namespace the first is only silent."""
+    kept = record()["cgroup"] | {"events": {"oom_kill": 1}, "inode": 76, "mono": 470.0}
+    write(host.folder, record(pid=1, started=98, mono=474.0, parent_pid=0, cgroup=kept))
+    write(host.folder, record(pid=1, started=99))
+    (one,), (ended,) = (reading := host()).processes, reading.ended
+    assert (one.started, ended.started, ended.role, ended.name) == (99, 98, "api_server", "API server")
+    assert (ended.is_known, ended.age_seconds, ended.peak_bytes) == (False, 27.0, 900 * MIB)
+    last = ended.last_container
+    assert (last.events["oom_kill"], last.version, last.age_seconds) == (1, 2, 31.0)
+    assert last.key == ended.container != reading.container.key
+
+
+def test_a_stopped_process_is_silent_and_has_not_ended(host):
+    """Where the PID namespace is shared, the kernel says so; one whose number is free has ended for certain."""
+    (host.root / "proc/self/ns").mkdir(parents=True)
+    (host.root / "proc/self/ns/pid").write_text("")
+    shared = (host.root / "proc/self/ns/pid").stat().st_ino
+    process(host.root, 10, 1, "VLLM::EngineCore", 500, started=99, state="T")
+    process(host.root, 12, 1, "VLLM::Worker", 500, started=99, state="Z")
+    for pid in (10, 11, 12):
+        write(host.folder, record(pid=pid, mono=400.0, pid_namespace=shared))
+    assert [(one.pid, one.is_known) for one in host().ended] == [(11, True), (12, True)]
+
+
+def test_where_only_the_dead_have_left_files_the_set_up_is_not_blamed(host):
+    """The folder and the variable were right."""
+    write(host.folder, record(mono=400.0))
+    (problem,) = host().problems
+    assert "any more" in problem
+
+
 async def test_a_stopped_engine_core_is_found_though_it_writes_no_file_any_more(host):
     """With its pid, by the kernel's state of now; not a worker, which its recorder shows, nor what no request needs."""
     process(host.root, 10, 1, "python vllm serve model", 700)

@@ -37,6 +37,17 @@ async def test_requests_within_a_second_share_a_reading():
     assert watch.now.summary.largest == "worker rank 0"
 
 
+async def test_the_pace_is_that_since_the_engine_was_ready():
+    """Its start grows faster than anything that comes after."""
+    now, life = [100.0], [None]
+    watch = HostWatch(Reader(), life=lambda: life[0], monotonic=lambda: now[0])
+    windows = []
+    for life[0] in (None, None, "a", "a"):
+        now[0] += 70.0
+        windows.append((await watch.read()).outlook.window_seconds)
+    assert windows == [0.0, 70.0, 0.0, 70.0]
+
+
 async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
     """The loop goes on; before the first reading there is nothing to show."""
     reader, errors, rounds = Reader(), [], []

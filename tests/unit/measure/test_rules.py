@@ -10,7 +10,7 @@ import pytest
 
 from highwater.diagnose.advice import ADVICE
 from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.rules.book import ANYWHERE
+from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES
 from highwater.measure import rules as load_rules
 from highwater.measure.experiment import Experiment, Gap, Moment
 from highwater.measure.rules import LOAD_RULES, findings
@@ -68,7 +68,7 @@ def test_nothing_is_said_of_what_is_not_known():
     )
     empty = replace(e, moments=bare, remedies=(), caches=(), traffic=(), events=(), policy=None, series={})
     # Of the version alone something is known.
-    assert {finding.name for finding in findings(empty)} <= {"unprofiled_encoder"}
+    assert {finding.name for finding in findings(empty)} <= {"encoder_not_profiled"}
     assert findings(replace(empty, moments=())) == ()
 
 
@@ -76,7 +76,7 @@ def test_every_finding_is_documented():
     """Under its name, and no others are."""
     page = (ROOT / "docs" / "experiment.md").read_text()
     documented = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"(?m)^\| (`.*?) \|", page))))
-    names = {rule.__name__ for rule in (*ANYWHERE, *LOAD_RULES)}
+    names = {rule.__name__ for rule in (*KNOWN_CAUSES, *ANYWHERE, *LOAD_RULES)}
     assert documented == names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -113,41 +114,65 @@ def test_more_readings_than_one_answer_holds_are_thinned(fake, clock):
     assert history.readings(0.0, 100.0)[0] == 100.0
 
 
-def test_recent_use_is_summed_over_the_ranks(history, fake, clock):
-    """Of the last seconds, oldest first."""
-    add(history, fake, clock, 4)
-    assert history.recent_used(2.0) == [(1001.0, 2 * USED_READY), (1002.0, 2 * USED_READY), (1003.0, 2 * USED_READY)]
-
-
-def test_recent_use_is_kept_of_each_rank_too(history, fake, clock):
-    """For the pace of the one that fills first."""
-    add(history, fake, clock, 2)
-    assert history.recent_used_by_rank(60.0) == {
-        (0, number): [(1000.0, USED_READY), (1001.0, USED_READY)] for number in (0, 1)
+def test_a_track_is_of_each_rank_up_to_its_reading_here(history, fake, clock):
+    """Of the last seconds, oldest first; the reading that is given may be kept already."""
+    add(history, fake, clock, 3)
+    tracks = history.tracks(fake.readings(), 2.0)
+    assert {key: (track.at, track.used) for key, track in tracks.items()} == {
+        (0, number): ([1001.0, 1002.0, 1003.0], [USED_READY] * 3) for number in (0, 1)
     }
+    assert set(tracks[0, 0].part("kv_cache_bytes")) == {fake.readings()[0].components.kv_cache_bytes}
+    add(history, fake, clock, 1, step=0.0)
+    assert history.tracks(fake.readings(), 2.0)[0, 0].at == [1001.0, 1002.0, 1003.0]
 
 
-def test_recent_use_of_a_shared_device_is_counted_once(history, fake):
-    """Two ranks on it show the same bytes, and its growth is not twice as fast."""
-    ranks = tuple(replace(rank, device=replace(rank.device, uuid="GPU-a")) for rank in fake.readings())
-    history.add(replace(report(fake), ranks=ranks))
-    assert [used for _, used in history.recent_used(60.0)] == [USED_READY]
-
-
-def test_recent_use_ends_at_a_restart(history, fake, clock):
+def test_a_track_begins_with_the_process(history, fake, clock):
     """Another process at the same address: its growth is its own."""
     add(history, fake, clock, 2)
     fake.start_again()
     add(history, fake, clock, 2)
-    assert [at for at, _ in history.recent_used(60.0)] == [1002.0, 1003.0]
+    assert history.tracks(fake.readings(), 60.0)[0, 0].at == [1002.0, 1003.0, 1004.0]
 
 
-def test_recent_use_skips_what_is_not_known(history, fake):
+def test_a_track_skips_what_is_not_known(history, fake, clock):
     """No zero stands for a missing number."""
     ranks = tuple(replace(rank, used_bytes=None) for rank in fake.readings())
     history.add(replace(report(fake), ranks=ranks))
-    assert history.recent_used(60.0) == []
-    assert History(5).recent_used(60.0) == []
+    assert history.tracks(ranks, 60.0) == {}
+    clock.advance(1.0)
+    assert history.tracks(fake.readings(), 60.0)[0, 0].at == [1001.0]
+
+
+def given_back(credited: int | None, outcome: str = "done") -> RemedyResult:
+    return RemedyResult(remedy="release", outcome=outcome, credited_bytes=credited)
+
+
+def test_resets_states_and_marks_cut_a_track(history, fake, clock):
+    """What was only observed changed nothing, and other events say nothing of memory."""
+    for kind, result, cut in [
+        ("reset", given_back(None, "observed"), -math.inf),
+        ("policy", None, -math.inf),
+        ("reset", given_back(0), 1002.0),
+        ("state", None, 1003.0),
+        ("mark", None, 1004.0),
+    ]:
+        history.record(kind, "", result=result)
+        assert (history.tracks(fake.readings(), 60.0)[0, 0].cut_at) == cut
+        clock.advance(1.0)
+
+
+def test_what_lies_before_a_relief_by_hand_is_left_out_unless_it_comes_again(history, fake, clock):
+    """A policy's comes again; a release within seconds of a trim is the same relief."""
+    add(history, fake, clock, 2)
+    history.record("reset", "", trigger="reclaim", result=given_back(7))
+    clock.advance(1.0)
+    history.record("reset", "", trigger="reclaim", result=given_back(7))
+    clock.advance(1.0)
+    track = history.tracks(fake.readings(), 60.0)[0, 0]
+    assert (track.at, track.reliefs) == ([1004.0], [1003.0])
+    history.record("reset", "", trigger="policy", result=given_back(7))
+    track = history.tracks(fake.readings(), 60.0)[0, 0]
+    assert (track.at, track.reliefs) == ([1000.0, 1001.0, 1004.0], [1004.0])
 
 
 # --- events ---

@@ -200,6 +200,13 @@ async def incident_watcher(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) ->
     await run_for_a_moment(box.run)
 
 
+async def host_of_incident(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
+    box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
+    monkeypatch.setattr(box, "_read_host", broken_later)
+    assert (await box._with_host(evidence("died"))).host is None
+
+
 async def diagnosis(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incidents, "diagnose", broken)
     await sidecar.services.incidents.open_incident(evidence("died"))
@@ -236,6 +243,7 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("growth/watch.py", "run"): ("growth", growth),
     ("host/watch.py", "run"): ("host", host),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
+    ("diagnose/incidents/watcher.py", "_with_host"): ("incidents", host_of_incident),
     ("diagnose/incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),
     ("proxy/proxy.py", "_tick"): ("proxy", proxy),
     ("api/problems.py", "unexpected"): ("http", http),

@@ -46,6 +46,20 @@ async def test_reclaim_runs_in_order_and_tells_before_and_after():
     assert core.counted.remedies == [("reset_encoder_cache", "reclaim", "done"), ("release", "reclaim", "done")]
 
 
+async def test_a_release_while_asleep_is_an_operators_alone_and_its_effect_is_measured():
+    """No rule touches an engine that sleeps; what a wake-up left behind comes back by request."""
+    core = await grown()
+    core.fake.asleep = True
+    await core.tick()
+    (found,) = await core.relief.reclaim(requests("release"), mode="safe", dry_run=False)
+    assert (found.result.outcome, found.result.freed_bytes) == ("done", 2 * CACHED)
+    by_rule = await core.relief.for_rule("device", "release")
+    assert by_rule.result.outcome == "refused"
+    assert "rules leave it alone" in (by_rule.result.reason or "")
+    assert "rules leave it alone" in (core.relief.unavailable("release", core.poller.current().engine) or "")
+    assert core.fake.resets() == ["release"]
+
+
 async def test_a_dry_run_does_nothing():
     """It tells what would be refused, and leaves neither event nor count."""
     core = await grown(version="0.12.0")

@@ -80,6 +80,7 @@ _LIMITS: Mapping[str, _Source] = {
     "v2_runner": (flag, ("use_v2_model_runner",)),
     "async_scheduling": (flag, (f"{_SCHEDULER}.async_scheduling",)),
     "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
+    "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
 }
 _PARALLEL = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -94,6 +95,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "ascend_version": text(look_up(sys.modules.get("vllm_ascend"), "__version__"))
         or text(look_up(sys.modules.get("vllm_ascend._version"), "__version__")),
+        "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
         "memory": _memory(worker, start, notes),
@@ -156,7 +158,6 @@ def _layers(cache: object, start: StartPhases | None) -> dict[str, Any] | None:
 
 
 def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
-    """Return the bytes of the pool's allocations on the device."""
     if tensors is None:
         return None
     on_device = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]

@@ -5,7 +5,8 @@ v1/worker/worker_base.py:44, `WorkerBase`). A phase that fails is kept too: it i
 
 Two more are not methods of the worker. `before` is the memory in use before the engine took any: as it looks at its
 device first, once that can be used. `graphs` is the runner's method, called within `warm_up` (vllm 0.12.0
-v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962, vllm 0.33.0 v1/worker/gpu_worker.py:994, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
+v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962,
+vllm 0.33.0 v1/worker/gpu_worker.py:994, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
 vllm_ascend 0.23.0 worker/worker.py:732).
 """
 
@@ -32,10 +33,8 @@ PHASES = {
     "initialize_from_config": "kv_cache",
     "compile_or_warm_up_model": "warm_up",
 }
-"""The engine's methods, and the phases' names."""
 BEFORE, GRAPHS = "before", "graphs"
 CAPTURE = "capture_model"
-"""The runner's method that captures graphs."""
 SPECS = "get_kv_cache_spec"
 """The worker's method that describes the layers of its KV cache (vllm 0.12.0 v1/worker/gpu_worker.py:383, vllm 0.32.0
 v1/worker/gpu_worker.py:837); the engine calls it before it groups them."""
@@ -74,7 +73,6 @@ class StartPhases:
         return any(phase["name"] == "warm_up" and phase["error"] is None for phase in self.phases)
 
     def watch(self) -> None:
-        """Keep the account from now on."""
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
         notice_calls(self._worker(), SPECS, after=self._keep_layers)

@@ -13,7 +13,7 @@ from typing import Any
 from highwater_worker.devices import Device, describe_device, device_of
 from highwater_worker.devices.host import HostMemory, read_host
 from highwater_worker.encoder_cache.encoder_outputs import note_odd_absence
-from highwater_worker.encoder_cache.sleep import asleep_tags, refuse_while_asleep
+from highwater_worker.encoder_cache.sleep import asleep_tags
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import AllocatorReserve
 from highwater_worker.memory.memory_parts import (
@@ -92,17 +92,22 @@ def _weights(worker: object, kind: str, state: WorkerState, notes: Notes) -> int
 
 
 def release(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - it takes none
-    """Collect garbage, then return the allocator's unused blocks to the device."""
+    """Collect garbage, then return the allocator's unused blocks to the device.
+
+    While pools sleep nothing is collected, as garbage may lie in one that is unmapped. The rest is what vLLM itself
+    does at a sleep's end (vllm 0.32.0 device_allocator/cumem.py:298), and vllm-ascend does not (0.18 to 0.23, issue
+    9563): an operator's workspace stays then.
+    """
     notes = Notes()
     refuse_suspended(worker)
-    refuse_while_asleep(worker, state_of(worker).sleep)
+    is_asleep = bool(asleep_tags(worker, state_of(worker).sleep))
     device = device_of(worker)
     before = _figures(device, notes)
-    collected = gc.collect()
+    collected = 0 if is_asleep else gc.collect()
     mechanism = device.family.give_back(device.index)
     # After the device's: copies to the host that are done by now let go of their pinned blocks.
     notes.attempt("freed_pinned_bytes", device.family.give_back_pinned)
-    after = _figures(device, Notes(), state_of(worker).allocator_reserve)
+    after = _figures(device, Notes(), None if is_asleep else state_of(worker).allocator_reserve)
     if mechanism == "unsupported":
         notes.add("mechanism", "the C library offers no way to return free memory to the kernel")
     # On CPU by the process's own size: the machine's free memory moves with every process.

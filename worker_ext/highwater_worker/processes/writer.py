@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from highwater_worker.devices.cgroup import read_container
+from highwater_worker.devices.cgroup import read_container, read_oom_kills
 from highwater_worker.devices.host import read_machine
 from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
@@ -60,12 +60,7 @@ class ProcessFile(OpenFile):
     _written = 1
 
     def write(self, body: bytes) -> None:
-        """Write one JSON object in ASCII, of at most `MAX_BODY_BYTES`, over the old content.
-
-        Raises:
-            OSError: The file could not be written.
-            ValueError: The object is too long.
-        """
+        """Write one JSON object in ASCII over the old; raises OSError, and ValueError over `MAX_BODY_BYTES`."""
         self._written += 1
         self._pwrite(_framed(self._written, body), 0)
 
@@ -86,15 +81,7 @@ def _framed(sequence: int, body: bytes) -> bytes:
 
 
 class ProcessWriter:
-    """Writes one process's file.
-
-    Args:
-        folder: The recorders'.
-        clock: Monotonic seconds, the same in all processes of a machine.
-        wall_clock: Unix seconds.
-        root: The file system's root.
-        shm: The folder of shared memory.
-    """
+    """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
     def __init__(
         self,
@@ -119,6 +106,7 @@ class ProcessWriter:
         self._file: ProcessFile | None = None
         self._last_cost_ms: float | None = None
         self._failures = 0
+        self._kills: int | None = None
         self._ends_in_order = False
         self._stopped = Event()
         self._thread: Thread | None = None
@@ -156,7 +144,19 @@ class ProcessWriter:
                     break
         finally:
             if self._file is not None:
-                self._file.close(removes=True)
+                self._file.close(removes=not self._has_last_look())
+
+    def _has_last_look(self) -> bool:
+        """Write once more if the kernel has killed a process of this container, and return whether that succeeded.
+
+        The counter is gone with the container, and the processes that outlive a kill end within a second or two.
+        """
+        kills = read_oom_kills(self._root)
+        if not kills or self._kills is None or kills <= self._kills or self._file is None or not self._file.is_there():
+            return False
+        self._due.clear()
+        failures = self._failures
+        return self.write() and self._failures == failures
 
     def write(self) -> bool:
         """Write the file once, and return whether to go on; never raises."""
@@ -165,6 +165,7 @@ class ProcessWriter:
         started = time.perf_counter()
         try:
             if self._file is None:
+                self._kills = read_oom_kills(self._root)
                 remove_silent(self.folder, _SUFFIX, self._wall_clock() - _OLD_SECONDS)
                 path = self.folder / f"highwater-{self.pid}-{pid_started(self._root)}{_SUFFIX}"
                 self._file = make_process_file(path, self._body())
@@ -248,7 +249,6 @@ class ProcessWriter:
         self._is_first = multiprocessing.parent_process() is None
 
     def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
-        """Return the last value, read again when it is due."""
         if now >= self._due.get(name, float("-inf")):
             self._due[name] = now + seconds
             value = Notes().attempt(name, read)
@@ -265,7 +265,6 @@ def _version() -> str | None:
 
 
 def _writers(folder: Path) -> set[int]:
-    """Return the processes that have files in a folder, by the files' names."""
     with suppress(OSError), os.scandir(folder) as entries:
         names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
         return {int(name[1]) for name in names if name is not None}

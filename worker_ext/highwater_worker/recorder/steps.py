@@ -40,16 +40,11 @@ _CHANGES = (
 
 
 class Progress(NamedTuple):
-    """The steps counted up to now."""
-
     begun: int
     ended: int
-    since: float | None
-    """The beginning of the call that is running, None outside of one."""
-    last: float | None
-    """The last time that a call began or ended, None before the first."""
-    thread: int
-    """The thread that ran the last one."""
+    since: float | None  # the beginning of the call that is running, None outside of one
+    last: float | None  # when a call began or ended last, None before the first
+    thread: int  # that ran the last one
 
 
 class Steps:
@@ -89,8 +84,9 @@ class Steps:
                 self._wrappers[name] = weakref.ref(vars(worker)[name])
         if _STEP not in self._wrappers:
             notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
-        # Ray's first executor, gone in 0.33 (vllm 0.33.0 v1/executor/abstract.py:76), runs steps on the runner, past the
-        # worker (vllm 0.32.0 v1/executor/ray_utils.py:144, `execute_model_ray`): there, no step seen does not mean no step run.
+        # Ray's first executor, gone in 0.33 (vllm 0.33.0 v1/executor/abstract.py:76), runs steps on the runner, past
+        # the worker (vllm 0.32.0 v1/executor/ray_utils.py:144, `execute_model_ray`): there, no step seen does not mean
+        # no step run.
         backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
         self._is_bypassed = "ray" in str(backend).lower()
 
@@ -103,7 +99,6 @@ class Steps:
         self._wrappers = {}
 
     def progress(self) -> Progress | None:
-        """Return the counts, None where steps cannot be seen."""
         if _STEP not in self._wrappers or (self._is_bypassed and not self._seen.begun):
             return None
         return self._seen
@@ -166,15 +161,11 @@ class Steps:
 
 
 class Wait(NamedTuple):
-    """A thread that waits for an output."""
-
     since: float
     thread: int
 
 
 class Outputs:
-    """Times the waits for the outputs that steps return."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[int, float] = {}
@@ -200,7 +191,6 @@ class Outputs:
                 self._watched[kind] = None
 
     def oldest(self) -> Wait | None:
-        """Return the longest wait, None without one."""
         # Copied by one call: other threads come and go meanwhile.
         waits = [Wait(since, thread) for thread, since in list(self._waiting.items())]
         return min(waits, default=None)

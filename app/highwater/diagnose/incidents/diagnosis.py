@@ -19,11 +19,14 @@ from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding, possible, weightiest_first
 from highwater.diagnose.log.failed_allocation import FailedAllocation
-from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.last_words import QuotedException
+from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.story import NO_LOG, LogStory
 from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.device import is_acquitted
+from highwater.diagnose.rules.words import names_memory
 from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
-from highwater.text.printable import cleaned
+from highwater.text.printable import cleaned, plain
 
 _Parts = TypeVar("_Parts", Components, TorchMemory)
 MAX_STACK, MAX_ENTRIES = 16, 20
@@ -35,12 +38,21 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
 }
 # Where memory was not short these explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(
-    {"unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "unprofiled_encoder", "policy"}
+    {
+        *("unused_reserve", "growth", "over_budget", "encoder_cache", "skew", "policy"),
+        *("without_expandable_segments", "encoder_not_profiled"),
+    }
 )
 # Any of these says that memory was short.
 _OF_SHORTAGE: Final = frozenset({"ooms", "device_full", "alloc_retries", "host_memory", "killed_by_kernel"})
-_MESSAGES_OF_MEMORY: Final = frozenset(known.name for known in KNOWN if known.of_memory)
+_PART: Final = {known.name: known.part for known in KNOWN}
+# What these advise follows from readings; the figures of a failed allocation are newer, and say what helps.
+_BY_READINGS: Final = frozenset({"ooms", "alloc_retries", "device_full", "over_budget", "unused_reserve"})
+# What these advise holds until figures advise better; a start's refusals have advice of their own.
+_BY_FIGURES: Final = frozenset(known.name for known in KNOWN if known.of_memory == "device" and not known.at_start)
 _REFUSED: Final = "the engine refused to start: "
+# Of an exception, in a summary.
+_MAX_QUOTE: Final = 300
 
 
 def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
@@ -48,11 +60,24 @@ def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
 
     The engine's log may show a shortage that no number shows.
     """
-    case = case_of(evidence, log)
-    found = judged(case)
-    if _memory_was_enough(evidence, found, log):
+    found = judged(case_of(evidence, log))
+    if _had_room(evidence, found, log):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
+    if any(one.name == "failed_allocation" for one in found):
+        found = [replace(one, advice=()) if one.name in _BY_READINGS else one for one in found]
     return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
+
+
+def advised(log: LogStory, findings: Sequence[Finding]) -> tuple[LogMessage, ...]:
+    """Return the log's messages, without advice that the figures of one, or a cause beside it, make void."""
+    has_figures = any(finding.name == "failed_allocation" for finding in findings)
+    has_cause = _cause(log) is not None
+    return tuple(
+        replace(message, advice=())
+        if (has_figures and message.name in _BY_FIGURES) or (has_cause and _part(message) in {"end", "wait"})
+        else message
+        for message in log.messages
+    )
 
 
 def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> str:
@@ -61,21 +86,71 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
-    messages = log.messages
-    parts = [f"the log says that {messages[0].title.removeprefix(_REFUSED)}"] if messages else []
-    parts += [finding.title for finding in findings if finding.weight == "likely"][:2]
+    cause, likely = _cause(log), [finding.title for finding in findings if finding.weight == "likely"]
+    said = cause or next((message for message in log.messages if _part(message) != "event"), None)
+    is_known = cause is not None or bool(likely)
+    parts = []
+    if cause is None and log.exception is not None:
+        parts.append(f"{exception_title(log.exception)}: {_quoted(log.exception.text)}")
+    if said is not None:
+        parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
+    parts += likely[:2]
     parts += [finding.title for finding in findings if finding.name == "ended_by_signal" and finding.weight != "likely"]
-    if _memory_was_enough(evidence, findings, log):
-        parts += [f"memory was not short ({each.title})" for each in findings if each.name == "device_had_room"]
+    if _had_room(evidence, findings, log):
+        room = next(finding.title for finding in findings if finding.name == "device_had_room")
+        parts += [f"device memory was not short ({room})"] if is_acquitted(case_of(evidence, log)) else [room]
+    elif not is_known and log.exception is None:
+        parts += [finding.title for finding in findings if finding.weight == "clue"][:1]
+    if evidence.kind == "start_failed" and evidence.reason and said is None and log.exception is None:
+        # Of processes that left no rank the reason has all figures.
+        return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
     if not parts:
-        parts = [finding.title for finding in findings if finding.weight == "clue"][:1]
+        parts = ["nothing that is known explains it"]
+    if said is None and log.exception is None and (log.lines > 0 or not likely):
+        parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
-    return f"{_WHAT[evidence.kind]}: {'; '.join(parts) or 'nothing that is known explains it'}{seen}"
+    return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
 
 
-def _memory_was_enough(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
-    """Return whether every device had room, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or any(message.name in _MESSAGES_OF_MEMORY for message in log.messages):
+def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
+    """Return whether the log tells of an orderly end, and nothing of another cause."""
+    is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
+    has_cause = _cause(log) is not None or log.exception is not None or bool(log.failed)
+    return evidence.kind == "died" and log.ended_in_order and not is_killed and not has_cause
+
+
+def unheard(log: LogStory) -> str:
+    """Return why the log's silence says nothing, as a clause; empty where it was understood."""
+    if log.was_understood and log.problem is None:
+        return ""
+    if log.problem is not None or log.lines == 0:
+        return "what the engine's log says is not known" + (
+            "" if log.problem is not None else ": it has no line of this run"
+        )
+    return f"the engine's log was not understood: {log.lines:,} lines, none of vLLM's form"
+
+
+def exception_title(exception: QuotedException) -> str:
+    """Return whose exception it is, as a clause: ``the last exception of Worker_TP0 (pid 1037)``."""
+    name = exception.process.partition(" pid=")[0] or "a process of the engine"
+    return f"the last exception of {name}" + (f" (pid {exception.pid})" if exception.pid is not None else "")
+
+
+def _quoted(words: str) -> str:
+    return f'"{plain(words, _MAX_QUOTE)}"'
+
+
+def _part(message: LogMessage) -> str:
+    return _PART.get(message.name, "cause")
+
+
+def _cause(log: LogStory) -> LogMessage | None:
+    return next((message for message in log.messages if _part(message) == "cause"), None)
+
+
+def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
+    """Return whether every device had room by the readings, and nothing says that memory was short all the same."""
+    if evidence.kind == "out_of_memory" or names_memory(log) or log.failed:
         return False
     names = {finding.name for finding in findings}
     return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
@@ -116,8 +191,13 @@ def _rank_case(evidence: Evidence, rank: RankEvidence, failed: FailedAllocation 
 
 
 def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllocation]) -> FailedAllocation | None:
-    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs."""
-    for each in failed if evidence.kind != "hung" else ():
+    """Return the failure that this rank's allocator alone can have written; ``None`` of an engine that only hangs.
+
+    What a process that is no rank's wrote, such as EngineCore, is quoted from a rank.
+    """
+    pids = {one.pid for one in evidence.ranks}
+    for found in failed if evidence.kind != "hung" else ():
+        each = found if found.pid in pids else replace(found, pid=None)
         possible_ranks = [
             one
             for one in evidence.ranks

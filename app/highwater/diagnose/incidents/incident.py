@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from highwater.diagnose.evidence import IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding
+from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import LogMessage
 from highwater.readings.engine import EngineStatus
 from highwater.readings.event import Event
@@ -46,6 +47,7 @@ class Incident(Headline):
     Attributes:
         start: The last failed start of those that are counted here.
         messages: The log's known messages, causes before consequences.
+        exception: The last exception of a worker or of EngineCore in the log, known or not.
         ranks: The evidence, thinned.
         notes: What could not be known or kept, and why.
     """
@@ -55,6 +57,7 @@ class Incident(Headline):
     start: str | None = None
     findings: tuple[Finding, ...] = ()
     messages: tuple[LogMessage, ...] = ()
+    exception: QuotedException | None = None
     ranks: tuple[RankEvidence, ...] = ()
     growth: Growth = field(default_factory=Growth)
     events: tuple[Event, ...] = ()

@@ -1,7 +1,7 @@
 """Opens incidents, counts their repetitions, and closes them when the engine is ready again.
 
 A storm of failures is one incident: what is reported again within a minute is counted there, and a start that fails the
-same way again within an hour. A hang that the engine's death follows within seconds becomes that death. The evidence of
+same way again within an hour. A hang that the engine's death ends becomes that death. The evidence of
 the first report stays, since it is nearest to the cause; later log lines are added: processes that end write their last
 lines a moment after they were missed. All reading and writing is done in a thread, because the data plane must not wait
 for a disk.
@@ -21,26 +21,30 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, get_args
 
 from highwater import __version__
-from highwater.diagnose.evidence import Evidence, IncidentKind
-from highwater.diagnose.incidents.diagnosis import diagnose, harmless, joined, summarize
+from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
+from highwater.diagnose.finding import Finding, weightiest_first
+from highwater.diagnose.incidents.diagnosis import (
+    advised,
+    diagnose,
+    ended_in_order,
+    harmless,
+    joined,
+    summarize,
+    unheard,
+)
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
-from highwater.diagnose.log.lines import (
-    LogPosition,
-    ended_by_signal,
-    match,
-    merged,
-)
+from highwater.diagnose.log.file import LogPosition
+from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory, story_of
+from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
+from highwater.text.printable import cleaned
 
 STORM_SECONDS = 60.0
 # Starts that fail the same way: a supervisor's pauses between them grow to minutes.
 SAME_START_SECONDS = 3600.0
-# A death so soon after a hang is its end; a liveness probe that ends a hung engine takes longer.
-SAME_DEATH_SECONDS = 20.0
 # When the log is read once more. vLLM logs that a process waits without a response a minute after it began to.
 LATE_SECONDS: Final[Mapping[IncidentKind, tuple[float, ...]]] = {
     "died": (5.0,),
@@ -58,6 +62,7 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
+_WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
 
 log = logging.getLogger("highwater.diagnose.incidents")
@@ -134,14 +139,21 @@ class Incidents:
         """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
-    async def complete(self, *, at_once: bool = False) -> None:
-        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them."""
-        await self._in_thread(partial(self._complete, at_once=at_once))
+    async def complete(self, *, at_once: bool = False) -> tuple[Headline, ...]:
+        """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them.
+
+        Those are returned that were none, since the engine had ended in order: they are withdrawn.
+        """
+        return await self._in_thread(partial(self._complete, at_once=at_once))
 
     async def engine_began(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
         if self._log is not None:
             await self._in_thread(self._log.engine_ready)
+
+    async def heard(self) -> tuple[LogMessage, ...]:
+        """Return the known messages that came into the log since it was last looked at; of an engine that lives."""
+        return () if self._log is None else await self._in_thread(partial(self._log.heard, self._monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that failed, by the engine's log; to be called while no engine responds.
@@ -152,10 +164,11 @@ class Incidents:
             return ()
         return await self._in_thread(partial(self._log.look, self._monotonic(), at_once=at_once))
 
-    async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool]:
+    async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool] | None:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
-        Never raises for what is in the evidence, on the disk or in the log.
+        ``None``: by its log the engine has ended in order, which is none. Never raises for what is in the evidence, on
+        the disk or in the log.
         """
         return await self._in_thread(partial(self._open, evidence))
 
@@ -191,7 +204,11 @@ class Incidents:
 
     # --- in a thread ---
 
-    def _open(self, evidence: Evidence) -> tuple[Headline, bool]:
+    def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
+        since = self._log.since if self._log is not None else None
+        story = self._story(evidence, since)
+        if ended_in_order(evidence, story) and not self._is_hang_open():
+            return None
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
         if last is not None and evidence.start is not None:
@@ -214,11 +231,10 @@ class Incidents:
             return counted, False
         hang = self._hang_before(evidence)
         if hang is not None:
-            evidence = replace(evidence, ranks=joined(evidence.ranks, hang.ranks))
+            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         number = self._counts[evidence.kind] + 1
-        since = self._log.since if self._log is not None else None
-        incident = replace(self._incident(evidence, since), number=number)
+        incident = replace(self._incident(evidence, story), number=number)
         if hang is not None:
             incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
         self._store.write(incident)
@@ -231,28 +247,49 @@ class Incidents:
         return incident.headline, True
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
-        """Return the hang that this death ends: a killed worker stops every step, and then the API server ends."""
+        """Return the hang that this death ends: it is open, so the engine has not been ready since.
+
+        A killed worker stops every step, and then the API server ends. A liveness probe ends an engine that hangs.
+        """
         if evidence.kind != "died":
             return None
         hangs = [one for one in self._tracked.values() if one.kind == "hung" and one.ended_at is None]
-        recent = [one for one in hangs if 0 <= evidence.at - (one.at or 0.0) < SAME_DEATH_SECONDS]
-        return self._stored(max(recent, key=lambda one: one.at or 0.0).id) if recent else None
+        before = [one for one in hangs if (one.at or 0.0) <= evidence.at]
+        return self._stored(max(before, key=lambda one: one.at or 0.0).id) if before else None
 
-    def _complete(self, *, at_once: bool) -> None:
+    def _complete(self, *, at_once: bool) -> tuple[Headline, ...]:
         now, late = self._monotonic(), self._late
         due = [one for one in late if at_once or one.due <= now]
         self._late = tuple(one for one in late if one not in due)
+        withdrawn = []
         for one in due:
             stored = self._stored(one.id)
             if stored is None:
                 continue  # it was the oldest, and was removed
-            incident = self._incident(one.evidence, one.since, one.until)
-            # A log that was rotated since has no messages of this incident: those that are known stay.
-            if incident.messages and incident.messages != stored.messages:
+            story = self._story(one.evidence, one.since, one.until)
+            # A death that a hang came before was its end, in whatever order.
+            if ended_in_order(one.evidence, story) and "-hung" not in stored.id and not self._is_hang_open():
+                withdrawn.append(self._withdrawn(stored))
+                continue
+            incident = self._incident(one.evidence, story)
+            if _says_more(incident, stored, story):
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
+        return tuple(withdrawn)
+
+    def _withdrawn(self, stored: Incident) -> Headline:
+        """Take an incident back: the log's last lines came late, and tell of an orderly end."""
+        self._store.remove(stored.id)
+        self._late = tuple(one for one in self._late if one.id != stored.id)
+        self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
+        if stored.kind is not None:
+            self._counts = {**self._counts, stored.kind: self._counts[stored.kind] - 1}
+        return stored.headline
+
+    def _is_hang_open(self) -> bool:
+        return any(one.kind == "hung" for one in _unended(self._tracked))
 
     def _stored(self, incident_id: str) -> Incident | None:
         try:
@@ -286,14 +323,14 @@ class Incidents:
         if incident is None:
             return
         if counted.ended_at is None and self._log is not None:  # afterwards the log may be the next engine's
-            lines, _ = self._log.of_this_life(self._log.since)
-            incident = replace(incident, messages=merged(incident.messages, match(lines)))
+            story = self._log.story(self._log.since)
+            incident = replace(incident, messages=merged(incident.messages, story.messages))
         self._store.write(_counted(incident, counted))
 
-    def _incident(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> Incident:
-        story = self._story(evidence, since, until)
-        notes = [] if story.problem is None else [story.problem]
+    def _incident(self, evidence: Evidence, story: LogStory) -> Incident:
+        notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
+        findings: Sequence[Finding] = ()
         try:
             findings = diagnose(evidence, story)
         except Exception:
@@ -301,8 +338,12 @@ class Incidents:
             # can collect it again.
             self._internal_error()
             log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
-            findings = ()
             notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+        if evidence.hang is not None:
+            known = {found.name for found in findings}
+            findings = weightiest_first(
+                (*findings, *(each for each in evidence.hang.findings if each.name not in known))
+            )
         decisions = [event for event in evidence.events if "policy" in (event.kind, event.trigger)]
         return Incident(
             id=self._id(evidence.kind, evidence.at),
@@ -313,21 +354,22 @@ class Incidents:
             engine=evidence.engine,
             reason=evidence.reason,
             start=evidence.start.id if evidence.start is not None else None,
-            findings=findings,
-            messages=story.messages,
+            findings=tuple(findings),
+            messages=advised(story, findings),
+            exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(notes),
+            notes=tuple(filter(None, notes)),
             written_by=__version__,
         )
 
-    def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None) -> LogStory:
-        if evidence.start is not None:
-            return evidence.start.story
-        return LogStory(problem=_NO_LOG) if self._log is None else story_of(*self._log.of_this_life(since, until))
+    def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
+        if self._log is None:
+            return LogStory(problem=_NO_LOG)
+        return self._log.story(since, until) if evidence.start is None else evidence.start.story
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -353,6 +395,30 @@ def _fails_again(last: Headline, evidence: Evidence) -> bool:
 def _goes_on(last: Headline, evidence: Evidence) -> bool:
     is_recent = abs(evidence.at - (last.last_at or 0.0)) < STORM_SECONDS  # also with a clock that was set back
     return is_recent and (last.ended_at is None or evidence.kind == _OUTLIVES_READY)
+
+
+def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
+    """Return whether the log, read once more, changes an incident.
+
+    One that was rotated since has nothing of it: what is known stays.
+    """
+    is_silent = not incident.messages and incident.exception is None
+    if (stored.messages and not incident.messages) or (is_silent and (stored.exception or not story.was_understood)):
+        return False
+    told = (incident.messages, incident.exception, incident.summary)
+    return told != (stored.messages, stored.exception, stored.summary)
+
+
+def _ending(hang: Incident, evidence: Evidence) -> Evidence:
+    """Return a death's evidence with that of the hang that it ended, which is nearer to the cause."""
+    why = [found for found in hang.findings if found.name in _WHY_IT_HUNG]
+    reasons = (hang.reason, evidence.reason)
+    return replace(
+        evidence,
+        ranks=joined(evidence.ranks, hang.ranks),
+        hang=HangBefore(seconds=evidence.at - (hang.at or evidence.at), findings=tuple(why)),
+        reason="; then: ".join(dict.fromkeys(reason for reason in reasons if reason)),
+    )
 
 
 def _cause(messages: Sequence[LogMessage]) -> str:

@@ -1,7 +1,9 @@
 """The kernel's kills for memory, by the counters of control groups: a killed process leaves nothing in its log.
 
-A rank that survives reports the counter of its container, and so does the sidecar's own group where the engine shares
-it. The counter of a container that is gone is gone with it.
+A group counts the processes that ran in it, whichever limit was met, the container's or the machine's. So only groups
+count in which a process of the engine runs or has run: in a pod the sidecar's own is another container's. Version 2
+counts groups below as well, but one that holds processes has none below that count memory (cgroup-v2.rst, "No Internal
+Process Constraint"). The counter of a container is gone with it; what rose is kept here.
 """
 
 from __future__ import annotations
@@ -9,53 +11,119 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import OomKills
-from highwater.host.cgroup import oom_kill_count
+from highwater.host.past import SILENT_SECONDS, containers_of_engine
+from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
-_MAX_RISES: Final = 64
-_OWN: Final = "counted in the sidecar's own control group"
+# A container that keeps so much of its limit has been killed for that, whenever its counter began.
+_FULL_RATIO: Final = 0.9
+_BY_CONTAINER: Final = "counted in the engine's container"
+_MAX_RISES, _MAX_GROUPS = 64, 256
+
+
+class _Rise(NamedTuple):
+    at: float
+    group: str
+    kills: OomKills
 
 
 class OomKillWatch:
-    """Notices when a counter rises; ``read`` returns the sidecar's own."""
+    """Notices when a counter rises.
 
-    def __init__(
-        self, read: Callable[[], int | None] = oom_kill_count, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._read = read
+    Attributes:
+        total: Kills since this sidecar began; ``None`` before any counter of the engine was read.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total: int | None = None
         self._clock = clock
         self._counts: dict[str, int] = {}
-        self._rises: deque[tuple[float, OomKills]] = deque(maxlen=_MAX_RISES)
+        self._rises: deque[_Rise] = deque(maxlen=_MAX_RISES)
+        self._has_looked = False
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
-        """Compare every counter that can be read now with its last value."""
-        reported = {
-            f"counted where rank {rank_title(*rank_key(rank))} runs": rank.host_memory.cgroup_oom_kills
-            for rank in ranks
-        }
-        for where, count in {_OWN: self._read(), **reported}.items():
-            if count is None:
-                continue
-            before = self._counts.get(where, count)
-            if count > before:
-                self._rises.append((self._clock(), OomKills(count=count - before, where=where)))
-            self._counts[where] = count
+        """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""
+        rises = [0]
+        for rank in ranks:
+            count, name = rank.host_memory.cgroup_oom_kills, rank_title(*rank_key(rank))
+            if count is not None:
+                before = self._counts.get(f"rank {name}", count)
+                rises.append(self._note(f"rank {name}", f"counted where rank {name} runs", before, count, 0.0))
+        # Containers tell them too, where processes write files.
+        if not self._has_looked and len(rises) > 1:
+            self.total = (self.total or 0) + max(rises)
 
-    def recent(self) -> OomKills | None:
-        """Return the kills of the last minute; ``None`` without any counter.
+    def look(self, reading: HostReading) -> None:
+        """Compare the counters of the engine's containers with their last values."""
+        alive = {one.container for one in reading.processes if one.age_seconds < SILENT_SECONDS}
+        # Of one container there may be many looks, which its processes have left: a counter never falls.
+        highest: dict[str, tuple[int, ContainerMemory]] = {}
+        for one in containers_of_engine(reading):
+            count = one.events.get("oom_kill", -1)
+            if count > highest.get(one.key, (-1, one))[0]:
+                highest[one.key] = count, one
+        for key, (count, one) in highest.items():
+            unseen = 0 if self._began_at_zero(one, has_ended=key not in alive) else count
+            rise = self._note(key, _BY_CONTAINER, self._counts.get(key, unseen), count, one.age_seconds)
+            self.total = (self.total or 0) + rise
+        self._has_looked = True
 
-        Ranks that share a container report the same kill: the highest count is taken.
+    def _began_at_zero(self, container: ContainerMemory, *, has_ended: bool) -> bool:
+        """Return whether all of a count that was never seen before is the engine's: on a bare machine it may be old."""
+        full = container.limit_bytes and (container.kept_bytes or 0) / container.limit_bytes >= _FULL_RATIO
+        if has_ended:
+            return container.is_private or bool(full)
+        # Beside a new sidecar the engine may have run for days.
+        return self._has_looked and container.is_private
+
+    def _note(self, group: str, where: str, before: int, count: int, age_seconds: float) -> int:
+        rise = max(0, count - before)
+        if rise:
+            self._rises.append(_Rise(self._clock() - age_seconds, group, OomKills(count=rise, where=where)))
+        self._counts.pop(group, None)
+        self._counts[group] = count  # the last one that was seen stands last
+        if len(self._counts) > _MAX_GROUPS:
+            del self._counts[next(iter(self._counts))]
+        return rise
+
+    def recent(self, reading: HostReading | None = None, alive: Iterable[RankReading] = ()) -> OomKills | None:
+        """Return the kills of the last minute; ``None`` where no counter was read after the engine's end.
+
+        Args:
+            reading: Made after the end.
+            alive: The ranks that have outlived it, and report their counters.
         """
-        by_group = dict.fromkeys(self._counts, 0)
-        for at, kills in self._rises:
+        recent: dict[str, OomKills] = {}
+        for at, group, kills in self._rises:
             if self._clock() - at <= RECENT_SECONDS:
-                by_group[kills.where] += kills.count
-        where = max(by_group, key=lambda group: by_group[group], default=None)
-        return None if where is None else OomKills(count=by_group[where], where=where)
+                count = kills.count + (recent[group].count if group in recent else 0)
+                recent[group] = OomKills(count=count, where=kills.where)
+        # Several groups report the same kill: those of ranks, and the container's.
+        if recent:
+            return max(recent.values(), key=lambda kills: kills.count)
+        if reading is not None and any(map(_is_after_the_end(reading), containers_of_engine(reading))):
+            return OomKills(count=0, where=_BY_CONTAINER)
+        outlived = [rank for rank in alive if rank.host_memory.cgroup_oom_kills is not None]
+        if not outlived:
+            return None
+        return OomKills(count=0, where=f"counted where rank {rank_title(*rank_key(outlived[0]))} runs")
+
+
+def _is_after_the_end(reading: HostReading) -> Callable[[ContainerMemory], bool]:
+    silent: dict[str | None, float] = {}
+    for one in (*reading.processes, *reading.ended):
+        silent[one.container] = max(one.age_seconds, silent.get(one.container, 0.0))
+
+    def is_after(container: ContainerMemory) -> bool:
+        """Return whether the counter was read later than the last sign of a process that has ended."""
+        is_now = container.sees == "sidecar" or silent[container.key] >= container.age_seconds + SILENT_SECONDS
+        return "oom_kill" in container.events and is_now
+
+    return is_after

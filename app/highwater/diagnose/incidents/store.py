@@ -118,6 +118,14 @@ class IncidentStore:
             while len(self._memory) > MAX_IN_MEMORY:
                 del self._memory[min(self._memory)]
 
+    def remove(self, incident_id: str) -> None:
+        """Forget an incident; what cannot be removed stays."""
+        with self._lock:
+            self._memory.pop(incident_id, None)
+            if self.folder is not None and incident_id in _names(self.folder):
+                with suppress(OSError):
+                    _file(self.folder, incident_id).unlink()
+
     def headlines(self) -> list[Headline]:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         with self._lock:

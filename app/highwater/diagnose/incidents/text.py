@@ -8,13 +8,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from highwater.diagnose.advice import Advice
+from highwater.diagnose.advice import Advice, advices, without_effect
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.incidents.diagnosis import known_points, latest
+from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
@@ -69,13 +70,15 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
     }
     if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
         facts["id"] = "it keeps the kind that the incident began with"
-    of_messages = (advice for message in incident.messages for advice in message.advice)
-    given = dict.fromkeys((*of_messages, *all_advice(incident.findings)))
+    causes = [each for each in incident.findings if each.weight == "likely" and each.name in KNOWN_CAUSE_NAMES]
+    pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
+    of_messages = (each for message in incident.messages for each in message.advice if each not in pointless)
+    given = dict.fromkeys((*all_advice(causes), *of_messages, *all_advice(incident.findings)))
     parts = [
         f"# {text(kind)}: {code(incident.id)}",
         _wrapped(f"**{text(plain(incident.summary, 2000))}**"),
         "\n".join(f"- {name}: {value}" for name, value in facts.items() if value),
-        *section("What the log says", map(_message, incident.messages)),
+        *section("What the log says", (*map(_message, incident.messages), *_exception(incident))),
         *section("What the numbers say", map(_finding, incident.findings)),
         *section("What to change", map(_advice, given)),
         *section("The ranks", _ranks(incident.ranks, charts=charts)),
@@ -101,6 +104,12 @@ def _message(message: LogMessage) -> str:
     often = f" ({message.count} lines)" if message.count > 1 else ""
     item = _item(f"**{text(plain(message.title))}**{often}", text(plain(message.meaning, 2000)))
     return f"{item}\n\n{textwrap.indent(_lines(map(plain, message.lines)), '  ')}"
+
+
+def _exception(incident: Incident) -> Iterator[str]:
+    if incident.exception is not None:
+        lines = _lines([plain(incident.exception.text)])
+        yield f"{_item(f'**{text(plain(exception_title(incident.exception)))}**')}\n\n{textwrap.indent(lines, '  ')}"
 
 
 def _finding(finding: Finding) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,12 @@ from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import EncoderEntry, Evidence, IncidentKind, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
-from highwater.diagnose.log.starts import FailedStart
+from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
+from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
+from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
 from highwater.memory.start_failure import PREFIX
@@ -33,6 +36,7 @@ from highwater.readings.policy import PolicyStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.recorder.entry_table import largest_first
+from highwater.recorder.progress import LOST
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress
 from highwater.recorder.recorders import Recorders
@@ -42,6 +46,11 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
+# So long the log may say with what a start failed that its processes' files have shown: it waits for silence itself.
+LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
+# Between two looks at the log of an engine that sleeps.
+HEAR_SECONDS = 5.0
+ENDED_IN_ORDER = "the engine ended in order, as its log says"
 
 log = logging.getLogger("highwater.diagnose.incidents")
 
@@ -56,6 +65,7 @@ class _LifeKnown:
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
+    sleep: Sleep = field(default_factory=Sleep)
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
@@ -64,7 +74,9 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    ``internal_error`` counts an internal error; the other callables return the present state of their parts.
+    ``internal_error`` counts an internal error, and ``read_host`` reads host memory once more.
+    ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns whether nothing else
+    tells of it. The other callables return the present state of their parts.
     """
 
     def __init__(
@@ -78,6 +90,8 @@ class IncidentWatcher:
         verdicts: Callable[[], tuple[SeriesGrowth, ...]] = tuple,
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
+        read_host: Callable[[], Awaitable[HostFacts]] | None = None,
+        log_says_start_failed: Callable[[bool], bool] = lambda _: True,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
@@ -88,6 +102,8 @@ class IncidentWatcher:
         self._verdicts = verdicts
         self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
+        self._read_host = read_host
+        self._log_says_start_failed = log_says_start_failed
         self._internal_error = internal_error
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
@@ -97,7 +113,10 @@ class IncidentWatcher:
         self._may_be_open = True
         # Whether the log must learn that another life of the engine began; tried again until there was room.
         self._has_begun = False
-        self._is_looking = False
+        self._is_looking = self._has_looked = False
+        # Starts that failed by their files, and what to read of their recorders, until the log has said why.
+        self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
+        self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
@@ -152,19 +171,24 @@ class IncidentWatcher:
             self._may_be_open = not self._put(self._end_all)
 
     def _notice_start(self, report: Report, before: Report | None) -> None:
-        """Open an incident for a start that failed by its recorders; with a log, the log decides, and says why.
+        """Open an incident for a start that failed by its recorders or its processes' files.
 
-        Workers that ended in order before their start was over were perhaps stopped by somebody: that is an event.
+        With a log, the log may say why first. Workers that ended in order before their start was over were perhaps
+        stopped by somebody: that is an event.
         """
         failure = report.start_failure
-        if failure is None or (before is not None and failure == before.start_failure) or self._incidents.has_log:
+        if failure is None or (before is not None and failure == before.start_failure):
             return
-        if not any(rank.error is not None or rank.status == "dead" for rank in failure.ranks):
+        if not failure.is_silent and not any(one.error is not None or one.status == "dead" for one in failure.ranks):
             return
         life = replace(_of_start(report), model=None if before is None else before.engine.model)
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
-        start = FailedStart(id=failure.recorder_instance)
-        self._open_with(partial(self._write, replace(evidence, start=start), failure.recorder_instance))
+        evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance))
+        instance = None if failure.is_silent else failure.recorder_instance
+        if self._incidents.has_log:
+            self._unsaid.append((evidence, instance))
+        else:
+            self._open_with(partial(self._write, evidence, instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
@@ -203,6 +227,7 @@ class IncidentWatcher:
             life.records = recorders.records  # the last records of workers that are followed no more
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
+            life.sleep.note(report.ranks)
             life.baseline = self._engine_life().baseline or life.baseline
             policy = self._policy()
             life.policy = life.policy if policy.level in NOTHING_KNOWN else policy
@@ -242,8 +267,22 @@ class IncidentWatcher:
             events=events,
             reason=reason,
             stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
-            oom_kills=self._oom_kills.recent(),
         )
+
+    async def _with_host(self, evidence: Evidence) -> Evidence:
+        """Add host memory as it is now, with what the dead have left, and the kernel's kills."""
+        host = None
+        try:
+            host = None if self._read_host is None else await self._read_host()
+        except Exception:
+            # Broad, so that the incident is written without it.
+            self._internal_error()
+            log.exception("host memory could not be read for an incident")
+        # While all are alive, none is known to have reported its counter after the end.
+        is_one_lost = any(rank.status in LOST for rank in evidence.ranks)
+        alive = [rank.reading for rank in evidence.ranks if rank.status == "alive" and rank.reading is not None]
+        kills = self._oom_kills.recent(None if host is None else host.reading, alive if is_one_lost else ())
+        return replace(evidence, host=host, oom_kills=kills)
 
     def _follow_log(self, report: Report) -> None:
         """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
@@ -251,8 +290,11 @@ class IncidentWatcher:
             self._has_begun = not self._put(self._incidents.engine_began)
         if self._incidents.is_late_due:
             self._put(self._complete)
-        if report.engine.traits.is_absent and not self._is_looking:
+        if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
+        if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
+            self._heard_at = self._history.now()
+            self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Queue the work; return whether there was room."""
@@ -267,24 +309,51 @@ class IncidentWatcher:
         for ended in await self._incidents.engine_ready():
             self._history.record("incident", f"incident {ended.id} ended: the engine is ready")
 
+    async def _hear(self, report: Report, life: _LifeKnown | None) -> None:
+        """Record that a sleeping engine could not be woken up: it lives on, and nothing else shows it."""
+        failure = wake_up_failed(await self._incidents.heard(), report.ranks, Sleep() if life is None else life.sleep)
+        if failure is not None:
+            self._history.record("state", f"{failure.title}. {failure.text}")
+            log.warning("%s. %s", failure.title, failure.text)
+
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
-        self._is_looking = False
-        for start in await self._incidents.failed_starts(at_once=at_once):
-            evidence = self._evidence("start_failed", _of_start(report), report, "")
+        self._is_looking, is_absent = False, report.engine.traits.is_absent
+        for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
+            is_silent = not start.story.messages and start.story.exception is None
+            # What the log has from before this sidecar, it has not seen.
+            is_new = self._has_looked and self._log_says_start_failed(is_silent)
+            if self._unsaid:
+                evidence, instance = self._unsaid.popleft()
+            elif is_silent and not is_new:
+                continue
+            else:
+                reason = "it ended without a word while it started, by its log" if is_silent else ""
+                evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
             self._may_be_open = True
-            await self._write(replace(evidence, start=start), None)
+            await self._write(evidence if is_silent and evidence.start else replace(evidence, start=start), instance)
+        self._has_looked = True
+        at_once = at_once or not is_absent  # what follows in the log is of an engine that runs
+        while self._unsaid and (at_once or self._history.now() - self._unsaid[0][0].at >= LOG_SECONDS):
+            self._may_be_open = True
+            await self._write(*self._unsaid.popleft())
 
     async def _complete(self, *, at_once: bool = False) -> None:
-        if at_once and self._last is not None and self._last.engine.traits.is_absent:
+        if at_once and self._last is not None and (self._last.engine.traits.is_absent or self._unsaid):
             await self._look_for_failed_starts(self._last, at_once=True)
-        await self._incidents.complete(at_once=at_once)
+        for ended in await self._incidents.complete(at_once=at_once):
+            self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
             last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
             ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
             evidence = replace(evidence, ranks=ranks)
-        headline, is_new = await self._incidents.open_incident(evidence)
+        evidence = await self._with_host(evidence)
+        opened = await self._incidents.open_incident(evidence)
+        if opened is None:
+            self._history.record("state", ENDED_IN_ORDER)
+            return
+        headline, is_new = opened
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
             log.warning("incident %s: %s", headline.id, headline.summary)

@@ -1,4 +1,4 @@
-"""The allocation that PyTorch's allocator could not make, by the figures in its message in the engine's log.
+"""The figures in the message of an allocation that failed, in the engine's log.
 
 They are those of that very moment, and so newer than every reading: an engine can fill, or fragment, its device within
 one step. PyTorch writes the message after it has given its unused blocks back to the device and tried once more: what
@@ -10,13 +10,14 @@ An engine may live through such a failure. One counts only if it is its process'
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from highwater.diagnose.log.lines import RecognizedLine
+from highwater.diagnose.log.lines import RecognizedLine, quoted
+from highwater.diagnose.log.messages import WhichMemory
 from highwater.readings.rank import RankReading
+from highwater.text.printable import plain
 from highwater.units import GIB, KIB, MIB
 
 NEAR_SECONDS: Final = 60.0
@@ -24,107 +25,187 @@ NEAR_LINES: Final = 200
 """Before the log's end; the lines where it has no times. A traceback has fewer."""
 _SAME_DEVICE: Final = 0.01
 """The part of its size by which a device's two figures may differ: the message's has two decimals."""
-_MESSAGES: Final = ("npu_out_of_memory", "cuda_out_of_memory")
-_UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_SIZE: Final = r"(?<![\d.])(\d{1,7}(?:\.\d{1,2})?) (bytes|[KMG]iB)"
-# torch 2.11 c10/cuda/CUDACachingAllocator.cpp. torch_npu 2.7 to 2.10, csrc/core/npu/NPUCachingAllocator.cpp,
-# writes what PyTorch wrote before 2.1.
-_TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}")
-_TOTAL: Final = re.compile(rf"total capacity of {_SIZE}|; {_SIZE} total capacity;")
-_FREE: Final = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
+_UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
+_SIZE: Final = r"(?<![\d.])(\d{1,15}(?:\.\d{1,2})?) (bytes|[KMGT]iB)"
+# torch 2.11 c10/cuda/CUDACachingAllocator.cpp, and c10/xpu/XPUCachingAllocator.cpp without what processes have in use.
+# torch_npu 2.7 to 2.14, csrc/core/npu/NPUCachingAllocator.cpp and NPUWorkspaceAllocator.cpp, write what PyTorch wrote
+# before 2.1; the workspaces' message has no figures of PyTorch's. Then c10/core/impl/alloc_cpu.cpp, NumPy, and vllm
+# 0.32.0 distributed/device_communicators/shm_broadcast.py:254.
+_TRIED: Final = re.compile(rf"[Tt]ried to (?:allocate|mmap) {_SIZE}|Unable to allocate {_SIZE}|: {_SIZE} required, ")
+_TOTAL: Final = re.compile(rf"total capaci?ty of {_SIZE}|; {_SIZE} total capacity[;)]")
+_FREE: Final = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free[;)]|required, {_SIZE} free")
 _ALLOCATED: Final = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch|; {_SIZE} already allocated;")
 _UNALLOCATED: Final = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _RESERVED: Final = re.compile(rf"{_SIZE} reserved in total by PyTorch")
-_PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
+_IN_USE: Final = re.compile(rf"this process has {_SIZE} memory in use")
+_DEVICE: Final = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?:WorkspaceAllocator)?\b")
+# Ray's figures are in its own GB: "Memory on the node ... was 2152.43GB / 2265.25GB", and then its list of processes.
+_OF_NODE: Final = re.compile(r"\bwas (\d{1,9}\.\d{1,2})GB / (\d{1,9}\.\d{1,2})GB\b")
+_OF_PROCESS: Final = re.compile(r"\s*(\d{1,9})\s{1,40}(\d{1,9}\.\d{1,2})\s{1,40}(\S.*)")
+_LIST_LINES: Final = 16
 # vLLM's time of a line, or a container runtime's. The year is not said: that of a leap year stands for any.
 _TIME: Final = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
+_MOST_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
-_LINE_LENGTH: Final = 4000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestProcess:
+    """The process with the most host memory on a node, by Ray's list; ``size_gb`` is in Ray's GB."""
+
+    pid: int
+    name: str
+    size_gb: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAllocation:
-    """Sizes in bytes, as exact as the message's two decimals."""
+    """Sizes in bytes, as exact as the message's two decimals; what it does not say is ``None``.
 
-    tried_bytes: int
-    total_bytes: int
-    free_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    pid: int | None
-    """The process that wrote it, where the line's prefix names it."""
+    Attributes:
+        platform: ``cuda``, ``hip``, ``xpu`` or ``npu``, as the message calls the device.
+        in_use_bytes: What its process had of the device, PyTorch's and not, where the driver could say that.
+        node_gb: Of host memory that Ray watches, what was in use and what there is, in Ray's GB.
+        pid: The process that wrote it, where the line's prefix names it.
+    """
+
+    memory: WhichMemory = "device"
+    platform: str | None = None
+    tried_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    in_use_bytes: int | None = None
+    node_gb: tuple[float, float] | None = None
+    largest: LargestProcess | None = None
+    pid: int | None = None
 
     def may_be_of(self, pid: int | None, total_bytes: int | None) -> bool:
         """Return whether the allocator of this process, on a device of this size, may have written it."""
-        is_its_size = total_bytes is None or abs(total_bytes - self.total_bytes) <= _SAME_DEVICE * self.total_bytes
+        total = self.total_bytes
+        if total is None or self.free_bytes is None:
+            return False
+        is_its_size = total_bytes is None or abs(total_bytes - total) <= _SAME_DEVICE * total
         return is_its_size and (self.pid is None or pid is None or self.pid == pid)
 
     def reading(self, before: RankReading, at: float) -> RankReading:
         """Return the rank's last reading as it stood at the failure; the components are those before it."""
-        torch = replace(
-            before.torch,
-            allocated_bytes=self.allocated_bytes,
-            reserved_bytes=self.reserved_bytes,
-            inactive_split_bytes=self.reserved_bytes - self.allocated_bytes,
-        )
-        total = self.total_bytes if before.total_bytes is None else before.total_bytes
-        used = max(total - self.free_bytes, 0)
+        total, free, torch = before.total_bytes or self.total_bytes or 0, self.free_bytes or 0, before.torch
+        releasable = before.releasable_bytes
+        if self.reserved_bytes is not None and self.allocated_bytes is not None:
+            releasable = 0
+            torch = replace(
+                torch,
+                allocated_bytes=self.allocated_bytes,
+                reserved_bytes=self.reserved_bytes,
+                inactive_split_bytes=self.reserved_bytes - self.allocated_bytes,
+            )
+        used = max(total - free, 0)
         return replace(
             before,
             taken_at=at,
             total_bytes=total,
-            free_bytes=self.free_bytes,
+            free_bytes=free,
             used_bytes=used,
             used_ratio=used / total if total else None,
             torch=torch,
-            releasable_bytes=0,
+            releasable_bytes=releasable,
         )
 
 
-def failed_allocations(lines: Sequence[RecognizedLine]) -> list[FailedAllocation]:
-    """Return each process's last failure in the lines of an engine's life, if it stands near their end.
+class FailedAllocations:
+    """Each process's last failure among lines that come one after another.
 
     A message that is cut or written in another way says nothing, and then an earlier one of its process counts no more.
     """
-    found: dict[str | None, tuple[int, datetime | None, FailedAllocation | None]] = {}
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[WhichMemory, int | None], tuple[Moment, FailedAllocation | None]] = {}
+        self._node: tuple[tuple[WhichMemory, int | None], int] | None = None  # Ray's list of processes is to come
+
+    def add(self, found: RecognizedLine, at: Moment) -> None:
+        """Take the next line."""
+        line, known = found
+        if known is None or known.of_memory in (None, "unclear"):
+            self._note_process(line.message, at)
+        elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
+            # What a process quotes is another one's.
+            key = known.of_memory, line.pid if quoted(line) is None else None
+            if key in self._found or len(self._found) < _MOST_PROCESSES:
+                failed = _parsed(line.message, key[1], known.of_memory)
+                self._found[key] = at, failed
+                self._node = (key, at.number) if failed is not None and failed.node_gb is not None else self._node
+
+    def _note_process(self, message: str, at: Moment) -> None:
+        """Take the first row of Ray's list, which begins with the largest."""
+        if self._node is None or (row := _OF_PROCESS.match(message)) is None:
+            return
+        (key, number), self._node = self._node, None
+        _, failed = self._found[key]
+        if failed is not None and at.number - number <= _LIST_LINES:
+            largest = LargestProcess(pid=int(row[1]), name=plain(row[3], 80), size_gb=float(row[2]))
+            self._found[key] = at, replace(failed, largest=largest)
+
+    def near(self, end: Moment) -> tuple[FailedAllocation, ...]:
+        """Return the failures that stand near the end of an engine's life; a quoted one only where it is not there."""
+        near = [failed for at, failed in self._found.values() if failed is not None and at.is_near(end)]
+        known = {replace(failed, pid=None) for failed in near if failed.pid is not None}
+        return tuple(failed for failed in near if failed not in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A line's place in a log: its number, and the last time that was named until then."""
+
+    number: int = 0
     time: datetime | None = None
-    for number, (text, _, known) in enumerate(lines):
-        time = _time_of(text) or time
-        if known is not None and known.name in _MESSAGES:
-            pid = _PID.search(text[:200])
-            process = None if pid is None else pid[1]
-            found[process] = (number, time, _parsed(text[:_LINE_LENGTH], process))
-    return [
-        failed
-        for number, at, failed in found.values()
-        if failed is not None and _is_near(at, time, after=len(lines) - number)
-    ]
 
+    def next(self, text: str) -> Moment:
+        """Return that of the next line."""
+        return Moment(self.number + 1, _time_of(text) or self.time)
 
-def _is_near(at: datetime | None, end: datetime | None, *, after: int) -> bool:
-    if at is None or end is None:
-        return after <= NEAR_LINES
-    return (end - at) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
+    def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        if self.time is None or end.time is None:
+            return end.number - self.number < NEAR_LINES
+        return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
 
 
 def _time_of(line: str) -> datetime | None:
-    found = _TIME.search(line[:120])
+    found = _TIME.search(line[:200])
     try:
         return None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[0]}Z")
     except ValueError:  # no such day or hour
         return None
 
 
-def _parsed(line: str, pid: str | None) -> FailedAllocation | None:
+def _parsed(line: str, pid: int | None, memory: WhichMemory) -> FailedAllocation | None:
     tried, total, free, allocated = (_size(pattern, line) for pattern in (_TRIED, _TOTAL, _FREE, _ALLOCATED))
-    unallocated, reserved = _size(_UNALLOCATED, line), _size(_RESERVED, line)
-    if tried is None or total is None or free is None or allocated is None:
-        return None
-    if reserved is None and unallocated is not None:
+    unallocated, reserved, node = _size(_UNALLOCATED, line), _size(_RESERVED, line), _OF_NODE.search(line)
+    if memory != "device":
+        if tried is None and node is None:
+            return None
+        of_node = None if node is None else (float(node[1]), float(node[2]))
+        return FailedAllocation(memory=memory, tried_bytes=tried, free_bytes=free, node_gb=of_node, pid=pid)
+    if reserved is None and unallocated is not None and allocated is not None:
         reserved = allocated + unallocated
-    if reserved is None or reserved < allocated:
+    is_workspaces = "Workspace" in line[:200]
+    if tried is None or total is None or (not is_workspaces and (allocated is None or reserved is None)):
         return None
-    return FailedAllocation(tried, total, free, allocated, reserved, None if pid is None else int(pid))
+    if reserved is not None and reserved < (allocated or 0):
+        return None
+    device = _DEVICE.search(line)
+    return FailedAllocation(
+        platform=None if device is None else device[1].lower(),
+        tried_bytes=tried,
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        in_use_bytes=_size(_IN_USE, line),
+        pid=pid,
+    )
 
 
 def _size(pattern: re.Pattern[str], line: str) -> int | None:

@@ -7,9 +7,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from highwater.diagnose.advice import Advice, advices
+
+WhichMemory: TypeAlias = Literal["device", "host", "shm", "unclear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +25,16 @@ class KnownMessage:
     advice: tuple[Advice, ...]
     source: str
     by_api_server: bool = False
-    part: Literal["cause", "end", "wait"] = "cause"
+    part: Literal["cause", "end", "wait", "event"] = "cause"
     at_start: bool = False
-    of_memory: bool = False
+    of_memory: WhichMemory | None = None
 
 
 def _known(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[KnownMessage]:
     prefixes = rows["prefixes"]
     for name, row in rows.items():
         if name != "prefixes":
-            pattern = re.sub(r"<(\w+_error|cann)>", lambda found: prefixes[found[1]], row["pattern"])
+            pattern = re.sub(r"<(\w+)>", lambda found: prefixes[found[1]], row["pattern"])
             compiled = re.compile(pattern, re.IGNORECASE)
             yield KnownMessage(name=name, **{**row, "pattern": compiled, "advice": advices(row["advice"])})
 

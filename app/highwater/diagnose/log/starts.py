@@ -14,37 +14,26 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
-from highwater.diagnose.log.lines import (
-    LogLine,
-    LogMatches,
-    LogPosition,
-    WholeLines,
-    end_of,
-    known_message,
-    open_log,
-    parse,
-    position_of_end,
-    read_from,
-    read_tail,
-)
-from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
+from highwater.diagnose.log.lines import RecognizedLine, known_message
+from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.reader import Reader
+from highwater.diagnose.log.record import LogLine
+from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of
 
-# Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
-LOOK_BYTES = 1024 * 1024
-# The end of a line that is not written yet; a longer one is no line of a logger.
-PARTIAL_BYTES = 64 * 1024
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
-FINGERPRINT_BYTES = 64
 
-# What vLLM 0.12 to 0.32 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
-# comes once from each data-parallel engine. The files keep a client's words from being taken for them.
+# What vLLM 0.12 to 0.33 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
+# comes once from each data-parallel engine. The files keep a client's words from being taken for them. From
+# 0.33 on it is startup.py (vllm 0.33.0 entrypoints/common/startup.py:18, vllm 0.33.0 entrypoints/common/startup.py:96).
 _ENGINE_CORE: Final = 3
-_API_SERVER_FILES: Final = re.compile(r"(?:api_server|api_utils|utils)\.py")
+_API_SERVER_FILES: Final = re.compile(r"(?:api_server|api_utils|utils|startup)\.py")
 _HEADERS: Final = (
     (1, _API_SERVER_FILES, re.compile(r"vLLM (?:API )?server version |.{0,40}█  version ")),
     (2, _API_SERVER_FILES, re.compile(r"non-default args: ")),
@@ -74,7 +63,7 @@ class _Start:
 
     title: str
     header: int
-    matches: LogMatches = field(default_factory=LogMatches)
+    told: StoryTold = field(default_factory=StoryTold)
     is_failing: bool = False
     ended_at: float | None = None
     last_at: float = 0.0
@@ -88,7 +77,7 @@ class _Start:
     def failed(self) -> FailedStart:
         """Return it as a failed start."""
         digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
-        return FailedStart(id=digest[:16], story=LogStory(messages=self.matches.messages()))
+        return FailedStart(id=digest[:16], story=self.told.story())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,21 +95,22 @@ class Starts:
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, line: LogLine, now: float) -> bool:
-        """Take the next line; return whether a start begins with it."""
-        header = header_of(line)
-        if header is not None and self._is_begun_by(header):
-            if self._open is not None and self._open.is_failing and not self._open.is_reported:
-                self._over.append(self._open)
-            self._open = _Start(line.text, header)
-            return True
-        if header is not None and self._open is not None:
-            self._open.header = header
-        elif says_ready(line):
-            self._open = None
-        else:
-            self._note(line, now)
-        return False
+    def read(self, text: str, lines: Sequence[LogLine], now: float) -> bool:
+        """Take the next line of the log, with the lines in it; return whether a start begins with it."""
+        begins = False
+        for line in lines:
+            header = header_of(line)
+            if header is not None and self._is_begun_by(header):
+                if self._open is not None and self._open.is_failing and not self._open.is_reported:
+                    self._over.append(self._open)
+                self._open = _Start(text, header)
+                begins = True
+            elif header is not None and self._open is not None:
+                self._open.header = header
+            elif says_ready(line):
+                self._open = None
+        self._note(text, [RecognizedLine(line, known_message(line)) for line in lines], now)
+        return begins
 
     def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
         """Return the starts that are known to have failed, each once.
@@ -144,75 +134,17 @@ class Starts:
             return True
         return header == last.header and header != _ENGINE_CORE
 
-    def _note(self, line: LogLine, now: float) -> None:
-        known = known_message(line)
-        if known is None or (self._open is None and not known.at_start):
-            return  # or of an engine that ran
-        start = self._open = self._open or _Start(line.text, 0)
-        start.matches.add(known, line)
-        start.is_failing = start.is_failing or known.part != "wait"
-        start.last_at = now
-        if known.part == "end" and start.ended_at is None:
-            start.ended_at = now
-
-
-class FollowedLog:
-    """The lines that come into a log, also where it is a link, is rotated, cut off, or created later."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = None
-        self._offset = 0
-        self._before = b""  # the bytes right before the offset: a log cut off and filled again has others
-        self._partial = b""
-        self._whole = WholeLines()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def skip(self) -> None:
-        """Go to the end."""
-        self.new_lines()
-        self._partial = b""
-
-    def new_lines(self) -> list[str]:
-        """Return the lines that were added since the last call; at first the log's end. Without a log, none."""
-        added = b""
-        if self._file is not None:
-            added = self._rest(self._file)  # a log that was rotated may have been written to before
-        try:
-            if not self._is_same_file():
-                self.close()
-                self._file = open_log(self._path)
-                self._offset, self._before = 0, b""
-                if added and not added.endswith(b"\n"):
-                    added += b"\n"
-                added += self._rest(self._file)
-        except OSError:
-            self.close()
-        whole, _, partial = (self._partial + added).rpartition(b"\n")
-        # The beginning of a line that is too long: further in, no logger begins a message.
-        self._partial = partial[:PARTIAL_BYTES]
-        return self._whole.of(whole)
-
-    def _is_same_file(self) -> bool:
-        place = position_of_end(self._path)
-        return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
-
-    def _rest(self, file: BinaryIO) -> bytes:
-        """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
-        file.seek(max(self._offset - len(self._before), 0))
-        if end_of(file).offset < self._offset or file.read(len(self._before)) != self._before:
-            self._offset, self._partial, self._before = 0, b"", b""  # cut off
-        content, is_cut = read_from(file, self._offset, LOOK_BYTES)
-        if is_cut:
-            self._partial, self._before = b"", b""
-        self._offset = file.tell()
-        self._before = (self._before + content)[-FINGERPRINT_BYTES:]
-        return content
+    def _note(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
+        for _, known in lines:
+            if known is None or (self._open is None and not known.at_start):
+                continue  # or of an engine that ran
+            start = self._open = self._open or _Start(text, 0)
+            start.is_failing = start.is_failing or known.part in {"cause", "end"}
+            start.last_at = now
+            if known.part == "end" and start.ended_at is None:
+                start.ended_at = now
+        if self._open is not None:
+            self._open.told.add(text, lines)
 
 
 class EngineLog:
@@ -226,13 +158,14 @@ class EngineLog:
         self._path = path
         self._followed = FollowedLog(path)
         self._starts = Starts()
+        self._reader = Reader()
         self._has_looked = False
         self.since: LogPosition | None = None
 
     def engine_ready(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
         self.since = position_of_end(self._path)
-        self._followed.skip()
+        self._reader.read(self._followed.skip())
         self._starts = Starts()
         self._has_looked = True
 
@@ -241,43 +174,47 @@ class EngineLog:
 
         With ``at_once`` lines after an end are not awaited.
         """
-        for text in self._followed.new_lines():
-            self._starts.read(parse(text), now)
+        for text, lines in self._reader.read(self._followed.new_lines()):
+            self._starts.read(text, lines, now)
         is_first, self._has_looked = not self._has_looked, True
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
+
+    def heard(self, now: float) -> tuple[LogMessage, ...]:
+        """Return the known messages that were added since the last look, of an engine that lives."""
+        told = StoryTold()
+        for text, lines in self._reader.read(self._followed.new_lines()):
+            self._starts.read(text, lines, now)
+            told.add(text, [RecognizedLine(line, known_message(line)) for line in lines])
+        return told.story().messages
 
     def end(self) -> LogPosition | None:
         """Return where the log ends now; ``None`` where it does not exist."""
         return position_of_end(self._path)
 
-    def of_this_life(self, since: LogPosition | None, until: LogPosition | None = None) -> tuple[list[str], str | None]:
-        """Return the last lines of the engine that ran since then, and the log's problem if there is one.
-
-        Lines behind ``until`` are left out.
-        """
-        lines, problem = read_tail(self._path, since, until)
-        return of_one_run(lines, begins_ready=since is not None), problem
+    def story(self, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
+        """Return the story of the engine that ran since then, by the last lines before ``until``."""
+        texts, problem = read_tail(self._path, since, until)
+        return story_of(of_one_run(texts, self._reader, begins_ready=since is not None), problem, reader=self._reader)
 
     def close(self) -> None:
         """Close the log."""
         self._followed.close()
 
 
-def of_one_run(lines: list[str], *, begins_ready: bool) -> list[str]:
+def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: bool) -> list[str]:
     """Return only the lines of the engine that ran: not of a start after it, nor of an engine before it.
 
     With ``begins_ready`` the first line was written when the engine was ready.
     """
     starts = Starts()
     runs: list[list[str]] = [[]]
-    ran = runs[0] if begins_ready else lines  # the last run that got ready; where none is known to, all of them
-    for text in lines:
-        line = parse(text)
-        if starts.read(line, 0.0):
+    ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
+    for text, lines in Reader(reader).read(texts):
+        if starts.read(text, lines, 0.0):
             if begins_ready:
                 break
             runs.append([])
-        if says_ready(line):
+        if any(says_ready(line) for line in lines):
             ran = runs[-1]
         runs[-1].append(text)
     return ran

@@ -6,21 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.diagnose.log.failed_allocation import FailedAllocation, failed_allocations
-from highwater.diagnose.log.lines import messages_in, recognized
+from highwater.diagnose.log.failed_allocation import FailedAllocation, FailedAllocations, Moment
+from highwater.diagnose.log.last_words import LastWords, QuotedException
+from highwater.diagnose.log.lines import LogMatches, RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotedException:
-    """The last exception of a worker or of EngineCore, known or not; ``text`` is its line, cut.
-
-    ``process`` is as the log names it, such as ``Worker_TP0 pid=1037``.
-    """
-
-    process: str
-    text: str
-    pid: int | None = None
+from highwater.diagnose.log.reader import Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +42,41 @@ class LogStory:
 NO_LOG: Final = LogStory()
 
 
-def story_of(texts: Iterable[str], problem: str | None = None) -> LogStory:
-    """Return the story of the lines of one run."""
-    lines = recognized(texts)
-    return LogStory(
-        lines=len(lines),
-        messages=messages_in(lines),
-        failed=tuple(failed_allocations(lines)),
-        problem=problem,
-    )
+class StoryTold:
+    """The story of lines that come one after another; how many there are costs no memory."""
+
+    def __init__(self) -> None:
+        self._lines = self._understood = 0
+        self._matches, self._failed, self._words = LogMatches(), FailedAllocations(), LastWords()
+        self._end = Moment()
+
+    def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
+        """Take the next line of the log, with the lines in it."""
+        lines = tuple(lines)
+        self._lines += bool(text.strip())
+        self._understood += any(found.line.is_form for found in lines)
+        self._end = self._end.next(text)
+        for found in lines:
+            self._matches.add(found.known, found.line)
+            self._failed.add(found, self._end)
+            self._words.add(found, self._end)
+
+    def story(self, problem: str | None = None) -> LogStory:
+        """Return it until now."""
+        return LogStory(
+            lines=self._lines,
+            understood=self._understood,
+            messages=self._matches.messages(),
+            failed=self._failed.near(self._end),
+            exception=self._words.exception,
+            ended_in_order=self._words.in_order,
+            problem=problem,
+        )
+
+
+def story_of(texts: Iterable[str], problem: str | None = None, *, reader: Reader | None = None) -> LogStory:
+    """Return the story of the lines of one run, read as a reader of the same log has learned to."""
+    told = StoryTold()
+    for text, lines in recognized(texts, reader):
+        told.add(text, lines)
+    return told.story(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from highwater.diagnose.advice import COMPONENT_MEANING, against_fragmentation
 from highwater.diagnose.case import Case, RankCase, highest
 from highwater.diagnose.finding import Finding, finding, times
-from highwater.diagnose.rules.device import is_device_full
+from highwater.diagnose.rules.device import filled_up, is_device_full
 from highwater.units import MIB
 
 # Of total, and in bytes: an allocator keeps less than both in its ordinary course.
@@ -45,12 +45,10 @@ def unused_reserve(case: Case) -> Finding | None:
     releasable = rank.now.releasable_bytes
     would_help = releasable is None or _is_much(releasable, rank)
     is_full = is_device_full(rank)
-    is_reason = is_full and would_help and case.kind not in {"hung", "load"}
-    tried, free = rank.failed_allocation_bytes, rank.now.free_bytes or 0
-    is_in_fragments = tried is not None and free < tried <= unused
+    is_reason = is_full and would_help and not case.is_load and filled_up(case, rank)
     return finding(
         "unused_reserve",
-        weight="likely" if is_reason or is_in_fragments else "clue",
+        weight="likely" if is_reason else "clue",
         advice=(
             *(("release",) if would_help else ()),
             *against_fragmentation(rank.device_type),
@@ -58,7 +56,6 @@ def unused_reserve(case: Case) -> Finding | None:
         ),
         rank=rank,
         unused=unused,
-        tried=tried,
         is_full=is_full,
         is_load=case.is_load,
         meaning=COMPONENT_MEANING["torch_cached_bytes"],

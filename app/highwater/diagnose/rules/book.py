@@ -9,22 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from highwater.diagnose.advice import without_effect
 from highwater.diagnose.case import Case
 from highwater.diagnose.evidence import Evidence
-from highwater.diagnose.finding import Finding, weightiest_first
-from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy
+from highwater.diagnose.finding import Finding, weightiest_first, without_advice
+from highwater.diagnose.rules import allocator, caches, device, ending, growth, host, policy, words
 
 Rule: TypeAlias = Callable[[Case], Finding | None]
 IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
 
+# Causes that are known for what grew: said before what only describes a full device.
+KNOWN_CAUSES: Final[tuple[Rule, ...]] = (growth.without_expandable_segments, caches.encoder_not_profiled)
+KNOWN_CAUSE_NAMES: Final = frozenset(rule.__name__ for rule in KNOWN_CAUSES)
 # In the order in which findings of the same weight are shown.
 OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
+    ending.hang_ended,
     ending.killed_by_kernel,
+    words.failed_allocation,
+    words.host_shortage,
     device.device_full,
     ending.stopped_ranks,
     ending.lost_ranks,
     ending.long_step,
     ending.ended_by_signal,
+    ending.kill_not_known,
     policy.policy,
     device.device_had_room,
     ending.no_readings,
@@ -39,7 +47,6 @@ ANYWHERE: Final[tuple[Rule, ...]] = (
     allocator.alloc_retries,
     caches.encoder_cache,
     device.skew,
-    caches.unprofiled_encoder,
     caches.kv_cache_full,
 )
 
@@ -48,4 +55,15 @@ def judged(case: Case) -> list[Finding]:
     """Return what the rules find that apply to this case, the weightiest first."""
     evidence = case.evidence
     of_incident = [] if evidence is None else [rule(case, evidence) for rule in OF_INCIDENTS]
-    return weightiest_first((*of_incident, *(rule(case) for rule in ANYWHERE)))
+    causes = known_causes(case)
+    found = weightiest_first((*causes, *of_incident, *(rule(case) for rule in ANYWHERE)))
+    pointless = without_effect(rank.now for rank in case.ranks)
+    is_explained = any(one.name == growth.without_expandable_segments.__name__ for one in causes)
+    if is_explained and not any(rank.now.shared_with for rank in case.ranks):
+        pointless |= {"other_processes"}
+    return [without_advice(one, pointless) for one in found]
+
+
+def known_causes(case: Case) -> list[Finding]:
+    """Return the known causes of growth that apply to this case, the weightiest first."""
+    return weightiest_first(rule(case) for rule in KNOWN_CAUSES)

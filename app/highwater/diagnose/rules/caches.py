@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from highwater.diagnose.advice import COMPONENT_MEANING, for_component
 from highwater.diagnose.case import Case, RankCase, highest
 from highwater.diagnose.finding import Finding, finding
-from highwater.plan.ascend import skips_encoder
+from highwater.diagnose.rules.device import has_run_out
+from highwater.readings.rank import EncoderUnprofiledBy
 
 KV_FULL_RATIO = 0.95
+WHY_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
+    "skip_mm_profiling": "--skip-mm-profiling is set.",
+    "vllm_ascend": "vllm-ascend 0.11.0 and 0.12.0rc1 profile neither the encoder nor its cache.",
+    "runner_v2": "Model runner V2 of vLLM 0.25.1 to 0.26 does not profile it.",
+}
+AGAINST_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
+    "skip_mm_profiling": "profile_encoder",
+    "vllm_ascend": "upgrade_ascend",
+    "runner_v2": "upgrade_runner",
+}
 CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
 
 
@@ -54,12 +68,25 @@ def _capacity_bytes(rank: RankCase) -> int | None:
     return int(cache.capacity_embeds * held / embeds) if embeds else None
 
 
-def unprofiled_encoder(case: Case) -> Finding | None:
-    """Report a version that plans without the multimodal encoder."""
-    is_multimodal = any(rank.now.encoder_cache for rank in case.ranks)
-    is_on_npu = any(rank.device_type == "npu" for rank in case.ranks)
-    is_unprofiled = is_multimodal and is_on_npu and skips_encoder(case.engine.version)
-    return finding("unprofiled_encoder", engine=case.engine) if is_unprofiled else None
+def encoder_not_profiled(case: Case) -> Finding | None:
+    """Report a start that sized the KV cache without the multimodal encoder, and what that has taken since."""
+    ranks = [rank for rank in case.ranks if rank.now.launch.encoder_unprofiled_by is not None]
+    if not ranks or (by := ranks[0].now.launch.encoder_unprofiled_by) is None:
+        return None
+    grown = sum(max(case.grown.get(name, 0), 0) for name in ("encoder_cache_bytes", "other_tensors_bytes"))
+    has_grown = grown > case.notable_bytes
+    capacity, _ = highest(ranks, _capacity_bytes) or (None, None)
+    return finding(
+        "encoder_not_profiled",
+        weight="likely" if has_grown and has_run_out(case) else "clue",
+        advice=(AGAINST_UNPROFILED[by], "max_num_batched_tokens", "limit_mm_per_prompt", "gpu_memory_utilization"),
+        rank=ranks[0].name,
+        by=WHY_UNPROFILED[by],
+        cache_bytes=capacity,
+        held_bytes=max((_cached_bytes(rank) or 0) for rank in ranks),
+        embeddings=None,
+        grown=grown if has_grown else None,
+    )
 
 
 def kv_cache_full(case: Case) -> Finding | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.remedies import reserve_bytes
-from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of
+from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of, risen
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.rules.words import is_silent, names_memory
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
 from highwater.units import MIB
@@ -24,22 +25,25 @@ def device_full(case: Case, evidence: Evidence) -> Finding | None:
         return None
     worst = min(full, key=lambda rank: rank.free_ratio or 0.0)
     is_cpu = worst.device_type == "cpu"
+    is_reason = any(filled_up(case, rank) for rank in full)
+    was_full = not is_reason and case.kind != "hung" and worst.first is not None
     return finding(
         "device_full",
-        weight="clue" if case.kind == "hung" else "likely",
-        advice=_against_full(worst),
+        weight="likely" if is_reason else "clue",
+        advice=() if was_full else _against_full(worst),
         rank=worst,
         age_seconds=case.age_seconds(worst),
         age=case.age_text(worst),
         memory="host memory" if is_cpu else "device",
         is_cpu=is_cpu,
+        was_full=was_full,
         others=", ".join(rank.name for rank in full if rank is not worst),
     )
 
 
 def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
     """Report that every rank had much free: the cause lies elsewhere than in the device's memory."""
-    if not case.ranks or not all(map(_has_room, case.ranks)):
+    if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
     return finding(
@@ -47,7 +51,34 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
         rank=least,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
+        is_heard=case.log.problem is None and case.log.was_understood,
+        is_acquitted=is_acquitted(case),
     )
+
+
+def is_acquitted(case: Case) -> bool:
+    """Return whether room that the readings show says that the device's memory was not short.
+
+    A log that nobody understood is silent about everything. On CPU the device is the host, whose free memory says
+    nothing of a container's limit.
+    """
+    has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
+    return not has_failed and is_silent(case.log) and all(rank.device_type != "cpu" for rank in case.ranks)
+
+
+def filled_up(case: Case, rank: RankCase) -> bool:
+    """Return whether a full device explains an end: memory failed there, or the device was not so full before.
+
+    A share may be planned to leave next to nothing: such a device is full from its start on, and that ends no engine.
+    """
+    if case.kind == "hung":
+        return False
+    if case.kind == "out_of_memory" or rank.failed_allocation_bytes is not None or names_memory(case.log, "device"):
+        return True
+    if rank.first is None:
+        return bool(rank.ooms) or case.has_grown
+    taken = -(risen(rank.first, rank.now, lambda reading: reading.free_bytes) or 0)
+    return bool(rank.ooms) or taken > rank.notable_bytes
 
 
 def _has_room(rank: RankCase) -> bool:
@@ -72,6 +103,13 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 def is_device_full(rank: RankCase) -> bool:
     """Return whether next to nothing was free, as far as that is known."""
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
+
+
+def has_run_out(case: Case) -> bool:
+    """Return whether the device's memory ran out: by the incident, its counters, or what was free at the end."""
+    is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
+    is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
+    return not is_killed and (case.kind == "out_of_memory" or is_short or names_memory(case.log, "device"))
 
 
 def over_budget(case: Case) -> Finding | None:

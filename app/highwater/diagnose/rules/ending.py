@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import signal
 
-from highwater.diagnose.case import Case, highest
+from highwater.diagnose.case import OLD_SECONDS, Case, highest
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, Weight, finding
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.rules.host import against_full_host, fill_text, looks_text
 from highwater.exit_codes import by_signal
 from highwater.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0
+# An engine that ends by itself does so soon after it stood still; a liveness probe fails several times first.
+OWN_END_SECONDS = 20.0
+ROOMY_RATIO = 0.8
 
 
 def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
@@ -19,7 +24,48 @@ def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
     if kills is None or kills.count == 0:
         return None
     weight: Weight = "clue" if case.kind == "out_of_memory" else "likely"
-    return finding("killed_by_kernel", weight=weight, oom_kills=kills.count, where=kills.where)
+    host = evidence.host
+    return finding(
+        "killed_by_kernel",
+        weight=weight,
+        advice=against_full_host(case),
+        oom_kills=kills.count,
+        where=kills.where,
+        fill=fill_text(case),
+        looks=looks_text(case),
+        suspect=None if host is None or host.suspect is None else host.suspect.text,
+    )
+
+
+def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
+    """Report that nothing counted the kernel's kills, where nothing else says how the engine ended."""
+    if case.kind not in {"died", "start_failed"} or evidence.oom_kills is not None:
+        return None
+    if evidence.ended_by_signal not in {None, signal.SIGKILL} or _says_why(case):
+        return None
+    host = evidence.host
+    fill, together = (host.fullest, host.ended_together) if host is not None else (None, 0)
+    had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS
+    weight: Weight = "note" if had_room and not together else "clue"
+    return finding("kill_not_known", weight=weight, together=together, fill=fill_text(case), looks=looks_text(case))
+
+
+def _says_why(case: Case) -> bool:
+    """Return whether the log says why the engine ended, or that it ended by itself."""
+    return not {known.name for known in KNOWN if known.part == "cause"}.isdisjoint(
+        each.name for each in case.log.messages
+    )
+
+
+def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
+    """Report that a hang came before the end, and how it was ended as far as that is known."""
+    hang, kills = evidence.hang, evidence.oom_kills
+    if hang is None:
+        return None
+    is_counted = kills is not None and kills.count > 0
+    # A killed worker stops every step, and then the API server ends by itself.
+    is_outside = hang.seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
+    return finding("hang_ended", weight="likely" if is_outside else "clue", seconds=hang.seconds, is_outside=is_outside)
 
 
 def ended_by_signal(case: Case, evidence: Evidence) -> Finding | None:

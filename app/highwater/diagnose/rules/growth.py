@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from highwater.diagnose.advice import COMPONENT_MEANING, for_component
-from highwater.diagnose.case import Case
-from highwater.diagnose.finding import Finding, finding
+from highwater.accounting.launch import may_fragment
+from highwater.diagnose.advice import COMPONENT_MEANING, against_fragments, for_component
+from highwater.diagnose.case import Case, RankCase
+from highwater.diagnose.finding import Finding, Weight, finding
+from highwater.diagnose.rules.device import has_run_out
 from highwater.readings.growth import SeriesGrowth
 from highwater.text.growth import leak_line, series_title
 from highwater.text.growth import leaks as leaking
@@ -23,6 +25,41 @@ _REACH: Final[Mapping[str, str]] = {
 }
 
 
+def without_expandable_segments(case: Case) -> Finding | None:
+    """Report that memory outside PyTorch grew under images, on NPUs whose allocator has no expandable segments.
+
+    Its platform's maintainers found fragments below PyTorch's allocator to be the cause (vllm-ascend issue 5339, pull
+    request 5855). Where it is not known whether they are on, that is said, and how to see it.
+    """
+    grown = case.grown.get("non_torch_bytes", 0)
+    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
+    is_ahead = case.kind == "ahead"
+    if not ranks or (not is_ahead and (grown <= case.notable_bytes or not _had_images(case))):
+        return None
+    is_known = any(rank.now.launch.expandable_segments is False for rank in ranks)
+    is_most = grown >= max(case.grown.values(), default=0)
+    weight: Weight = "likely" if is_known and is_most and has_run_out(case) else "clue"
+    shared_with = next((rank.now.shared_with for rank in ranks if rank.now.shared_with), None)
+    return finding(
+        "without_expandable_segments",
+        weight="note" if is_ahead and not is_known else "clue" if is_ahead else weight,
+        advice=for_growth("non_torch_bytes", case),
+        ranks=ranks_text(ranks),
+        is_known=is_known,
+        is_asleep=any(rank.now.launch.sleep_mode for rank in ranks),
+        shared_with=shared_with,
+        grown=grown,
+        non_torch=0 if is_ahead else max(rank.now.components.non_torch_bytes or 0 for rank in ranks),
+    )
+
+
+def _had_images(case: Case) -> bool:
+    """Return whether items were encoded, as far as is known: without a processor cache the engine counts none."""
+    caches = [reading.encoder_cache for rank in case.ranks for reading in (rank.first, rank.peak, rank.now) if reading]
+    held = any(cache is not None and (cache.entries or cache.device_bytes or cache.host_bytes) for cache in caches)
+    return held or case.load.work.images != 0
+
+
 def leaks(case: Case) -> Finding | None:
     """Report the series that leaked between requests."""
     found = leaking(case.series)
@@ -32,7 +69,7 @@ def leaks(case: Case) -> Finding | None:
     return finding(
         "leaks",
         weight="clue" if case.kind in {"hung", "start_failed"} else "likely",
-        advice=("restart_frees", *_against_leak(first)),
+        advice=_against_leak(first, case),
         first=first,
         leak=leak_line(first),
         others=f"; so does {', '.join(map(series_title, found[1:]))}" if found[1:] else "",
@@ -40,10 +77,13 @@ def leaks(case: Case) -> Finding | None:
     )
 
 
-def _against_leak(series: SeriesGrowth) -> tuple[str, ...]:
+def _against_leak(series: SeriesGrowth, case: Case) -> tuple[str, ...]:
+    if series.place == "asleep":
+        return ("release_asleep", "restart_frees")
     if series.place == "device":
-        return ("policy_earlier",)
-    return ("memory_limit",) if series.unit == "bytes" else ()
+        is_outside = series.measure == "non_torch_bytes"
+        return (*(_against_fragments(case) if is_outside else ()), "restart_frees", "policy_earlier")
+    return ("restart_frees", "memory_limit") if series.unit == "bytes" else ("restart_frees",)
 
 
 def growth(case: Case) -> Finding | None:
@@ -65,13 +105,13 @@ def growth(case: Case) -> Finding | None:
         "growth",
         {"grown_bytes": grown, "bytes_per_second": slope, "seconds_to_full": seconds}
         | {component: part for component, part in case.grown.items() if part},
-        advice=(*(for_growth(name, case.device_type) if parts else ()), "policy_earlier"),
-        ranks="one rank" if len(case.ranks) == 1 else f"{len(case.ranks)} ranks",
+        advice=(*(for_growth(name, case) if parts else ()), "policy_earlier"),
+        ranks=ranks_text(case.ranks),
         since=case.since,
         components=components,
         rest=", ".join(shares[1:]) if is_main else "",
         meaning=meaning(name, case.device_type) if parts else "",
-        pace=None if slope is None or case.is_load else slope * 60,
+        pace=slope * 60 if slope and not case.is_load else None,
         forecast=""
         if seconds is None
         else f"; at that pace the first device is full after {seconds / 60:,.1f} minutes",
@@ -85,7 +125,26 @@ def meaning(component: str, device_type: str | None) -> str:
     return COMPONENT_MEANING[component]
 
 
-def for_growth(component: str, device_type: str | None) -> tuple[str, ...]:
-    """Return the advice that keeps a component small that grew."""
-    release = ("release",) if component == "non_torch_bytes" else ()
-    return (*release, *for_component(component, device_type))
+def for_growth(component: str, case: Case) -> tuple[str, ...]:
+    """Return the advice that keeps a component small that grew, the known cause's first."""
+    names = for_component(component, case.device_type)
+    if component != "non_torch_bytes":
+        return names
+    against = _against_fragments(case)
+    is_alone = bool(against) and not any(rank.now.shared_with for rank in case.ranks)
+    return (*against, "release", *(name for name in names if name != "other_processes" or not is_alone))
+
+
+def _against_fragments(case: Case) -> tuple[str, ...]:
+    """Return the advice against fragments below PyTorch's allocator, where they may be why non-torch memory grew."""
+    ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
+    if not ranks or not _had_images(case):
+        return ()
+    if all(rank.now.launch.expandable_segments is None for rank in ranks):
+        return ("npu_see_segments", "npu_expandable_segments")
+    return against_fragments(has_sleep_mode=any(rank.now.launch.sleep_mode for rank in ranks))
+
+
+def ranks_text(ranks: Sequence[RankCase]) -> str:
+    """Return how many ranks these are."""
+    return "one rank" if len(ranks) == 1 else f"{len(ranks)} ranks"

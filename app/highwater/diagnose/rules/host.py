@@ -2,30 +2,110 @@
 
 from __future__ import annotations
 
-from highwater.accounting.host_share import host_ratio, host_share
-from highwater.diagnose.case import NOTABLE_BYTES, Case, highest
+from collections.abc import Iterator
+
+from highwater.accounting.host_share import host_share
+from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, highest
 from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.markdown import duration
+from highwater.host.past import Fill
+from highwater.units import size_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
+# Beside a look at the engine's container, which every process of it writes, or before the end.
+STALE_RANK_SECONDS, STALE_SECONDS = 15.0, 60.0
+MAX_LOOKS = 12
 
 
 def host_memory(case: Case) -> Finding | None:
     """Report that host memory stood near the limit at which the kernel ends a process."""
-    ratio, rank = highest(case.ranks, lambda each: host_ratio(each.now)) or (0.0, None)
-    if rank is None or ratio < HOST_HIGH_RATIO:
+    ratio, found = highest(_fills(case), lambda each: each[0].ratio) or (0.0, None)
+    if found is None or ratio < HOST_HIGH_RATIO:
         return None
-    used, whole = host_share(rank.now)
-    spilled = sum(cache.host_bytes for each in case.ranks if (cache := each.now.encoder_cache) is not None)
-    trimmed = ("trim_host_budget",) if spilled > NOTABLE_BYTES else ()
-    is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
+    fill, where = found
+    evidence = case.evidence
+    host = None if evidence is None else evidence.host
+    suspect = None if host is None else host.suspect
+    together = 0 if host is None else host.ended_together
+    is_counted = evidence is not None and evidence.oom_kills is not None and evidence.oom_kills.count > 0
+    is_end = case.kind in {"died", "start_failed"}
     return finding(
         "host_memory",
-        weight="likely" if ratio >= HOST_FULL_RATIO and case.kind == "died" else "clue",
-        advice=("memory_limit", "mm_processor_cache", "reset_mm_cache", *trimmed),
-        rank=rank,
-        used=used,
-        whole=whole,
-        spilled=spilled,
+        weight="likely" if is_end and (ratio >= HOST_FULL_RATIO or together) else "clue",
+        advice=against_full_host(case),
+        where=where,
+        used=fill.used_bytes,
+        whole=fill.whole_bytes,
+        spilled=_spilled_bytes(case),
         ratio=ratio,
-        limit="the container's limit" if is_limited else "the machine's memory",
+        limit=_limit(fill),
+        age=_age_text(case, fill),
+        # Said once in the summary: with the kill, where one was counted.
+        grew=suspect.text if suspect is not None and not is_counted else None,
+        suspect=None if suspect is None else suspect.text,
+        together=together,
     )
+
+
+def fill_text(case: Case) -> str | None:
+    """Return how full host memory was before the end, as a part of a sentence; ``None``: not known."""
+    ratio, found = highest(_fills(case), lambda each: each[0].ratio) or (0.0, None)
+    return None if found is None else f"{ratio:.0%} of {_limit(found[0])}{_age_text(case, found[0])}"
+
+
+def looks_text(case: Case) -> str | None:
+    """Return the last value of each process before the end, the freshest first; ``None``: not known."""
+    host = None if case.evidence is None else case.evidence.host
+    parts = () if host is None else [part for part in host.parts if part.kind == "process"]
+    freshest = sorted(parts, key=lambda part: -round(part.at))[:MAX_LOOKS]
+    said = (f"{part.name} {size_text(part.bytes)} ({duration(case.at - part.at)} before)" for part in freshest)
+    return ", ".join(said) or None
+
+
+def against_full_host(case: Case) -> tuple[str, ...]:
+    """Return the advice for the part that grew, or else for the largest one."""
+    trimmed = ("trim_host_budget",) if _spilled_bytes(case) > NOTABLE_BYTES else ()
+    host = None if case.evidence is None else case.evidence.host
+    queries = getattr(case.load, "mm_cache_queries", None) if host is None else host.caches.queries
+    suspect = None if host is None else host.suspect
+    if host is None or suspect is None:
+        cached, traced, is_worker = bool(queries), False, False
+    else:
+        cached = host.caches.may_have_grown(suspect.role or suspect.kind)
+        traced = suspect.has_grown and not cached and suspect.is_python
+        is_worker = suspect.role == "worker" and not suspect.has_grown
+    return (
+        "memory_limit",
+        *(("memray",) if traced else ()),
+        *(("mm_processor_cache", "reset_mm_cache") if cached else ()),
+        *(("cpu_kvcache_space",) if is_worker and case.device_type == "cpu" else ()),
+        *trimmed,
+    )
+
+
+def _fills(case: Case) -> Iterator[tuple[Fill, str]]:
+    """Yield how full the host was, and where: by the freshest looks. An idle rank's reading is not one."""
+    evidence = case.evidence
+    fullest = None if evidence is None or evidence.host is None else evidence.host.fullest
+    if fullest is not None:
+        yield fullest, "in the engine's container" if fullest.is_limited else "on the engine's machine"
+    oldest = case.at - STALE_SECONDS if fullest is None else fullest.at - STALE_RANK_SECONDS
+    for rank in case.ranks:
+        used, whole = host_share(rank.now)
+        if used is not None and whole and (evidence is None or rank.now.taken_at >= oldest):
+            is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
+            fill = Fill(at=rank.now.taken_at, used_bytes=used, whole_bytes=whole, is_limited=is_limited)
+            yield fill, f"where {rank.name} runs"
+
+
+def _spilled_bytes(case: Case) -> int:
+    return sum(cache.host_bytes for each in case.ranks if (cache := each.now.encoder_cache) is not None)
+
+
+def _limit(fill: Fill) -> str:
+    return "the container's limit" if fill.is_limited else "the machine's memory"
+
+
+def _age_text(case: Case, fill: Fill) -> str:
+    seconds = case.at - fill.at
+    return f", {duration(seconds)} before" if case.evidence is not None and seconds >= OLD_SECONDS else ""

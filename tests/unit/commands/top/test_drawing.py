@@ -144,7 +144,7 @@ def test_a_rank_of_which_little_is_known_has_a_line():
 
 
 def test_growth_tells_when_the_memory_is_full():
-    """At the pace of the last minute."""
+    """At the present pace."""
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=6_480.0), pressure(1)))
     growth = Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6, seconds_to_full=8_100.0)
     shown = drawn(view(minutes=0, growth=growth, policy=policy(rule)))

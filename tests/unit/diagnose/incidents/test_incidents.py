@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.diagnose.evidence import RankEvidence
+from highwater.diagnose.evidence import OomKills, RankEvidence, StoppedProcess
 from highwater.diagnose.incidents import incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
@@ -168,7 +168,7 @@ async def test_kinds_do_not_mix(told):
 
 async def test_ready_ends_all_that_is_open(told):
     """Each once, with the time; later ones are new ones."""
-    await told.open("hung")
+    await told.open("out_of_memory")
     told.clock.advance(30)
     await told.open("died")
     told.clock.advance(61)
@@ -193,7 +193,9 @@ async def test_a_death_right_after_a_hang_is_one_incident(told):
     assert (death.id, death.kind, is_new, await told.ids()) == (hang.id, "died", True, [hang.id])
     incident = await told.incidents.read(hang.id)
     first, second = incident.ranks
-    assert (incident.at, incident.reason) == (AT + 7, "nothing answers any more")
+    assert (incident.at, incident.reason) == (AT + 7, "rank 1 is dead; then: nothing answers any more")
+    (ended,) = [one for one in incident.findings if one.name == "hang_ended"]
+    assert (ended.weight, ended.title) == ("clue", "it had hung for 7 s before")
     assert (len(first.series), first.stack, second.rank) == (3, ("a.py:1 f",), 1)
     assert told.incidents.counts["died"] == 1
     await told.open("died")
@@ -263,13 +265,41 @@ async def test_a_log_rotated_after_the_end_adds_and_takes_nothing(tmp_path, writ
     assert [message.name for message in (await told.incidents.read(hang.id)).messages] == known
 
 
-@pytest.mark.parametrize(("seconds", "ready"), [(incidents.SAME_DEATH_SECONDS, False), (5, True)])
-async def test_a_death_of_another_cause_is_an_incident_of_its_own(told, seconds, ready):
-    """Long after the hang, as by a probe that ended it, or after the engine had been ready again."""
+async def test_a_probe_that_ends_a_hang_is_said_with_why_it_hung(told):
+    """Minutes later, in the hang's own incident."""
+    hang, _ = await told.open("hung", stopped=(StoppedProcess(name="EngineCore", pid=7),))
+    told.clock.advance(124)
+    death, _ = await told.open("died")
+    assert death.id == hang.id
+    assert death.summary.startswith(
+        "The engine died: it was ended from outside, as a liveness probe does, after it had hung for 2 min 4 s; "
+        "EngineCore was stopped"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kills"),
+    [("CUDA out of memory. Tried to allocate 2.00 GiB", None), ("", OomKills(count=1, where="counted"))],
+)
+async def test_an_end_that_has_a_reason_was_not_from_outside(told, tmp_path, line, kills):
+    """By the log, or by the kernel's counter."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
     await told.open("hung")
-    if ready:
-        await told.incidents.engine_ready()
-    told.clock.advance(seconds)
+    told.clock.advance(124)
+    log.write_text(
+        f"(Worker pid=7) ERROR 11-21 14:32:33 [worker.py:1] torch.OutOfMemoryError: {line}\n" if line else ""
+    )
+    death, _ = await told.open("died", oom_kills=kills)
+    assert "outside" not in death.summary
+
+
+async def test_a_death_after_the_engine_was_ready_again_is_an_incident_of_its_own(told):
+    """The hang was over."""
+    await told.open("hung")
+    await told.incidents.engine_ready()
+    told.clock.advance(5)
     await told.open("died")
     assert [headline.kind for headline in await told.incidents.headlines()] == ["died", "hung"]
 
@@ -425,3 +455,83 @@ def test_ranks_have_names(given, name):
     """As the tables have them."""
     number, dp_rank = given
     assert RankEvidence(rank=number, dp_rank=dp_rank).name == name
+
+
+# --- an orderly end ---
+
+STOPPED = "(APIServer pid=1) INFO:     Shutting down\n(APIServer pid=1) INFO:     Application shutdown complete.\n"
+
+
+async def test_an_orderly_end_by_the_log_is_no_incident(tmp_path):
+    """Also of a full device: nothing ran out."""
+    (tmp_path / "engine.log").write_text(STOPPED)
+    told = Told(None, tmp_path / "engine.log")
+    assert await told.open("died", rank(reading(used=62_300 * 1024 * 1024))) is None
+    assert await told.ids() == []
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder):
+    """Its last lines came a moment after the end: it is counted no more."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(tmp_path if has_folder else None, log)
+    headline, _ = await told.open()
+    log.write_text(STOPPED)
+    withdrawn = await told.incidents.complete(at_once=True)
+    assert [one.id for one in withdrawn] == [headline.id]
+    assert (await told.ids(), told.incidents.counts["died"], told.incidents.is_one_open) == ([], 0, False)
+    assert await told.incidents.read(headline.id) is None
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["", "(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] RuntimeError: CUDA driver error: out of memory\n"],
+)
+async def test_a_death_without_an_orderly_end_stays(tmp_path, last):
+    """Also where the sidecar ends meanwhile, and the log says nothing."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    await told.open()
+    log.write_text(last + (STOPPED if last else ""))
+    assert await told.incidents.complete(at_once=True) == ()
+    assert (await told.only()).kind == "died"
+
+
+async def test_a_hang_that_somebody_ends_is_no_orderly_end(tmp_path):
+    """A liveness probe stops it with the signal that an operator sends."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    await told.open("hung")
+    told.clock.advance(100)
+    log.write_text(STOPPED)
+    assert await told.open("died") is not None
+
+
+async def test_a_log_that_begins_late_is_told(tmp_path):
+    """At first it has no line, and five seconds later it is understood, with an exception or silent."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    told = Told(None, log)
+    headline, _ = await told.open()
+    assert "it has no line of this run" in headline.summary
+    log.write_text("(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] EngineCore encountered a fatal error.\n")
+    await told.incidents.complete(at_once=True)
+    incident = await told.incidents.read(headline.id)
+    assert "device memory was not short" in incident.summary
+    assert (await told.only()).summary == incident.summary
+    assert incident.notes == ()
+
+
+async def test_a_log_that_is_rotated_meanwhile_takes_nothing_back(tmp_path):
+    """What was understood stays understood."""
+    log = tmp_path / "engine.log"
+    log.write_text("(EngineCore pid=9) INFO 11-21 14:32:33 [core.py:120] hello\n")
+    told = Told(None, log)
+    headline, _ = await told.open()
+    log.write_text("")
+    await told.incidents.complete(at_once=True)
+    assert (await told.incidents.read(headline.id)).summary == headline.summary
+    assert "device memory was not short" in headline.summary

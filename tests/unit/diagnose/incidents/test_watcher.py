@@ -16,12 +16,16 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.engine.client import Engine
 from highwater.errors import EngineUnresponsive
+from highwater.host.past import HostFacts
+from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
 from tests.fakes.recorders import phase
+from tests.unit.diagnose.incidents.test_oom_kills import seen
+from tests.unit.host.test_past import Pod, leak
 
 POLICY = PolicyStatus(level="calm", mode="act", summary="calm")
 
@@ -31,7 +35,9 @@ class Boxed:
 
     def __init__(self, core: Core, folder: Path | None, log: Path | None = None) -> None:
         self.core, self.fake, self.clock = core, core.fake, core.clock
-        self.kills: int | None = 0
+        self.oom_kills = OomKillWatch(core.clock)
+        self.host: HostFacts | Exception | None = None
+        self.pod: Pod | None = None
         self.errors = 0
         self.stopped: tuple[ProcessMemory, ...] = ()
         self.incidents = Incidents(IncidentStore(folder), engine_log=log, clock=core.clock, monotonic=core.clock)
@@ -42,10 +48,20 @@ class Boxed:
             life=lambda: core.poller.life,
             policy=lambda: POLICY,
             stopped_processes=lambda: self.stopped,
-            oom_kills=OomKillWatch(lambda: self.kills, core.clock),
+            oom_kills=self.oom_kills,
+            read_host=self._read_host,
             internal_error=self._count,
         )
         core.poller.listeners.append(self.box.notice)
+
+    async def _read_host(self) -> HostFacts | None:
+        if isinstance(self.host, Exception):
+            raise self.host
+        if self.pod is not None:
+            return await self.pod.watch.facts()
+        if self.host is not None:
+            self.oom_kills.look(self.host.reading)
+        return self.host
 
     def _count(self) -> None:
         self.errors += 1
@@ -283,8 +299,8 @@ async def test_a_connection_that_breaks_makes_none(either):
     assert await either.kinds() == []
 
 
-async def test_an_engine_that_hangs_and_dies_are_two(either):
-    """The watchdog's kill is not the hang."""
+async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
+    """The probe's kill ends the hang, whenever it comes."""
     await either.come_up()
     fall_silent(either)
     for _ in range(8):
@@ -292,7 +308,9 @@ async def test_an_engine_that_hangs_and_dies_are_two(either):
     either.fake.down = True
     await either.tick(0.0)
     await either.tick()
-    assert await either.kinds() == ["hung", "died"]
+    incident = await either.only()
+    assert (incident.kind, incident.id.endswith("-hung")) == ("died", True)
+    assert "ended from outside, as a liveness probe does" in incident.summary
 
 
 def fall_silent(one: Boxed) -> None:
@@ -455,19 +473,53 @@ async def test_the_log_is_looked_at_while_the_poller_runs(boxed, tmp_path):
 
 
 async def test_a_kill_by_the_kernel_is_told_with_the_death(either):
-    """As the sidecar's own group counts it; an old one is another matter."""
+    """As the engine's container counts it, read once more right then; an old one is another matter."""
     await either.come_up()
-    either.kills = 1
-    await either.tick()
+    for kills in (0, 1):
+        either.oom_kills.look(seen(kills))
     await either.tick(100.0)
-    either.kills = 3
+    either.host = HostFacts(reading=seen(3), caches=ProcessorCaches(kind="off"))
     either.fake.down = True
     for _ in range(2):  # one refused connection is not its end
         await either.tick()
     incident = await either.only()
     finding = next(finding for finding in incident.findings if finding.name == "killed_by_kernel")
     assert (finding.weight, finding.figures) == ("likely", {"oom_kills": 2})
-    assert "the kernel killed a process of this container for memory" in incident.summary
+    assert "the kernel killed a process of the engine's container for memory" in incident.summary
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["one process", "the whole container"])
+async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, tmp_path, version, is_whole):
+    """By the files of all its processes, though an idle rank's reading shows a container with room."""
+    await one.come_up()
+    one.pod = pod = Pod(tmp_path, version, booted_at=one.clock.now - 740.0)
+    pod.kills = one.oom_kills
+    pod.watch.listeners[:] = [one.oom_kills.look]
+    await leak(pod)
+    if not is_whole:
+        pod.write("api_server", 460, kept=900, kills=1)
+    pod.now = one.clock.now + 4.0 - pod.booted_at
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    incident = await one.only()
+    names = {finding.name for finding in incident.findings if finding.weight == "likely"}
+    assert names == ({"host_memory"} if is_whole else {"host_memory", "killed_by_kernel"})
+    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 m" in incident.summary
+    assert ("kill_not_known" in {finding.name for finding in incident.findings}) is is_whole
+    assert "memory was not short" not in incident.summary
+
+
+async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
+    """It is counted, and the incident is written without it."""
+    await one.come_up()
+    one.host, one.fake.down = OSError("gone"), True
+    for _ in range(2):
+        await one.tick()
+    incident = await one.only()
+    assert one.errors == 1
+    assert "kill_not_known" in {finding.name for finding in incident.findings}
 
 
 async def test_what_an_earlier_sidecar_left_open_is_ended(one):
@@ -783,7 +835,7 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
 
 @pytest.mark.parametrize("has_log", [False, True])
 async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_path, has_log):
-    """Its recorders name the phase and the error, and how full each rank was; a log is believed before them."""
+    """Its recorders name the phase and the error, and how full each rank was; also where a log says nothing."""
     one = boxed(dev_mode=False, log=tmp_path / "vllm.log" if has_log else None)
     at = one.clock.now
     one.fake.down = True
@@ -795,9 +847,6 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
         one.fake.kill(worker)
     for _ in range(6):
         await one.tick()
-    if has_log:
-        assert await one.kinds() == []
-        return
     incident = await one.only()
     assert (incident.kind, incident.count, incident.start) == ("start_failed", 1, "b" * 16)
     assert incident.engine.model == one.fake.model
@@ -807,3 +856,40 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     one.fake.start_again()
     await one.tick()
     assert (await one.only()).ended_at == one.clock.now
+
+
+async def test_a_wake_up_that_fails_is_an_event(boxed, tmp_path):
+    """The engine lives on: it is told once, and is no incident."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    one.fake.asleep = True
+    for _ in range(2):
+        report = await one.tick(10.0)
+    assert report.engine.state == "sleeping"
+    core = "(EngineCore pid=418) ERROR 09-02 00:55:35 [core.py:1210] "
+    with log.open("a") as file:
+        file.write("(EngineCore pid=418) CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163\n")
+        file.write(f"{core}Invocation of wake_up method failed\n")
+    for _ in range(3):
+        await one.tick(10.0)
+    said = [summary for summary in one.core.summaries("state") if "wake up" in summary]
+    assert [summary.partition(".")[0] for summary in said] == [
+        "the engine was told to wake up and could not: the device's memory was short"
+    ]
+    assert await one.kinds() == []
+
+
+async def test_an_orderly_end_by_the_log_is_an_event(boxed, tmp_path):
+    """At once, or once its last lines are written."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log, recorders=False)
+    await one.come_up()
+    log.write_text("(APIServer pid=1) INFO:     Shutting down\n")
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    assert await one.kinds() == []
+    assert any("ended in order, as its log says" in summary for summary in one.core.summaries("state"))

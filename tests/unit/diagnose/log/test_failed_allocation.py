@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.diagnose.advice import ADVICE
 from highwater.diagnose.evidence import RankEvidence
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, summarize
-from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation, failed_allocations
-from highwater.diagnose.log.lines import recognized
+from highwater.diagnose.log.failed_allocation import NEAR_LINES, FailedAllocation
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB, MIB
 from tests.fakes.incident import AT, TOTAL, evidence, rank, reading
@@ -28,6 +28,10 @@ NPU = (
     "allocated; 10.24 GiB current active; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch) If reserved memory "
     "is >> allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
+WORKSPACE = (
+    "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 1; 60.96 GiB total "
+    "capacity; 86.81 MiB free)"
+)
 
 
 def gib(number: float) -> int:
@@ -35,15 +39,33 @@ def gib(number: float) -> int:
 
 
 def found(*lines: str) -> list[FailedAllocation]:
-    return failed_allocations(recognized(lines))
+    return list(story_of(lines).failed)
 
 
 def test_the_figures_of_either_message():
-    """torch_npu writes what PyTorch wrote before 2.1."""
-    of_cuda = FailedAllocation(gib(1.74), gib(23.57), int(605.88 * MIB), gib(20.21), gib(20.21) + gib(2.25), 2978)
-    of_npu = FailedAllocation(22 * MIB, gib(60.97), int(19.52 * MIB), gib(10.24), gib(10.65), None)
+    """torch_npu writes what PyTorch wrote before 2.1; its workspaces know nothing of PyTorch's allocator."""
+    of_cuda = FailedAllocation(
+        platform="cuda",
+        tried_bytes=gib(1.74),
+        total_bytes=gib(23.57),
+        free_bytes=int(605.88 * MIB),
+        allocated_bytes=gib(20.21),
+        reserved_bytes=gib(20.21) + gib(2.25),
+        pid=2978,
+    )
+    of_npu = FailedAllocation(
+        platform="npu",
+        tried_bytes=22 * MIB,
+        total_bytes=gib(60.97),
+        free_bytes=int(19.52 * MIB),
+        allocated_bytes=gib(10.24),
+        reserved_bytes=gib(10.65),
+    )
     assert found(CUDA) == [of_cuda]
     assert found(NPU) == [of_npu]
+    assert found(WORKSPACE) == [
+        FailedAllocation(platform="npu", tried_bytes=180 * MIB, total_bytes=gib(60.96), free_bytes=int(86.81 * MIB))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +77,7 @@ def test_the_figures_of_either_message():
         CUDA.replace("20.21 GiB is allocated", "a lot is allocated"),
         NPU.replace("10.65 GiB reserved", "9.65 GiB reserved"),
         NPU.replace("10.65 GiB reserved", f"{'9' * 400} GiB reserved"),
-        "RuntimeError: NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB (NPU 0; 60.96 GiB",
+        WORKSPACE.partition(" total")[0],
     ],
 )
 def test_a_message_without_all_figures_says_nothing(line: str):
@@ -142,16 +164,129 @@ def test_a_line_without_a_process_is_the_only_ranks():
     assert [one.failed_allocation_bytes for one in case("died", NPU, *ranks).ranks] == [None, None]
 
 
+@pytest.mark.parametrize("ranks", [[ranked(1, 2978, gib(23.57))], [ranked(n, 40 + n, gib(23.57)) for n in (0, 1)]])
+@pytest.mark.parametrize("quote", ["", "RuntimeError: Worker failed with error '"])
+def test_what_engine_core_says_is_quoted_from_a_rank(ranks, quote):
+    """From the only one that may have written it; of several the figures are still the message's own."""
+    line = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900").replace(
+        "torch.OutOf", f"{quote}torch.OutOf"
+    )
+    given = replace(evidence("died"), ranks=tuple(ranks))
+    assert [one.failed_allocation_bytes for one in case("died", line, *ranks).ranks][:1] == [
+        gib(1.74) if len(ranks) == 1 else None
+    ]
+    findings = diagnose(given, story_of([line]))
+    assert next(one for one in findings if one.name == "failed_allocation").figures["tried_bytes"] == gib(1.74)
+    assert "device_had_room" not in {one.name for one in findings}
+
+
+def test_a_failure_that_engine_core_repeats_is_one():
+    """It is the worker's."""
+    again = CUDA.replace("VllmWorker rank=1 pid=2978", "EngineCore pid=900")
+    again = again.replace("torch.OutOf", "RuntimeError: Worker failed with error 'torch.OutOf")
+    assert [failed.pid for failed in found(CUDA, again)] == [2978]
+
+
 def test_an_engine_that_hangs_did_not_die_of_it():
     """A message of its life, hours ago perhaps, is not of this moment."""
     assert case("hung", NPU, ranked(0, 1, gib(60.97))).ranks[0].failed_allocation_bytes is None
 
 
-FRAGMENTED = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 60.96 GiB "
-    "of which 1.00 GiB is free. Of the allocated memory 32.00 GiB is allocated by PyTorch, and 30.00 GiB is reserved "
-    "by PyTorch but unallocated."
-)
+# --- the four reasons ---
+
+
+WORKER = "(Worker_TP0 pid=4242) ERROR 11-21 14:32:33 [multiproc_executor.py:966] "
+
+
+def cuda(tried: str, free: str, allocated: str, unused: str, *, total="60.96 GiB", in_use="", name="CUDA") -> str:
+    counted = f" Including non-PyTorch memory, this process has {in_use} memory in use." if in_use else ""
+    return (
+        f"{WORKER}torch.OutOfMemoryError: {name} out of memory. Tried to allocate {tried}. GPU 0 has a total capacity "
+        f"of {total} of which {free} is free.{counted} Of the allocated memory {allocated} is allocated by PyTorch, "
+        f"and {unused} is reserved by PyTorch but unallocated."
+    )
+
+
+def npu(tried: str, free: str, allocated: str, reserved: str) -> str:
+    return (
+        f"{WORKER}RuntimeError: NPU out of memory. Tried to allocate {tried} (NPU 0; 60.96 GiB total capacity; "
+        f"{allocated} already allocated; {allocated} current active; {free} free; {reserved} reserved in total by "
+        "PyTorch) If reserved memory is >> allocated"
+    )
+
+
+LARGER, FRAGMENTS = "more than", "that no tensor used"
+OTHERS, SHARE = "others than this process held", "the engine itself"
+IMAGE, UTILIZATION = "--mm-encoder-attn-backend", "--gpu-memory-utilization"
+CUDA_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+NPU_SEGMENTS = "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"
+SMI = "npu-smi info, nvidia-smi"
+REASONS = [
+    (cuda("256.00 GiB", "8.07 GiB", "7.14 GiB", "320.85 MiB", total="15.98 GiB", name="HIP"), LARGER, IMAGE),
+    (cuda("61.00 GiB", "60.00 GiB", "0 bytes", "0 bytes", name="XPU"), LARGER, IMAGE),
+    (npu("96.00 GiB", "50.00 GiB", "9.00 GiB", "9.50 GiB"), LARGER, IMAGE),
+    (cuda("45.00 GiB", "1.00 GiB", "50.00 GiB", "1.00 GiB"), LARGER, IMAGE),  # beside all but 17,900 MiB of KV cache
+    (cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB"), FRAGMENTS, CUDA_SEGMENTS),
+    (cuda("1.50 GiB", "1.00 GiB", "58.00 GiB", "700.00 MiB"), FRAGMENTS, CUDA_SEGMENTS),
+    (npu("22.00 MiB", "19.52 MiB", "54.77 GiB", "59.38 GiB"), FRAGMENTS, NPU_SEGMENTS),
+    (cuda("896.00 MiB", "100.00 MiB", "30.00 GiB", "150.00 MiB", in_use="31.00 GiB"), OTHERS, SMI),
+    (npu("22.00 MiB", "19.52 MiB", "10.24 GiB", "10.65 GiB"), OTHERS, SMI),
+    (cuda("18.27 GiB", "15.08 GiB", "45.00 GiB", "512.00 MiB", in_use="45.80 GiB"), SHARE, UTILIZATION),
+    (cuda("896.00 MiB", "768.00 KiB", "60.00 GiB", "150.52 MiB", in_use="0 bytes"), SHARE, UTILIZATION),
+    (cuda("896.00 MiB", "10.00 MiB", "57.50 GiB", "150.52 MiB"), SHARE, UTILIZATION),
+    (npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB"), SHARE, UTILIZATION),
+    (cuda("1.00 GiB", "9.01 GiB", "10.00 GiB", "0 bytes", name="XPU"), "though 9.01 GiB were free", SMI),
+]
+
+
+@pytest.mark.parametrize(("line", "said", "advised"), REASONS)
+@pytest.mark.parametrize("kind", ["died", "out_of_memory", "start_failed"])
+def test_the_figures_say_what_helps(line, said, advised, kind):
+    """More than there is, a reserve in pieces, others on the device, or the share; and then other advice is none."""
+    known = evidence(kind, rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)))
+    finding = next(one for one in diagnose(known, story_of([line])) if one.name == "failed_allocation")
+    assert said in finding.title
+    assert finding.weight == "likely"
+    settings = [advice.setting for advice in finding.advice]
+    assert settings[0] == advised or advised in settings
+    if said in {LARGER, OTHERS, SHARE}:
+        assert not any("expandable" in setting for setting in settings)
+    assert ("--gpu-memory-utilization" in settings) is (said not in {LARGER, FRAGMENTS})
+
+
+def test_a_start_without_a_kv_cache_has_no_share_to_lower():
+    """What is allocated then is the model; later it is the KV cache, which a smaller share makes smaller."""
+
+    def title(kind, allocated):
+        log = story_of(
+            [cuda("12.00 GiB", f"{16 - allocated}.00 GiB", f"{allocated}.00 GiB", "0 bytes", total="16.00 GiB")]
+        )
+        return next(one for one in diagnose(evidence(kind), log) if one.name == "failed_allocation").title
+
+    assert "leave beside 7.00 GiB in use without the KV cache" in title("start_failed", 7)
+    assert SHARE in title("start_failed", 14)
+    assert SHARE in title("died", 7)
+
+
+def test_what_readings_advise_does_not_contradict_the_figures():
+    """A count of failures alone would lower the share."""
+    line = cuda("256.00 GiB", "8.00 GiB", "40.00 GiB", "0 bytes")
+    counted = reading(free_bytes=MIB, used_bytes=TOTAL - MIB, torch=replace(reading().torch, ooms=1))
+    findings = diagnose(evidence("died", rank(counted), baseline=(reading(),)), story_of([line]))
+    assert {one.name for one in findings} >= {"ooms", "failed_allocation"}
+    assert [one.name for one in findings if ADVICE["gpu_memory_utilization"] in one.advice] == []
+
+
+def test_a_workspace_is_judged_by_the_reading_before_it():
+    """Its message knows nothing of PyTorch's allocator, which held the room that it lacked."""
+    held = replace(reading().torch, allocated_bytes=54_770 * MIB, reserved_bytes=59_380 * MIB)
+    known = evidence("died", rank(reading(torch=held, total_bytes=gib(60.96))))
+    finding = next(one for one in diagnose(known, story_of([WORKSPACE])) if one.name == "failed_allocation")
+    assert FRAGMENTS in finding.title
+    assert finding.figures["unused_bytes"] == (59_380 - 54_770) * MIB
+
+
+FRAGMENTED = cuda("2.00 GiB", "1.00 GiB", "32.00 GiB", "27.00 GiB")
 
 
 def test_a_device_that_fragmented_within_one_step_is_explained():
@@ -162,17 +297,62 @@ def test_a_device_that_fragmented_within_one_step_is_explained():
     findings = diagnose(calm, log)
     by_name = {each.name: each for each in findings}
     assert "device_had_room" not in by_name
-    reserve = by_name["unused_reserve"]
-    assert (reserve.weight, reserve.figures["inactive_split_bytes"]) == ("likely", 30 * GIB)
-    assert "when it found no piece of 2,048.0 MiB" in reserve.text
-    assert "held 30,720.0 MiB" in summarize(calm, findings, log)
+    assert by_name["unused_reserve"].figures["inactive_split_bytes"] == 27 * GIB
+    said = summarize(calm, findings, log)
+    assert "2.00 GiB were asked for while PyTorch held 27.00 GiB that no tensor used" in said
 
 
 def test_a_device_that_was_full_is_said_to_be_full():
     """With next to nothing unallocated it is no fragmentation."""
-    full = FRAGMENTED.replace("1.00 GiB is free", "100.00 MiB is free").replace("32.00 GiB", "60.30 GiB")
-    full = full.replace("30.00 GiB is reserved", "20.00 MiB is reserved")
+    full = cuda("2.00 GiB", "100.00 MiB", "60.30 GiB", "20.00 MiB")
     calm = replace(evidence("died"), ranks=(rank(reading(free_bytes=TOTAL // 2, used_bytes=TOTAL - TOTAL // 2)),))
     names = {each.name for each in diagnose(calm, story_of([full]))}
     assert "device_full" in names
     assert names.isdisjoint({"unused_reserve", "device_had_room"})
+
+
+# --- host memory ---
+
+RAY = [
+    "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+    "Memory on the node (IP: 10.45.33.204, ID: 3486) where the task (actor ID: 46c8, name=RayWorkerWrapper.__init__, "
+    "pid=13378, memory used=3.37GB) was running was 2152.43GB / 2265.25GB (0.950196), which exceeds the memory usage "
+    "threshold of 0.95. Ray killed this worker (ID: 5dd7) because it was the most recently scheduled task. Top 10:",
+    "PID  MEM(GB) COMMAND",
+    "13377        2077.83 ray::RayWorkerWrapper.__ray_call__",
+    "13376        7.10 ray::IDLE",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ["RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: "
+             "you tried to allocate 42949672960 bytes. Error code 12 (Cannot allocate memory)"],
+            "40.00 GiB of host memory were asked for at once",
+        ),
+        (
+            ["numpy._core._exceptions._ArrayMemoryError: Unable to allocate 2.00 GiB for an array with shape (1, 2)"],
+            "2.00 GiB of host memory were asked for at once",
+        ),
+        (
+            ["RuntimeError: Insufficient space in /dev/shm for CPU KV offload shared region in /dev/shm: 16384 MiB "
+             "required, 7800 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host)."],
+            "16.00 GiB were needed in /dev/shm and 7.62 GiB were free",
+        ),
+        (
+            RAY,
+            "95% of the node's 2,265 GB of host memory were in use, 2,078 GB of them by process 13377 "
+            "(ray::RayWorkerWrapper.__ray_call__)",
+        ),
+        (RAY[:2], "95% of the node's 2,265 GB of host memory were in use"),
+    ],
+)  # fmt: skip
+def test_figures_of_host_memory(lines, said):
+    """Which memory, how much of it, and whose: and no device is accused or acquitted."""
+    at_core = [f"(EngineCore pid=900) ERROR 03-21 17:27:44 [core.py:340] {line}" for line in lines]
+    findings = diagnose(evidence("died"), log := story_of(at_core))
+    assert next(one for one in findings if one.name == "host_shortage").title == said
+    assert said in (summary := summarize(evidence("died"), findings, log))
+    assert "device memory was not short" not in summary

@@ -8,12 +8,14 @@ import pytest
 
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
-from highwater.diagnose.log.lines import parse, read_tail
+from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.starts import LOOK_BYTES, EngineLog, FollowedLog, header_of, of_one_run, says_ready
+from highwater.diagnose.log.reader import parse
+from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
+from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
 
 # As real engines wrote them: vLLM 0.32.0 and, in colours, 0.12.0.
 LOGO = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
@@ -26,6 +28,7 @@ NO_ROOM = (
     "(EngineCore pid=7) ERROR 11-22 05:32:10 [core.py:1510] ValueError: No available memory for the cache blocks. Try "
     "increasing `gpu_memory_utilization` when initializing the engine"
 )
+NO_ROOM_TEXT = "ValueError: No available memory for the cache blocks."
 FAILED = "(EngineCore pid=7) ERROR 11-22 05:32:10 [core.py:1510] EngineCore failed to start."
 WORKER = (
     "(EngineCore pid=7) ERROR 11-22 05:32:13 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly "
@@ -161,6 +164,14 @@ def test_a_configuration_that_is_refused_fails_a_start(log):
     assert log.look(31.0) == [["configuration_refused"]]
 
 
+def test_a_crash_loop_of_033_before_its_engine_core_is_told_each_time(log):
+    """Its first lines come from another file than those of 0.32."""
+    log.look()
+    for pid in (1, 2, 3):
+        log.write(*(line.replace("api_utils.py", "startup.py") for line in begins(pid)[:2]), REFUSED)
+    assert (log.look(), log.look(31.0)) == ([["configuration_refused"]] * 2, [["configuration_refused"]])
+
+
 def test_an_older_versions_colours_hide_nothing(log):
     """vLLM 0.12 colours its process's name in files, too; with data parallelism each engine core writes its line."""
     log.look()
@@ -195,6 +206,50 @@ def test_the_charts_own_log_is_followed(log):
     assert (log.look(), log.look(60.0)) == ([], [])
 
 
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_starts_are_followed_behind_any_prefix(log, prefix):
+    """Where one begins, fails, and gets ready; 0.33 logs the first lines from a file of its own."""
+    newer = [line.replace("api_utils.py", "startup.py") for line in begins(2)]
+    log.look()
+    log.write(*(prefix + line for line in [*begins(1), *NO_ROOM_START, *newer, *NO_ROOM_START, *newer]))
+    assert log.look() == [NO_ROOM_NAMES] * 2
+    log.write(*(prefix + line for line in [*NO_ROOM_START, *newer[:1], LISTENS, OOM]))
+    assert (log.look(), log.look(60.0)) == ([NO_ROOM_NAMES], [])
+
+
+def test_starts_are_followed_in_vllms_json(log):
+    """Two in the same second, by processes with the same numbers, are two."""
+    log.look()
+    version = vllm_json("vLLM server version 0.33.0", "APIServer", 1, logger="vllm.entrypoints.common.startup")
+    failed = vllm_json(
+        "EngineCore failed to start.", "EngineCore", 7, logger="vllm.v1.engine.core", exc_info=NO_ROOM_TEXT
+    )
+    ready = vllm_json(
+        "Starting vLLM server on http://a", "APIServer", 1, logger="vllm.entrypoints.launchers.api_server.entry"
+    )
+    log.write(version, failed, version.replace("58,104", "59,104"), failed, version.replace("58,104", "59,200"))
+    first, second = log.watch.look(0.0, at_once=True)
+    assert first.id != second.id
+    assert [[message.name for message in start.story.messages] for start in (first, second)] == [
+        ["no_room_for_kv_cache", "engine_start_failed"]
+    ] * 2
+    log.write(ready, OOM)
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
+def test_a_failed_start_has_a_whole_story(log):
+    """Its exception, what could not be allocated, and how much of it was understood."""
+    figures = (
+        "(NPU 0; 60.97 GiB total capacity; 10.24 GiB already allocated; 10.24 GiB current active; 19.52 MiB free; "
+        "10.65 GiB reserved in total by PyTorch)"
+    )
+    said = f"RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB {figures}"
+    log.write(*begins(), f"(Worker_TP0 pid=5) ERROR 11-22 05:32:09 [multiproc_executor.py:9] {said}", FAILED)
+    (start,) = log.watch.look(0.0, at_once=True)
+    assert (start.story.exception.text, [each.pid for each in start.story.failed]) == (said, [5])
+    assert (start.story.lines, start.story.understood) == (5, 5)
+
+
 def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
     """A failure of an hour ago is not this one's."""
     log.write(FAILED, NO_ROOM)
@@ -218,7 +273,8 @@ def test_what_was_written_before_the_engine_was_ready_is_no_news(log):
 )
 def test_a_clients_words_begin_nothing(line):
     """A header counts in the files that write it."""
-    assert (header_of(parse(line)), says_ready(parse(line))) == (None, False)
+    (read,) = parse(line)
+    assert (header_of(read), says_ready(read)) == (None, False)
 
 
 def test_what_only_a_start_writes_is_marked():

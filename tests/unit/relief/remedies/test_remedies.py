@@ -55,10 +55,15 @@ def test_what_is_not_there_is_refused_with_what_would_bring_it(name, mode):
     assert ("--worker-extension-cls" if ours else "VLLM_SERVER_DEV_MODE=1") in told
 
 
-@pytest.mark.parametrize("name", ["release", "trim_encoder_cache", "reset_encoder_cache"])
+@pytest.mark.parametrize("name", ["trim_encoder_cache", "reset_encoder_cache"])
 def test_a_sleeping_engine_is_left_alone(name):
     """Its pools are unmapped."""
     assert "asleep" in (refusal(name, "now", state="sleeping") or "")
+
+
+def test_what_a_sleep_left_behind_may_be_released():
+    """By an operator, in either mode: it touches no pool."""
+    assert refusal("release", "safe", state="sleeping") is refusal("release", "now", state="sleeping") is None
 
 
 def test_an_encoder_cache_connector_forbids_the_safe_reset_only():

@@ -196,6 +196,20 @@ def test_a_process_that_ends_in_order_leaves_no_file(tmp_path, monkeypatch):
     assert list((tmp_path / "ring").glob("*.process")) == []
 
 
+@pytest.mark.parametrize(("kills", "stays"), [([1, 1], False), ([1, 2], True), ([None, None], False)])
+def test_one_in_whose_container_the_kernel_killed_a_process_leaves_its_last_look(tmp_path, monkeypatch, kills, stays):
+    """Its counter is gone with the container; a count from before it began is another matter."""
+    monkeypatch.setattr(writer_module, "SECONDS", 0.0)
+    counts = iter(kills)
+    monkeypatch.setattr(writer_module, "read_oom_kills", lambda _: next(counts))
+    monkeypatch.setattr(writer_module, "read_container", lambda _: {"events": {"oom_kill": 2}})
+    one, path, _ = written(tmp_path)
+    one._stopped.set()
+    one.run()
+    assert path.exists() is stays
+    assert not stays or parsed(path)[1]["cgroup"]["events"] == {"oom_kill": 2}
+
+
 @pytest.mark.parametrize("directory", ["relative", "/a\0b"])
 def test_a_folder_that_cannot_be_one_is_said_once_and_changes_nothing(monkeypatch, caplog, directory):
     """The plugin's own rule: no exception reaches vLLM."""

@@ -1,0 +1,179 @@
+"""The engine's log as a file: its end, what was added since, and places in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from highwater.errors import os_reason
+from highwater.files.regular import NotARegularFileError, open_regular
+
+TAIL_BYTES = 256 * 1024
+DOCKER_PIECE_BYTES = 16 * 1024
+# Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
+LOOK_BYTES = 1024 * 1024
+# The end of a line that is not written yet; a longer one is no line of a logger.
+PARTIAL_BYTES = 64 * 1024
+FINGERPRINT_BYTES = 64
+_PIECE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)\s(?P<stream>stdout|stderr)\s(?P<tag>[FP])\s")
+# A quote within the text is escaped, so that the first bare one ends it.
+_JSON_PIECE = re.compile(r'\{"log":"(?:[^"\\]|\\(?!n")[^\n])*(?P<end>\\n)?","stream":"(?P<stream>stdout|stderr)"')
+
+
+class LogPosition(NamedTuple):
+    """A place in a log: the file as the file system identifies it, and the offset into it."""
+
+    device: int
+    inode: int
+    offset: int
+
+
+def position_of_end(path: Path) -> LogPosition | None:
+    """Return where the log ends now; ``None`` where it does not exist."""
+    try:
+        return end_of(path)
+    except OSError:
+        return None
+
+
+def end_of(log: Path | BinaryIO) -> LogPosition:
+    """Return where a log ends now, by its path or as an open file."""
+    status = log.stat() if isinstance(log, Path) else os.fstat(log.fileno())
+    return LogPosition(status.st_dev, status.st_ino, status.st_size)
+
+
+def read_from(file: BinaryIO, offset: int, most: int, until: LogPosition | None = None) -> tuple[bytes, bool]:
+    """Return what an open log holds from an offset on; of more than ``most`` bytes the end, and True.
+
+    The end begins with a whole line. What stands behind ``until`` is left out.
+    """
+    end = (end_of(file) if until is None else until).offset
+    start = max(offset, end - most)
+    file.seek(start)
+    content = file.read(most if until is None else max(end - start, 0))
+    is_cut = start > offset
+    return content.partition(b"\n")[2] if is_cut else content, is_cut
+
+
+def read_tail(
+    path: Path, since: LogPosition | None = None, until: LogPosition | None = None
+) -> tuple[list[str], str | None]:
+    """Return the last lines of a log, and the problem in one sentence if there is one.
+
+    Links are followed, since that is how container runtimes name their logs. What stands before ``since`` is left out,
+    where the log is still the same file. Of a log that is another file than at ``until``, or was cut off since, every
+    line came later: there are none.
+    """
+    try:
+        with open_log(path) as file:
+            end = end_of(file)
+            is_same = since is not None and end[:2] == since[:2] and since.offset <= end.offset
+            start = since.offset if since is not None and is_same else 0
+            if until is not None and (end[:2] != until[:2] or end.offset < until.offset):
+                return [], None
+            content, is_cut = read_from(file, start, TAIL_BYTES, until)
+    except NotARegularFileError:
+        return [], f"engine_log: {path} is not a file"
+    except OSError as exc:
+        return [], f"engine_log: {path} cannot be read: {os_reason(exc)}"
+    return WholeLines(is_cut=is_cut).of(content), None
+
+
+class WholeLines:
+    """Leaves out the continuations of lines that a container runtime cut into pieces: containerd and Docker at 16 KiB.
+
+    A continuation may begin with anything that a client sent.
+
+    Args:
+        is_cut: The log's beginning is not known: the first line of each stream may be such a piece.
+    """
+
+    def __init__(self, *, is_cut: bool = False) -> None:
+        self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
+
+    def of(self, content: bytes) -> list[str]:
+        """Return the lines of the next bytes, without pieces that continue another."""
+        lines = content.decode("utf-8", "replace").split("\n") if content else []
+        return [line for line in lines if not self._is_piece(line)]
+
+    def _is_piece(self, line: str) -> bool:
+        if (piece := _PIECE.match(line)) is not None:
+            stream, is_partial = piece["stream"], piece["tag"] == "P"
+        elif (piece := _JSON_PIECE.match(line)) is not None:
+            # Others leave the line's end out of every line.
+            stream, is_partial = piece["stream"], not piece["end"] and len(line.encode()) >= DOCKER_PIECE_BYTES
+        else:
+            return False
+        was, self._goes_on[stream] = self._goes_on[stream], is_partial
+        return was
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for reading.
+
+    Raises:
+        OSError: It cannot be opened; ``NotARegularFileError``: it is no file.
+    """
+    return os.fdopen(open_regular(path, follows_link=True), "rb")
+
+
+class FollowedLog:
+    """The lines that come into a log, also where it is a link, is rotated, cut off, or created later."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._offset = 0
+        self._before = b""  # the bytes right before the offset: a log cut off and filled again has others
+        self._partial = b""
+        self._whole = WholeLines()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def skip(self) -> list[str]:
+        """Go to the end; return what is passed over."""
+        lines = self.new_lines()
+        self._partial = b""
+        return lines
+
+    def new_lines(self) -> list[str]:
+        """Return the lines that were added since the last call; at first the log's end. Without a log, none."""
+        added = b""
+        if self._file is not None:
+            added = self._rest(self._file)  # a log that was rotated may have been written to before
+        try:
+            if not self._is_same_file():
+                self.close()
+                self._file = open_log(self._path)
+                self._offset, self._before = 0, b""
+                if added and not added.endswith(b"\n"):
+                    added += b"\n"
+                added += self._rest(self._file)
+        except OSError:
+            self.close()
+        whole, _, partial = (self._partial + added).rpartition(b"\n")
+        # The beginning of a line that is too long: further in, no logger begins a message.
+        self._partial = partial[:PARTIAL_BYTES]
+        return self._whole.of(whole)
+
+    def _is_same_file(self) -> bool:
+        place = position_of_end(self._path)
+        return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
+
+    def _rest(self, file: BinaryIO) -> bytes:
+        """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
+        file.seek(max(self._offset - len(self._before), 0))
+        if end_of(file).offset < self._offset or file.read(len(self._before)) != self._before:
+            self._offset, self._partial, self._before = 0, b"", b""  # cut off
+        content, is_cut = read_from(file, self._offset, LOOK_BYTES)
+        if is_cut:
+            self._partial, self._before = b"", b""
+        self._offset = file.tell()
+        self._before = (self._before + content)[-FINGERPRINT_BYTES:]
+        return content

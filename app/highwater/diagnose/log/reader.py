@@ -1,0 +1,182 @@
+"""Reads the lines of the engine's log one after another: each without what collectors put before it. Pure.
+
+What stands before the records of a log is alike in all of them, but for its numbers. That is learned from them, and
+then taken off lines without a record, too: exceptions that are printed bare, uvicorn's own lines. What stands before
+few records only is no collector's, but a client's words within a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from highwater.diagnose.log.json_line import JsonLine, json_line
+from highwater.diagnose.log.record import (
+    API_SERVER,
+    MAX_HEAD_LENGTH,
+    MAX_LINE_LENGTH,
+    PARTS,
+    RECORD,
+    LogLine,
+    head_pattern,
+    is_api_servers_head,
+    is_clear_head,
+    may_be_head,
+    record_of,
+    shape,
+    uncoloured,
+    writer,
+)
+
+_DEPTH: Final = 4
+_END: Final = 400
+"""Of a line, where Ray says how often it came."""
+_MOST_HEADS: Final = 16
+_MOST_SHAPES, _MOST_RECORDS = 64, 4096
+"""That are remembered: a log may go on in another form."""
+_ONE_OF: Final = 8
+"""A collector's head stands before at least one record of so many."""
+_ESTABLISHED: Final = 3
+"""Records, before a head that could be a sentence is one."""
+_ASGI: Final = re.compile(r"Exception in ASGI application")
+# The frames of a request that is served.
+_SERVES: Final = re.compile(
+    r'\s*File ".{0,400}(?:/starlette/|/fastapi/|/uvicorn/protocols/|/serving\w{0,40}\.py|/serving/)'
+)
+# What a container runtime writes needs no record to be known.
+_RUNTIMES: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:out|err)\s[FP]\s)?")
+# Lines without a record that no client's words end, or begin: they show what stands before bare lines.
+_MARK: Final = re.compile(PARTS + r"(?:Traceback \(most recent call last\):$|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))")
+_OBJECT: Final = re.compile(r'\{\s*"')
+
+
+class _Piece:
+    """A line, or a text within a JSON line: the first record or object in it, and what stands before that."""
+
+    __slots__ = ("end", "head", "object", "pieces", "record", "text")
+
+    def __init__(self, text: str, depth: int = _DEPTH) -> None:
+        self.text, self.end = uncoloured(text), uncoloured(text[-_END:])
+        self.record = RECORD.search(self.text)
+        self.object: JsonLine | None = None
+        self.pieces: tuple[_Piece, ...] = ()
+        mark = self.record or _MARK.search(self.text)
+        self.head = None if mark is None else self.text[: mark.start()]
+        begins = _OBJECT.search(text, 0, 2 * MAX_HEAD_LENGTH) if depth else None
+        before = "" if begins is None else uncoloured(text[: begins.start()])
+        if begins is None or (self.head is not None and len(self.head) < len(before)):
+            return
+        self.object = json_line(text[begins.start() :])
+        if self.object is not None:
+            self.head = before
+            texts = () if self.object.is_loggers else (*self.object.texts, *self.object.exception)
+            self.pieces = tuple(_Piece(inner, depth - 1) for inner in texts)
+
+
+class Reader:
+    """Reads a log; what it, or another reader of the log, has learned holds for the next lines."""
+
+    def __init__(self, before: Reader | None = None) -> None:
+        self._shapes: Counter[str] = Counter() if before is None else before._shapes.copy()
+        self._heads: dict[str, re.Pattern[str]] = {} if before is None else before._heads.copy()
+        self._serves = False  # bare lines are the API server's: a request's traceback
+
+    def read(self, texts: Iterable[str]) -> list[tuple[str, tuple[LogLine, ...]]]:
+        """Return each line as it stands in the log, and the lines in it: JSON may hold several, and none."""
+        found = [(text, _Piece(text)) for text in texts]
+        for _, piece in found:
+            self._learn(piece)
+        for _, piece in found:
+            self._keep(piece)
+        return [(text, tuple(self._lines_of(piece))) for text, piece in found]
+
+    # --- what stands before ---
+
+    def _learn(self, piece: _Piece) -> None:
+        for inner in piece.pieces:
+            self._learn(inner)
+        if piece.head is None or not may_be_head(piece.head):
+            return
+        self._shapes[shape(piece.head)] += 1
+        if len(self._shapes) > _MOST_SHAPES or self._shapes.total() > _MOST_RECORDS:
+            self._shapes = Counter({each: count // 2 for each, count in self._shapes.most_common(_MOST_SHAPES // 2)})
+
+    def _is_head(self, head: str) -> bool:
+        if not head.strip():
+            return True
+        count = self._shapes[shape(head)] if may_be_head(head) else 0
+        is_clear = is_clear_head(head) and not is_api_servers_head(head)
+        return count * _ONE_OF >= self._shapes.total() and count >= (1 if is_clear else _ESTABLISHED)
+
+    def _keep(self, piece: _Piece) -> None:
+        for inner in piece.pieces:
+            self._keep(inner)
+        if piece.head is None or not piece.head.strip() or not self._is_head(piece.head):
+            return
+        pattern = head_pattern(piece.head)
+        if not pattern.pattern:
+            return
+        self._heads.pop(pattern.pattern, None)
+        self._heads[pattern.pattern] = pattern
+        if len(self._heads) > _MOST_HEADS:
+            self._heads.pop(next(iter(self._heads)))
+
+    def _freed(self, text: str) -> str:
+        """Return a line without a collector's head."""
+        ends = (found.end() for pattern in (_RUNTIMES, *self._heads.values()) if (found := pattern.match(text)))
+        return text[max(ends, default=0) :]
+
+    # --- lines ---
+
+    def _lines_of(self, piece: _Piece) -> Iterator[LogLine]:
+        is_found = piece.head is not None and self._is_head(piece.head)
+        if is_found and piece.object is not None and not is_api_servers_head(piece.head or ""):
+            process, pid = writer(piece.head or "")
+            for line in self._of_object(piece, piece.object):
+                is_nobodys = line.process is None and line.file is None
+                yield replace(line, process=process, pid=pid) if process and is_nobodys else line
+        elif is_found and piece.object is None and piece.record is not None:
+            self._serves = False
+            yield record_of(piece.text, piece.record, piece.end)
+        else:
+            free = self._freed(piece.text)
+            yield self._bare(record_of(free, RECORD.match(free), piece.end))
+
+    def _of_object(self, piece: _Piece, found: JsonLine) -> Iterator[LogLine]:
+        if found.is_loggers:
+            yield from (_logged(found, message) for message in (*found.texts, *found.exception))
+        self._serves = self._serves and not found.exception
+        for inner in piece.pieces:
+            yield from self._lines_of(inner)
+
+    def _bare(self, line: LogLine) -> LogLine:
+        """Return a line without a record, as the API server's where it goes on with a request's traceback."""
+        if line.is_form:
+            self._serves = line.is_api_servers and bool(_ASGI.match(line.message))
+            return line
+        self._serves = self._serves or bool(_SERVES.match(line.text))
+        return replace(line, process=API_SERVER) if self._serves else line
+
+
+def _logged(found: JsonLine, message: str) -> LogLine:
+    process = found.process
+    if process is not None and found.pid is not None:
+        process = f"{process} pid={found.pid}"
+    marks = (f"({process})" if process else None, found.level, f"[{found.file}]" if found.file else None)
+    return LogLine(
+        text=" ".join((*filter(None, marks), message[:MAX_LINE_LENGTH])),
+        message=uncoloured(message),
+        process=process,
+        pid=found.pid,
+        level=found.level,
+        file=found.file,
+        is_form=True,
+    )
+
+
+def parse(text: str) -> tuple[LogLine, ...]:
+    """Return the lines in one line, of whose log nothing is known."""
+    return Reader().read([text])[0][1]

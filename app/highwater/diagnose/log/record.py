@@ -1,0 +1,201 @@
+"""One line of the engine's log: who wrote it, and what it says. Pure.
+
+vLLM's record has an unmistakable form: perhaps its processes in parentheses, a level, a time, a file and a line. It is
+found behind any prefix. What stands behind it may be a client's words, so that the first one in a line counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+MAX_LINE_LENGTH: Final = 400
+"""Of a line that is shown."""
+MAX_MESSAGE_LENGTH: Final = 4000
+"""Of one that is read: PyTorch's figures stand behind the beginning of its message."""
+_READ: Final = 2 * MAX_MESSAGE_LENGTH
+MAX_HEAD_LENGTH: Final = 300
+
+# vLLM up to 0.12 colours the process's name in files, too; others do where they are configured to. rsyslog writes an
+# escape character as #033.
+_COLOURS: Final = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]{0,30}m|\ufeff")
+_TIME: Final = r"(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+PARTS: Final = r"(?P<parts>(?:\([A-Za-z][^()]{0,100}\)\s){0,4})"
+_LEVEL: Final = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+_FILE: Final = r"\[?(?P<file>[\w/.-]{1,200}\.py):\d{1,7}\]"
+# The chart's own logging has Python's name of the process in brackets, `MainProcess` for the API server: there the file
+# shows it.
+_NAMED: Final = r"(?:\[(?:MainProcess|(?P<named>[A-Za-z][^\[\]]{0,60}?))\spid=(?P<number>\d{1,9})\]\s{1,4})?"
+# vllm/logging_utils/formatter.py and logger.py, 0.8 to 0.33; up to 0.7 the file lacks its first bracket. Ray names its
+# worker in front of it.
+RECORD: Final = re.compile(rf"{PARTS}{_LEVEL}\s{{1,4}}{_TIME}\s{{1,4}}{_NAMED}{_FILE} ?")
+# The same with parts that are missing, at the beginning only: uvicorn's lines have a level, a raw traceback has a
+# process or nothing. torch's C++ libraries begin with `[rank0]:`.
+_LOOSE: Final = re.compile(
+    rf"{PARTS}(?:{_LEVEL}:?\s{{1,12}})?(?:{_TIME}\s{{1,4}})?{_NAMED}(?:{_FILE} ?)?(?:\[rank\d{{1,5}}\]: ?)?"
+)
+_PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
+_PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
+_REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\](?:\s\(Ray dedup.{0,300})?\s*$")
+
+# The API server's process, and its modules that log what a client sent (vllm/entrypoints, vllm/v1/engine). Ray Serve's
+# replicas are API servers that relay their engine's lines.
+API_SERVER: Final = "APIServer"
+_API_SERVER: Final = re.compile(r"A(?:PI|pi)Server")
+_SERVER: Final = re.compile(r"A(?:PI|pi)Server|ServeReplica|ProxyActor|HTTPProxy")
+_IN_HEAD: Final = re.compile(r"\([A-Za-z][^()]{0,60}\bpid=\d")
+_API_SERVER_FILES: Final = re.compile(
+    r"(?:.*/)?(?:serving\w*|api_server|api_router|async_llm\w*|logger|request_logger|launcher|protocol|chat_utils"
+    r"|\w*processor|preprocess|renderer|server_utils|llm_engine|core_client|startup)\.py"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of the log.
+
+    Attributes:
+        text: The line as it is shown, without colours and what a collector put before it.
+        message: The part behind the logger's prefix.
+        process: As the log names it, such as ``Worker_TP0 pid=1037``.
+        file: The module that wrote it.
+        is_form: It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
+        count: Of lines that Ray says it left out, too.
+    """
+
+    text: str
+    message: str
+    process: str | None = None
+    pid: int | None = None
+    level: str | None = None
+    file: str | None = None
+    is_form: bool = False
+    count: int = 1
+
+    @property
+    def is_api_servers(self) -> bool:
+        """True if the API server wrote it; uvicorn's own lines have a level and no file."""
+        if self.file is not None and _API_SERVER_FILES.fullmatch(self.file):
+            return True
+        if self.process is not None:
+            return _SERVER.match(self.process) is not None
+        return self.file is None and self.level is not None
+
+
+def is_api_servers_head(head: str) -> bool:
+    """Return whether the API server's name stands before a record: its own lines may go on with anything."""
+    return any(map(_API_SERVER.match, _PART.findall(head)))
+
+
+def uncoloured(text: str) -> str:
+    """Return the line without colours and its end, cut."""
+    return _COLOURS.sub("", text[:_READ]).rstrip("\r\n")
+
+
+def record_of(text: str, found: re.Match[str] | None, end: str) -> LogLine:
+    """Return a line whose record was found behind a head; ``None``: what stands at its beginning is read.
+
+    ``end`` is the uncut line's.
+    """
+    read = found or _LOOSE.match(text)
+    if read is None:  # it fits any text
+        return LogLine(text=text, message=text)
+    start = read.start()
+    named = f"({read['named']} pid={read['number']})" if read["named"] else ""
+    process, pid = writer(text[:start] + read["parts"] + named)
+    repeated = _REPEATED.search(end)
+    return LogLine(
+        text=text[start:],
+        message=text[read.end() : read.end() + MAX_MESSAGE_LENGTH],
+        process=process,
+        pid=pid,
+        level=read["level"],
+        file=read["file"],
+        is_form=any((read["file"], read["level"], pid)),
+        count=1 + (int(repeated[1]) if repeated else 0),
+    )
+
+
+def writer(before: str) -> tuple[str | None, int | None]:
+    """Return the process that wrote what stands behind this: the last that it names, but the API server of any.
+
+    The API server relays no other process's lines, and its own may go on with anything.
+    """
+    parts = _PART.findall(before)
+    process = next(filter(_API_SERVER.match, parts), parts[-1] if parts else None)
+    pid = _PID.search(process or "")
+    return process, int(pid[1]) if pid else None
+
+
+# --- what stands before a record ---
+
+# A quote that is open, an exception, uvicorn's own line: what follows there are a client's words.
+_NO_HEAD: Final = re.compile(
+    r"(?:\w+Error|\w*Exception|\w+Warning)\b\s{0,4}[:(]|\b(?:INFO|WARNING|ERROR|CRITICAL|DEBUG|TRACE):\s{2}"
+)
+_PAIRS: Final = ("()", "[]", "{}", '""', "''", "``")
+_CLOCK: Final = re.compile(r"\d\d:\d\d:\d\d\S*")
+_DAY: Final = re.compile(r"\b\d{1,4}\s+$")
+_WITHOUT_CLOCK, _AFTER_CLOCK = 1, 3
+"""The words that a head may have: a name; a zone, a host and a service."""
+_STREAM: Final = re.compile(r"std(?:out|err) [FP]\s*$")
+_PROGRESS: Final = re.compile(r"\d%.*(?:it/s|s/it|B/s)[^\]]{0,40}\]\s*$")
+_BRACKETS: Final = re.compile(r"\[[^\[\]]*\]")
+_WORD: Final = re.compile(r"(?:^|(?<=[\s>:|\]]))(?!std(?:out|err)\b)[^\W\d_]+(?=[:|-]{0,2}(?:\s|$))")
+_ALIKE: Final = (
+    (re.compile(r"\d+"), r"\\d+"),
+    (re.compile(r"std(?:out|err)"), "std(?:out|err)"),
+    (re.compile(r"(?i)\b(?:debug|info|warn(?:ing)?|error|critical)\b"), r"\\w+"),
+)
+
+
+def may_be_head(head: str) -> bool:
+    """Return whether a record may stand behind this, by what it is made of."""
+    if len(head) > MAX_HEAD_LENGTH or _NO_HEAD.search(head):
+        return False
+    return all(
+        head.count(pair[0]) == head.count(pair[1]) if pair[0] != pair[1] else head.count(pair[0]) % 2 == 0
+        for pair in _PAIRS
+    )
+
+
+def is_clear_head(head: str) -> bool:
+    """Return whether it can be nothing but a collector's: a time, a mark at its end, or a name.
+
+    Words that nothing separates from what follows could be a sentence.
+    """
+    if _PROGRESS.search(head):
+        return True
+    head = _STREAM.sub("", head)
+    clocks = list(_CLOCK.finditer(head))
+    before, after = (head[: clocks[-1].start()], head[clocks[-1].end() :]) if clocks else ("", head)
+    rest, words = _BRACKETS.sub("[]", after).split(), _words(after)
+    most = _AFTER_CLOCK if clocks else _WITHOUT_CLOCK
+    if _words(before) > 1 + (_DAY.search(before) is not None) or words > most or len(rest) > most + 2:
+        return False
+    return len(rest) <= 1 or not rest[-1][-1].isalnum() or words < len(rest) == 2  # noqa: PLR2004 - a pod and its container
+
+
+def _words(text: str) -> int:
+    return len(_WORD.findall(_BRACKETS.sub("[]", text)))
+
+
+def shape(head: str) -> str:
+    """Return what is alike in the heads of one collector: its tokens by their first and last characters."""
+    return " ".join("".join("w" if end.isalnum() else end for end in (token[0], token[-1])) for token in head.split())
+
+
+def head_pattern(head: str) -> re.Pattern[str]:
+    """Return what fits the same head with other numbers, or its first tokens alone, up to a process's name.
+
+    A user's VLLM_LOGGING_PREFIX stands before records only.
+    """
+    collectors = _IN_HEAD.split(head)[0]
+    pattern, end = "", "" if collectors == head.rstrip() else r"(?:\s|$)"
+    for token in reversed(collectors.split()):
+        alike = re.escape(token)
+        for this, instead in _ALIKE:
+            alike = this.sub(instead, alike)
+        pattern, end = f"{alike}{end}" + (f"(?:\\s*{pattern})?" if pattern else ""), r"(?:\s|$)"
+    return re.compile(pattern)

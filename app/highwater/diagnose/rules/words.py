@@ -1,0 +1,120 @@
+"""The engine's own words in its log: what they say of memory, and what their silence says. Pure.
+
+Silence says something only of a log that was read and understood. A message of a failed allocation has figures, and
+they say what helps: more was asked for than the device has; PyTorch's reserve would have been enough; others hold the
+device; or the engine's share leaves too little beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from highwater.diagnose.advice import against_fragmentation
+from highwater.diagnose.case import Case, RankCase
+from highwater.diagnose.evidence import Evidence
+from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.log.failed_allocation import FailedAllocation
+from highwater.diagnose.log.messages import KNOWN, WhichMemory
+from highwater.diagnose.log.story import LogStory
+from highwater.units import GIB
+
+_OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
+_MAY_BE_MEMORY: Final = re.compile(r"(?i)memor|alloc|resource|no space|out of|\boom")
+_IS_NO_SHORTAGE: Final = re.compile(r"(?i)(?:illegal|invalid) memory access|memory access fault")
+# What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and
+# where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
+_OTHERS: Final = (GIB, 0.05)
+_OTHERS_UNCOUNTED: Final = (4 * GIB, 0.15)
+# A start that has less of its device allocated has no KV cache yet: what it has is no share's to make smaller.
+_BEFORE_KV_CACHE: Final = 0.7
+
+
+def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
+    """Return whether a known message says that memory was short; ``which`` asks for one of them."""
+    found = {_OF_MEMORY[message.name] for message in log.messages if message.name in _OF_MEMORY}
+    return which in found if which is not None else bool(found)
+
+
+def is_silent(log: LogStory) -> bool:
+    """Return whether the log was read and understood, and has no word that may be of memory."""
+    raised = "" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
+    is_heard = log.problem is None and log.was_understood
+    return is_heard and not names_memory(log) and not log.failed and _MAY_BE_MEMORY.search(raised) is None
+
+
+def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
+    """Report the figures of an allocation on a device that failed, and which of four reasons they show."""
+    failed = next((one for one in case.log.failed if one.memory == "device"), None)
+    if failed is None or failed.tried_bytes is None or failed.total_bytes is None or case.kind == "hung":
+        return None
+    rank = next((one for one in case.ranks if one.failed_allocation_bytes == failed.tried_bytes), None)
+    unused, others = _unused(failed, rank), _others(failed)
+    room = (failed.free_bytes or 0) + (unused or 0)
+    held, pool = failed.allocated_bytes or 0, None if rank is None else rank.now.components.kv_cache_bytes
+    if case.kind != "start_failed" or held >= _BEFORE_KV_CACHE * failed.total_bytes:
+        held = 0 if pool is None else max(held - pool, 0)
+    is_larger = failed.tried_bytes + held > failed.total_bytes
+    is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
+    is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room and (unused or 0) >= (others or 0)
+    is_others = not (is_larger or is_refused or is_fragmented) and others is not None
+    if is_larger:
+        advice: tuple[str, ...] = (
+            "cap_image_size",
+            "mm_encoder_attn_backend",
+            "skip_mm_profiling",
+            "limit_mm_per_prompt",
+        )
+    elif is_fragmented:
+        advice = (*against_fragmentation(failed.platform), "release", "max_num_batched_tokens")
+    elif is_others or is_refused:
+        advice = ("other_processes", "gpu_memory_utilization")
+    else:
+        advice = ("gpu_memory_utilization", "limit_mm_per_prompt", "max_num_batched_tokens", "policy_earlier")
+    return finding(
+        "failed_allocation",
+        advice=advice,
+        failed=failed,
+        held=held if failed.tried_bytes <= failed.total_bytes else 0,
+        unused=unused,
+        others=others,
+        is_counted=bool(failed.in_use_bytes),
+        is_larger=is_larger,
+        is_fragmented=is_fragmented,
+        is_others=is_others,
+        is_refused=is_refused and not is_larger,
+        is_share=not (is_larger or is_fragmented or is_others or is_refused),
+        writer=f"process {failed.pid}" if failed.pid is not None else "a process that it does not name",
+    )
+
+
+def _unused(failed: FailedAllocation, rank: RankCase | None) -> int | None:
+    """Return what PyTorch held that no tensor used: by the message, else by the last reading before it."""
+    if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
+        return failed.reserved_bytes - failed.allocated_bytes
+    return None if rank is None else rank.unused_bytes
+
+
+def _others(failed: FailedAllocation) -> int | None:
+    """Return what others hold of the device, where that is much; ``None`` where it is not, or not known."""
+    if failed.total_bytes is None or failed.free_bytes is None or failed.reserved_bytes is None:
+        return None
+    others = failed.total_bytes - failed.free_bytes - max(failed.reserved_bytes, failed.in_use_bytes or 0)
+    size, share = _OTHERS if failed.in_use_bytes else _OTHERS_UNCOUNTED
+    return others if others > max(size, share * failed.total_bytes) else None
+
+
+def host_shortage(case: Case, evidence: Evidence) -> Finding | None:
+    """Report the figures of a message about host memory, or /dev/shm, that was short."""
+    failed = next((one for one in case.log.failed if one.memory != "device"), None)
+    if failed is None:
+        return None
+    used, whole = failed.node_gb or (None, None)
+    return finding(
+        "host_shortage",
+        failed=failed,
+        used=used,
+        whole=whole,
+        ratio=used / whole if used and whole else None,
+        is_shm=failed.memory == "shm",
+    )

@@ -1,0 +1,267 @@
+"""The last minutes of host memory: what grew in the engine's container, and how full it was. Pure.
+
+It is kept here, because what processes leave of themselves may be gone with their container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from highwater.host.parts import PartKind, parts_of
+from highwater.host.processor_cache import ProcessorCaches
+from highwater.host.reading import ContainerMemory, HostReading, ProcessMemory, Role
+from highwater.units import MIB, size_text, span_text
+
+# Until now, of every part; its first value is kept apart from these.
+SPAN_SECONDS: Final = 300.0
+FULLEST_SECONDS: Final = 60.0
+STEP_SECONDS: Final = 4.0
+MAX_PARTS, MAX_FILLS = 128, 128
+# A part that has grown by less than both moves by itself.
+NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
+# One whose growth began in the first part of its time has grown all the time.
+STEADY_RATIO: Final = 0.25
+# A process writes once a second. Under pressure it waits for memory before it is killed.
+SILENT_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
+# An age is by one clock and the time by another: the same look seems to be of another moment each time.
+SAME_SECONDS: Final = 0.5
+
+_Key: TypeAlias = tuple[str, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrownPart:
+    """A part of the engine's container that the kernel cannot drop: a process's private memory, or another.
+
+    Attributes:
+        role: Of a process; ``pid`` as well.
+        bytes: Its last value, at ``at`` in Unix seconds.
+        grown_bytes: What was added since the engine was ready or it was first seen, in the last ``seconds`` of that.
+    """
+
+    kind: PartKind
+    name: str
+    role: Role | None = None
+    pid: int | None = None
+    bytes: int
+    at: float
+    grown_bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def has_grown(self) -> bool:
+        """True if it grew by more than noise."""
+        return self.grown_bytes > max(NOTABLE_BYTES, NOTABLE_RATIO * (self.bytes - self.grown_bytes))
+
+    @property
+    def text(self) -> str:
+        """Its growth in words: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 m``."""
+        if not self.has_grown:
+            return f"{self.name} held the most, {size_text(self.bytes)}"
+        before = size_text(self.bytes - self.grown_bytes)
+        return f"{self.name} grew from {before} to {size_text(self.bytes)} in {span_text(self.seconds)}"
+
+    @property
+    def pace_text(self) -> str:
+        """Its growth by the minute: ``+240 MiB a minute``."""
+        return f"{size_text(60.0 * self.grown_bytes / max(self.seconds, 1.0), signed=True)} a minute"
+
+    @property
+    def is_python(self) -> bool:
+        """True of a process of vLLM's, whose allocations memray shows."""
+        return self.role not in {None, "other", "resource_tracker"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """Host memory in use at one moment: of the container by what it keeps, without a limit of the machine."""
+
+    at: float
+    used_bytes: int
+    whole_bytes: int
+    is_limited: bool
+
+    @property
+    def ratio(self) -> float:
+        """Used over whole."""
+        return self.used_bytes / self.whole_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """Host memory as it is known when something has happened to the engine.
+
+    Attributes:
+        reading: Made after it happened, with what the dead have left.
+        fullest: The fullest moment of the minute before the last sign of the engine; ``None``: not known.
+        parts: What the container could not drop, by the last value of each: the one that grew most first, and of those
+            that did not grow the largest.
+        ended_together: How many processes wrote for the last time at one moment, where that were all of one container.
+    """
+
+    reading: HostReading
+    fullest: Fill | None = None
+    parts: tuple[GrownPart, ...] = ()
+    ended_together: int = 0
+    caches: ProcessorCaches
+
+    @property
+    def suspect(self) -> GrownPart | None:
+        """The part that grew most, else the largest; ``None`` where none is known."""
+        return next(iter(self.parts), None)
+
+
+class _Course:
+    """The values of one part, oldest first: the first of all, and those of the last minutes."""
+
+    def __init__(self, part: GrownPart) -> None:
+        self.seen_at = part.at
+        self._part = part
+        self._values: list[tuple[float, int]] = [(part.at, part.bytes)]
+
+    @property
+    def last_at(self) -> float:
+        return self._values[-1][0]
+
+    def begin(self) -> None:
+        del self._values[:-1]
+
+    def add(self, part: GrownPart) -> None:
+        if part.at <= self.last_at + SAME_SECONDS:
+            return  # the same look, or an older one
+        self._part = part
+        values = self._values
+        if len(values) > 2 and values[-1][0] - values[-2][0] < STEP_SECONDS:  # noqa: PLR2004 - the first one stays
+            values.pop()
+        values.append((part.at, part.bytes))
+        while len(values) > 2 and part.at - values[1][0] > SPAN_SECONDS:  # noqa: PLR2004 - the first one stays
+            del values[1]
+
+    def grown(self) -> GrownPart:
+        """Return the part with its growth: from the moment at which it began, if it stood still for long before."""
+        (first_at, first), (last_at, last) = self._values[0], self._values[-1]
+        if last <= first:
+            return self._part
+        slightly = first + NOTABLE_RATIO * (last - first)
+        began_at, before = next(one for one in reversed(self._values) if one[1] <= slightly)
+        if began_at - first_at <= STEADY_RATIO * (last_at - first_at):
+            began_at, before = first_at, first
+        return replace(self._part, grown_bytes=last - before, seconds=last_at - began_at)
+
+
+class HostPast:
+    """The values of the last minutes. Bounded, whatever the files say."""
+
+    def __init__(self) -> None:
+        self._courses: dict[_Key, _Course] = {}
+        # By container and second: what the dead have left is seen again with every reading.
+        self._fills: dict[tuple[str, int], Fill] = {}
+
+    def begin(self) -> None:
+        """Note that the engine has become ready: what came before was its start."""
+        for course in self._courses.values():
+            course.begin()
+
+    def add(self, reading: HostReading) -> None:
+        """Add a reading's values, and what the dead have left since the one before."""
+        for key, part in (*_processes_in(reading.ended, reading.taken_at), *_parts_in(reading)):
+            if key in self._courses:
+                self._courses[key].add(part)
+            else:
+                self._courses[key] = _Course(part)
+        newest = sorted(self._courses, key=lambda key: -self._courses[key].last_at)[:MAX_PARTS]
+        since = reading.taken_at - 2 * SPAN_SECONDS
+        self._courses = {key: self._courses[key] for key in newest if self._courses[key].last_at >= since}
+        fills = sorted((self._fills | dict(_fills_in(reading))).items(), key=lambda item: -item[1].at)
+        self._fills = dict(fills[:MAX_FILLS])
+
+    def present_parts(self, reading: HostReading) -> tuple[GrownPart, ...]:
+        """Return the parts of this reading, which is the last one that was added, as in ``HostFacts.parts``."""
+        return _most_grown_first(self._courses[key] for key, _ in _parts_in(reading) if key in self._courses)
+
+    def facts(self, reading: HostReading, caches: ProcessorCaches) -> HostFacts:
+        """Return what is known at this reading, which is the last one that was added."""
+        files = [one for one in (*reading.processes, *reading.ended) if one.source == "file"]
+        # Those of the next life, which loads already, were first seen later than this.
+        silent = [reading.taken_at - one.age_seconds for one in files if one.age_seconds >= SILENT_SECONDS]
+        ended_at = max(silent, default=reading.taken_at)
+        since = ended_at - FULLEST_SECONDS
+        courses = [
+            one for one in self._courses.values() if one.last_at >= since and one.seen_at <= ended_at + SAME_SECONDS
+        ]
+        fills = [one for one in self._fills.values() if since <= one.at <= max(ended_at, reading.taken_at)]
+        return HostFacts(
+            reading=reading,
+            fullest=max(fills, key=lambda fill: fill.ratio, default=None),
+            parts=_most_grown_first(courses),
+            ended_together=_ended_together(files),
+            caches=caches,
+        )
+
+
+def _most_grown_first(courses: Iterable[_Course]) -> tuple[GrownPart, ...]:
+    parts = [course.grown() for course in courses]
+    return tuple(sorted(parts, key=lambda part: (-part.grown_bytes if part.has_grown else 0, -part.bytes)))
+
+
+def _processes_in(processes: Iterable[ProcessMemory], taken_at: float) -> Iterator[tuple[_Key, GrownPart]]:
+    for one in processes:
+        if one.anonymous_bytes is not None:
+            part = GrownPart(
+                kind="process",
+                name=one.name,
+                role=one.role,
+                pid=one.pid,
+                bytes=one.anonymous_bytes + (one.swap_bytes or 0),
+                at=taken_at - one.age_seconds,
+            )
+            yield (one.host or "", one.pid, one.started), part
+
+
+def _parts_in(reading: HostReading) -> Iterator[tuple[_Key, GrownPart]]:
+    yield from _processes_in(reading.processes, reading.taken_at)
+    container = reading.container
+    if container is not None:
+        at = reading.taken_at - container.age_seconds
+        for row in parts_of(reading).rows:
+            if row.kind != "process" and not row.can_be_dropped:
+                key = (f"{container.key} {row.name}", None, None)
+                yield key, GrownPart(kind=row.kind, name=row.name, bytes=row.bytes, at=at)
+
+
+def _fills_in(reading: HostReading) -> Iterator[tuple[tuple[str, int], Fill]]:
+    containers = list(containers_of_engine(reading))
+    for one in containers:
+        if one.limit_bytes and one.kept_bytes is not None:
+            at = reading.taken_at - one.age_seconds
+            fill = Fill(at=at, used_bytes=one.kept_bytes, whole_bytes=one.limit_bytes, is_limited=True)
+            yield (one.key, round(at)), fill
+    machine = reading.machine
+    is_unlimited = reading.processes and not any(one.limit_bytes for one in containers)
+    if is_unlimited and machine.total_bytes and machine.available_bytes is not None:
+        used = machine.total_bytes - machine.available_bytes
+        fill = Fill(at=reading.taken_at, used_bytes=used, whole_bytes=machine.total_bytes, is_limited=False)
+        yield ("", round(fill.at)), fill
+
+
+def _ended_together(files: Iterable[ProcessMemory]) -> int:
+    """Return how many processes have written for the last time at one moment, where none of their container lives."""
+    ages_of: dict[str | None, list[float]] = {}
+    for one in files:
+        if one.age_seconds <= FULLEST_SECONDS:
+            ages_of.setdefault(one.container, []).append(one.age_seconds)
+    for ages in ages_of.values():
+        if len(ages) > 1 and min(ages) >= SILENT_SECONDS and max(ages) - min(ages) <= TOGETHER_SECONDS:
+            return len(ages)
+    return 0
+
+
+def containers_of_engine(reading: HostReading) -> Iterator[ContainerMemory]:
+    """Yield every look at a control group in which a process of the engine runs or has run."""
+    keys = {one.container for one in (*reading.processes, *reading.ended)}
+    ended = (one.last_container for one in reading.ended)
+    for one in (reading.container, *reading.other_containers, *ended):
+        if one is not None and one.key in keys:
+            yield one

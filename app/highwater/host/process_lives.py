@@ -1,0 +1,155 @@
+"""The engine's lives by its processes' files: which processes belong to one life, whether it runs, how it ended.
+
+A process belongs to its parent's life. Without a known parent it belongs to the last life of its host in which nobody
+has its place: a second API server without a number is another life's. How a life ended is told by what it left: the
+kernel's count of kills for memory in its container, else how full that was at the last look.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Final
+
+from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role
+from highwater.readings.life import EndedLife, Process, ProcessLife
+from highwater.units import mib, size_text
+
+_SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
+_ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
+# A process writes once a second.
+_JUST_NOW_SECONDS: Final = 3.0
+# From such a share of the limit on it was short of memory: the last look is up to a second before the kernel's kill,
+# and of most processes up to ten.
+_NEARLY_FULL: Final = 0.9
+_MAX_NAMED: Final = 4
+_WITHOUT_A_WORD: Final = "ended without a word"
+_KILLED, _PROBABLY = "was killed by the kernel for memory", "probably killed by the kernel for memory"
+_FIRST_PID: Final = 1
+
+
+class ProcessLives:
+    """Groups the processes of each reading into lives.
+
+    ``exists`` returns whether a process is certainly there, though it does not write: a signal has stopped it. Where
+    processes have the name of the sidecar's own ``host``, as in a pod, those of others are another engine's.
+
+    Attributes:
+        last: When the last reading was made, in Unix seconds, and the lives that it shows, the oldest first.
+    """
+
+    def __init__(
+        self, exists: Callable[[ProcessMemory], bool] = lambda _: False, host: str = socket.gethostname()
+    ) -> None:
+        self.last: tuple[float, tuple[ProcessLife, ...]] | None = None
+        self._exists = exists
+        self._host = host
+        self._shares_host = False
+        self._running: tuple[ProcessMemory, ...] = ()
+        # The kills that a container had counted when it was seen first: it may have had another use before.
+        self._kills: dict[str, int] = {}
+
+    def look(self, reading: HostReading) -> None:
+        """Take the next reading."""
+        running = [one for one in reading.processes if one.source == "file" and _is_engine(one)]
+        seen = {_process(one) for one in (*running, *reading.ended)}
+        running += [one for one in self._running if _process(one) not in seen and self._exists(one)]
+        self._running = tuple(running)
+        ended = [one for one in reading.ended if _is_engine(one)]
+        containers = {one.key: one for one in (reading.container, *reading.other_containers) if one is not None}
+        for process in running:
+            container = containers.get(process.container or "")
+            if container is not None and not container.is_private:  # a private one began with the engine
+                self._kills.setdefault(container.key, container.events.get("oom_kill", 0))
+        before = dict(self._kills)
+        known = [*running, *ended]
+        self._shares_host |= any(one.host == self._host for one in known)
+        groups = _grouped(one for one in known if one.host == self._host or not self._shares_host)
+        self.last = reading.taken_at, tuple(_life(group, reading.taken_at, before) for group in groups)
+
+
+def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]) -> ProcessLife:
+    """Return a group as a life; ``kills`` has those counted before it, by container, and is counted on."""
+    ended = [one for one in group if isinstance(one, EndedProcess)]
+    running = [one for one in group if not isinstance(one, EndedProcess)]
+    servers = [one for one in group if _is_server(one)]
+    return ProcessLife(
+        processes=frozenset(map(_process, group)),
+        last_at=taken_at - min(one.age_seconds for one in group),
+        is_running=bool(running),
+        has_server=bool(servers),
+        is_serving=any(one.age_seconds <= _JUST_NOW_SECONDS for one in running if not servers or one in servers),
+        end=_end(ended, kills),
+    )
+
+
+def _end(ended: Sequence[EndedProcess], before: dict[str, int]) -> EndedLife:
+    containers = [one.last_container for one in ended if one.last_container is not None]
+    last = min(containers, key=attrgetter("age_seconds"), default=None)
+    if last is None:
+        return EndedLife(how=_WITHOUT_A_WORD, processes=_named(ended))
+    counted = max(one.events.get("oom_kill", 0) for one in containers if one.key == last.key)
+    kills = max(counted - before.get(last.key, 0), 0)
+    before[last.key] = max(counted, before.get(last.key, 0))
+    how = _KILLED if kills else f"{_WITHOUT_A_WORD}, {_PROBABLY}," if _is_nearly_full(last) else _WITHOUT_A_WORD
+    return EndedLife(how=how, memory=_memory(last), processes=_named(ended), oom_kills=kills)
+
+
+def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
+    groups: list[list[ProcessMemory]] = []
+    by_pid: dict[tuple[str | None, str | None, int | None], list[ProcessMemory]] = {}
+    last: dict[str | None, list[ProcessMemory]] = {}
+    for one in sorted(processes, key=lambda one: (one.started or 0, one.pid)):
+        # A container's first process has no parent that is seen, whatever its file says.
+        parent = None if one.pid == _FIRST_PID else one.parent_pid
+        group = by_pid.get((one.host, one.container, parent))
+        if group is None:
+            group = last.get(one.host)
+            if group is None or any(_place(one) == _place(other) for other in group):
+                group = []
+                groups.append(group)
+            last[one.host] = group
+        group.append(one)
+        by_pid[one.host, one.container, one.pid] = group
+    return groups
+
+
+def _place(one: ProcessMemory) -> tuple[object, ...]:
+    return one.role, one.rank, one.dp_rank, one.name.partition(" (pid ")[0]
+
+
+def _is_server(one: ProcessMemory) -> bool:
+    return one.role in _SERVERS or one.pid == _FIRST_PID
+
+
+def _is_engine(one: ProcessMemory) -> bool:
+    return one.role in _ENGINE or one.pid == _FIRST_PID
+
+
+def _process(one: ProcessMemory) -> Process:
+    return Process(one.host, one.pid, one.started)
+
+
+def _is_nearly_full(container: ContainerMemory) -> bool:
+    kept, limit = container.kept_bytes, container.limit_bytes
+    return kept is not None and bool(limit) and kept / (limit or 1) >= _NEARLY_FULL
+
+
+def _memory(container: ContainerMemory) -> str:
+    """Return the most that the container used, against its limit."""
+    known = [size for size in (container.used_bytes, container.peak_bytes) if size is not None]
+    if not known:
+        return ""
+    most = max(known)
+    if container.limit_bytes is None:
+        return f"{mib(most)} MiB, without a limit"
+    return f"{mib(min(most, container.limit_bytes))} of {mib(container.limit_bytes)} MiB"
+
+
+def _named(ended: Sequence[EndedProcess]) -> str:
+    """Return the largest processes with the most that each had resident."""
+    sized = sorted(ended, key=lambda one: one.peak_bytes or 0, reverse=True)
+    parts = [f"{one.name} {size_text(one.peak_bytes)} at its peak" if one.peak_bytes else one.name for one in sized]
+    more = len(parts) - _MAX_NAMED
+    return ", ".join(parts[:_MAX_NAMED]) + (f", and {more} more" if more > 0 else "")

@@ -1,0 +1,239 @@
+"""Twelve shapes of a device's used bytes over time, and when each is full. A shape is drawn anew for each seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeAlias
+
+from tests.situations.device import GIB, MIB
+
+DEVICES: Final = (8 * GIB, 24 * GIB, 64 * GIB, 80 * GIB, 141 * GIB)
+SLOWEST, FASTEST = 1 * MIB, 4 * GIB
+
+
+@dataclass
+class Course:
+    """What one rank's device does.
+
+    Attributes:
+        total: The device's bytes.
+        seconds: How long it is watched.
+        used: Returns its used bytes at a second.
+        full_at: Returns when it is full, as it goes at a second; infinite where it does not fill.
+        grower: The component that grows.
+        cuts: When a remedy of the policy gave memory back (``relief``), or another process began (``restart``).
+        turns: When what it does changes: readings show that a moment later.
+        judged_from: Before this second it cannot be told from a ramp.
+    """
+
+    total: float
+    seconds: float
+    used: Callable[[float], float]
+    full_at: Callable[[float], float]
+    grower: str = "other_tensors_bytes"
+    cuts: Sequence[tuple[float, str]] = ()
+    turns: Sequence[float] = ()
+    judged_from: float = 0.0
+
+
+def never(_: float) -> float:
+    """It is never full."""
+    return math.inf
+
+
+@dataclass
+class Dice:
+    """What all shapes draw: a device, where it begins, its pace and its noise."""
+
+    random: Random
+    step: float
+    total: float = field(init=False)
+    start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = self.random.choice(DEVICES)
+        self.start = self.total * self.random.uniform(0.4, 0.8)
+
+    @property
+    def room(self) -> float:
+        return self.total - self.start
+
+    def ramp_seconds(self) -> float:
+        """A ramp of forty readings at least: less is over before anybody reads a forecast."""
+        return max(30.0, 25 * self.step) * math.exp(self.random.uniform(0, 2.5))
+
+    def pace(self) -> float:
+        """A pace at which the room lasts for such a ramp."""
+        return min(max(self.room / self.ramp_seconds(), SLOWEST), FASTEST)
+
+    def noise(self, most: float) -> Callable[[float], float]:
+        """Noise of at most so many bytes, the same whenever it is asked for."""
+        sigma, seed = most * self.random.random() / 3, self.random.random()
+        return lambda at: max(min(Random(f"{seed} {at:.3f}").gauss(0, sigma), most), -most)  # noqa: S311 - no secret
+
+
+def line(dice: Dice, pace: float, noise: float, seconds: float) -> Course:
+    shake, start, total = dice.noise(noise), dice.start, dice.total
+    return Course(
+        total,
+        seconds,
+        lambda at: min(start + pace * at + shake(at), total),
+        lambda _: (total - start) / pace,
+        grower=dice.random.choice(("other_tensors_bytes", "encoder_cache_bytes", "torch_cached_bytes")),
+    )
+
+
+def ramp(dice: Dice) -> Course:
+    pace = dice.pace()
+    return line(dice, pace, pace * dice.step / 2, dice.room / pace)
+
+
+def slow_ramp(dice: Dice) -> Course:
+    pace = dice.random.uniform(1, 8) * MIB
+    return line(dice, pace, pace * dice.step, min(max(600.0, 60 * dice.step), dice.room / pace))
+
+
+def leak_in_noise(dice: Dice) -> Course:
+    pace = dice.random.uniform(1, 16) * MIB
+    return line(dice, pace, pace * 30, min(max(900.0, 90 * dice.step), dice.room / pace))
+
+
+def steps(dice: Dice) -> Course:
+    """Each image takes its bytes at once."""
+    pace, gap = dice.pace(), dice.random.uniform(1, 12)
+    course = line(dice, pace, 0.0, dice.room / pace)
+    course.used = lambda at: min(dice.start + pace * gap * math.floor(at / gap), dice.total)
+    course.full_at = lambda _: gap * math.ceil(dice.room / (pace * gap))
+    return course
+
+
+def one_step(dice: Dice) -> Course:
+    at, size, wide, shake = (
+        dice.random.uniform(5, 60),
+        dice.room * dice.random.uniform(0.05, 0.8),
+        dice.random.uniform(0, 3),
+        dice.noise(4 * MIB),
+    )
+    return Course(
+        dice.total,
+        150.0 + 10 * dice.step,
+        lambda now: dice.start + size * min(max((now - at) / (wide or 1), 0), 1) + shake(now),
+        never,
+    )
+
+
+def saw(dice: Dice) -> Course:
+    """It falls by itself; the readings begin after a fall."""
+    period, size = dice.random.uniform(8, 60) + 8 * dice.step, dice.room * dice.random.uniform(0.1, 0.9)
+    shake = dice.noise(size / 50)
+    return Course(
+        dice.total,
+        6 * period,
+        lambda at: dice.start + size * (at / period % 1) + shake(at),
+        lambda at: dice.room / (size / period) if at < period else math.inf,
+        turns=(period,),
+        judged_from=period,
+    )
+
+
+def plateau(dice: Dice) -> Course:
+    """A rise that slackens, to a level under the device's end."""
+    tau, size = dice.random.uniform(2, 120), dice.room * dice.random.uniform(0.1, 0.9)
+    shake = dice.noise(min(size / 50, 32 * MIB))
+    return Course(
+        dice.total,
+        6 * tau + 60 + 20 * dice.step,
+        lambda at: dice.start + size * (1 - math.exp(-at / tau)) + shake(at),
+        never,
+    )
+
+
+def neighbour(dice: Dice) -> Course:
+    """Another process on the card grows, and rests."""
+    pace, rest = dice.pace(), 60 + 10 * dice.step
+    rise = dice.room / pace / 2
+    shake = dice.noise(pace * dice.step / 4)
+
+    def grown(at):
+        return min(at, rise) + max(at - rise - rest, 0)
+
+    return Course(
+        dice.total,
+        2 * rise + rest,
+        lambda at: min(dice.start + pace * grown(at) + shake(at), dice.total),
+        lambda at: 2 * rise if at < rise else 2 * rise + rest if at >= rise + rest else math.inf,
+        grower="non_torch_bytes",
+        turns=(rise, rise + rest),
+    )
+
+
+def restart(dice: Dice) -> Course:
+    """A ramp, and another process that is still."""
+    pace = dice.pace()
+    end, shake = dice.room / pace * dice.random.uniform(0.3, 0.9), dice.noise(pace * dice.step / 4)
+    return Course(
+        dice.total,
+        end + 60 + 10 * dice.step,
+        lambda at: dice.start + (pace * at if at < end else dice.room / 3) + shake(at) * (at < end),
+        lambda at: dice.room / pace if at < end else math.inf,
+        cuts=((end, "restart"),),
+    )
+
+
+def relief_waves(dice: Dice) -> Course:
+    period = dice.random.uniform(8, 60) + 6 * dice.step
+    size, shake = dice.room * 0.9, dice.noise(dice.room / 200)
+    return Course(
+        dice.total,
+        6 * period,
+        lambda at: dice.start + size * (at / period % 1) + shake(at),
+        lambda at: dice.room / (size / period) if at < period else math.inf,
+        turns=(period,),
+        judged_from=period,
+        cuts=tuple((n * period, "relief") for n in range(1, 6)),
+        grower="torch_cached_bytes",
+    )
+
+
+def load_stops(dice: Dice) -> Course:
+    pace = dice.pace()
+    end, shake = dice.room / pace * dice.random.uniform(0.2, 0.9), dice.noise(pace * dice.step / 4)
+    return Course(
+        dice.total,
+        end + 60 + 10 * dice.step,
+        lambda at: dice.start + pace * min(at, end) + shake(at),
+        lambda at: dice.room / pace if at < end else math.inf,
+        turns=(end,),
+    )
+
+
+def noise_alone(dice: Dice) -> Course:
+    kind, size = dice.random.randrange(3), dice.room * math.exp(dice.random.uniform(-6, -2))
+    shake, period = dice.noise(size), dice.random.uniform(1, 6)
+    slow = [shake(-1.0 - n) for n in range(int(1000 / 5) + 2)]
+    used = (
+        shake,
+        lambda at: size / 2 * math.sin(at / period) + shake(at) / 2,
+        lambda at: slow[int(at // 5)] + (slow[int(at // 5) + 1] - slow[int(at // 5)]) * (at / 5 % 1),
+    )[kind]
+    return Course(dice.total, max(200.0, 60 * dice.step), lambda at: dice.start + used(at), never)
+
+
+Shape: TypeAlias = Callable[[Dice], Course]
+SHAPES: Final[dict[str, Shape]] = {
+    "ramp": ramp,
+    "slow ramp": slow_ramp,
+    "steps": steps,
+    "one step": one_step,
+    "saw": saw,
+    "plateau": plateau,
+    "neighbour": neighbour,
+    "restart": restart,
+    "leak in noise": leak_in_noise,
+    "relief waves": relief_waves,
+    "load that stops": load_stops,
+    "noise alone": noise_alone,
+}

@@ -1,0 +1,34 @@
+"""The forecast on twelve shapes of memory: right where it is given, and absent where nothing is foretold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.situations.forecast import SEEDS, Outcome, outcome_of
+from tests.situations.shapes import SHAPES
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_forecast_comes_true_and_is_given_where_it_must_be(shape):
+    assert outcome_of(shape, (0, 3)).missed == []
+
+
+@pytest.mark.long("policy")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_does_so_with_other_devices_and_paces(shape):
+    assert outcome_of(shape, range(SEEDS)).missed == []
+
+
+@pytest.mark.parametrize(("shape", "said", "due"), [("steps", 50.0, 100.0), ("ramp", None, 9.0), ("saw", 9.0, 9.0)])
+def test_each_bound_can_be_missed(shape, said, due):
+    outcome = Outcome(shape)
+    outcome.judge(said, due, step=1.0, turned_ago=math.inf, where="here")
+    assert len(outcome.missed) == 1
+
+
+def test_the_page_has_a_row_for_each_shape():
+    page = Path("docs/growth.md").read_text(encoding="utf-8")
+    assert [shape for shape in SHAPES if f"| {shape} " not in page] == []

@@ -1,0 +1,277 @@
+"""Starts that are killed before a rank is read: an incident from the first on, one for a loop, and a restart each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from highwater.diagnose.incidents.incident import Incident
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.incidents.watcher import IncidentWatcher
+from highwater.diagnose.log.starts import FailedStart
+from highwater.host.process_lives import ProcessLives
+from highwater.host.reader import HostReader
+from highwater.readings.policy import PolicyStatus
+from highwater.readings.report import Report
+from highwater.units import MIB
+from tests.fakes.engine import core_on
+from tests.unit.host.recorded import BOOT, machine, record, write
+
+LIMIT = 1250 * MIB
+ROLES = {1: ("api_server", 0, 672), 60: ("engine_core", 1, 625), 90: ("worker", 60, 572)}
+REFUSED = (
+    "(APIServer pid=1) INFO 11-20 17:3{number}:20 [api_server.py:1351] vLLM API server version 0.32.0\n"
+    "(EngineCore pid=60) ERROR [core.py:1510] ValueError: No available memory for the cache blocks.\n"
+)
+
+
+class Pod:
+    """A sidecar that has not seen an engine yet, on one fake clock, and the files of the container beside it."""
+
+    def __init__(self, path: Path, *, recorders: bool, log: bool) -> None:
+        self.core, self.folder, self.log = core_on(), path / "recorders", path / "engine.log"
+        self.core.fake.down = True
+        self.clock = self.core.clock
+        self.has_recorders = recorders
+        for folder in (self.folder, path / "incidents"):
+            folder.mkdir()
+        if log:
+            self.log.touch()
+        reader = HostReader(
+            self.folder,
+            clock=self.core.wall,
+            monotonic=self.clock,
+            root=machine(path / "root"),
+            shm=path,
+        )
+        self.reader, self.lives = reader, ProcessLives(reader.exists)
+        self.core.poller.engine_lives = lambda: self.lives.last
+        self.incidents = Incidents(
+            IncidentStore(path / "incidents"),
+            engine_log=self.log if log else None,
+            clock=self.core.wall,
+            monotonic=self.clock,
+        )
+        self.box = IncidentWatcher(
+            self.incidents,
+            self.core.history,
+            recorders=None,
+            life=lambda: self.core.poller.life,
+            policy=lambda: PolicyStatus(level="held", mode="act", summary="held"),
+            log_says_start_failed=self.core.poller.log_says_start_failed,
+        )
+        self.core.poller.listeners.append(self.box.notice)
+
+    def write(self, start: int, *, kills: int = 0, used: int = LIMIT, pids: tuple[int, ...] = (1, 60, 90)) -> None:
+        """Write the container's files, as its processes do once a second."""
+        counted = {"version": 2, "inode": start, "path": "/pod", "used": used, "kept": used, "limit": LIMIT}
+        for pid in pids if self.has_recorders else ():
+            role, parent, peak = ROLES[pid]
+            mine = {"pid": pid, "started": 1000 * start + pid, "role": role, "parent_pid": parent}
+            group = counted | {"events": {"oom_kill": kills}, "mono": self.clock.now}
+            sizes = {"peak_bytes": peak * MIB, "pid_namespace": 4026532000 + start, "boot_id": BOOT, "host": "pod"}
+            times = {"at": self.core.wall(), "mono": self.clock.now}
+            write(self.folder, record(**mine, **sizes, **times, cgroup=group))
+
+    def remove(self) -> None:
+        """What the processes do that end in order."""
+        for path in self.folder.glob("*.process"):
+            path.unlink()
+
+    async def tick(self, seconds: float = 5.0) -> Report:
+        """A look at the files, a poll, and everything written that was noticed."""
+        self.clock.advance(seconds)
+        self.lives.look(self.reader.read())
+        report = await self.core.poller.poll(spare_idle=True)
+        writing = asyncio.create_task(self.box.run())
+        await self.box._waiting.join()
+        writing.cancel()
+        await asyncio.wait({writing})
+        return report
+
+    async def idle(self, seconds: float) -> Report:
+        for _ in range(int(seconds // 5)):
+            report = await self.tick()
+        return report
+
+    async def start(self, number: int, *, kills: int = 1, runs: int = 2, pause: float = 60.0) -> Report:
+        """A start that is killed while it loads, and the pause until the next one."""
+        for _ in range(runs):
+            self.write(number, used=LIMIT // 2)
+            await self.tick()
+        self.write(number, kills=kills)
+        return await self.idle(pause)
+
+    async def only(self) -> Incident:
+        (headline,) = await self.incidents.headlines()
+        incident = await self.incidents.read(headline.id)
+        assert incident is not None
+        return incident
+
+
+@pytest.fixture
+def pod(tmp_path):
+    """A maker of pods; what they hold open is closed."""
+    made: list[Pod] = []
+
+    def make(*, recorders: bool = True, log: bool = False) -> Pod:
+        made.append(Pod(tmp_path, recorders=recorders, log=log))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.incidents.close()
+
+
+@pytest.mark.parametrize("log", [False, True])
+async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_restart(pod, log):
+    one = pod(log=log)
+    await one.tick()
+    report = await one.start(1)
+    said = (
+        "it was killed by the kernel for memory while it started: API server 672 MiB at its peak, EngineCore 625 MiB "
+        "at its peak, worker 572 MiB at its peak; container at 1,250.0 of 1,250.0 MiB; oom_kill 1"
+    )
+    incident = await one.only()
+    assert (incident.kind, incident.reason, incident.count) == ("start_failed", said, 1)
+    assert incident.summary.startswith(f"The engine failed to start: {said}")
+    assert one.core.summaries("state") == [f"the engine's start failed: {said}"]
+    assert report.engine.restarts == 1
+    assert report.engine.hint.startswith("the engine's last start was killed by the kernel for memory 1 m ago, at")
+    assert "engine_url" not in report.engine.hint
+
+
+@pytest.mark.parametrize("log", [False, True])
+async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
+    one = pod(log=log)
+    await one.tick()
+    for number in (1, 2, 3):
+        report = await one.start(number)
+    incident = await one.only()
+    assert (incident.count, incident.ended_at, report.engine.restarts) == (3, None, 3)
+    assert report.engine.hint.startswith(
+        "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 m"
+    )
+    one.write(4)
+    one.core.poller.engine_process = lambda: "API server, pid 1"
+    hint = (await one.tick()).engine.hint
+    assert "seems to be loading" in hint
+    assert "before, the engine's last 3 starts ended" in hint
+    one.core.fake.down = False
+    one.write(4)
+    report = await one.tick()
+    assert (report.engine.restarts, report.engine.hint, report.start_failure) == (3, None, None)
+    await one.tick()
+    assert (await one.only()).ended_at is not None
+
+
+@pytest.mark.parametrize("recorders", [False, True])
+async def test_the_log_says_why_and_the_files_how_full_it_was(pod, recorders):
+    one = pod(recorders=recorders, log=True)
+    await one.tick()
+    for number in (1, 2, 3):
+        one.write(number, used=LIMIT // 2)
+        await one.tick()
+        one.write(number, kills=1)
+        with one.log.open("a") as file:
+            file.write(REFUSED.format(number=number))
+        report = await one.idle(70.0)
+    incident = await one.only()
+    assert (incident.kind, incident.count, report.engine.restarts) == ("start_failed", 3, 3)
+    assert "the log says that nothing is left for the KV cache" in incident.summary
+    assert ("oom_kill 1" in incident.summary) is recorders
+
+
+async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_without_a_word(pod, monkeypatch):
+    one = pod(recorders=False, log=True)
+    await one.tick()
+    for number in (1, 2, 3):
+        ended = (FailedStart(id=f"{number}"),)
+        monkeypatch.setattr(one.incidents._log, "look", lambda *_, ended=ended, **__: ended)
+        await one.tick()
+        monkeypatch.setattr(one.incidents._log, "look", lambda *_, **__: ())
+        report = await one.idle(60.0)
+    incident = await one.only()
+    assert (incident.count, report.engine.restarts) == (3, 3)
+    assert incident.reason == "it ended without a word while it started, by its log"
+    assert "the last one ended without a word 1 m" in report.engine.hint
+
+
+async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):
+    one = pod(recorders=False)
+    one.core.poller.unseen_starts = ". Nothing shows that"
+    await one.tick()
+    report = await one.start(1)
+    assert (await one.incidents.headlines(), report.engine.restarts) == ([], 0)
+    assert report.engine.hint.endswith("is engine_url right?. Nothing shows that")
+
+
+async def test_a_sidecar_that_starts_in_a_loop_counts_what_it_sees(pod):
+    """What ended before is the earlier sidecar's, and may have been an engine that was ready."""
+    one = pod()
+    one.write(1, kills=1)
+    one.clock.advance(60.0)
+    report = await one.start(2)
+    assert ((await one.only()).count, report.engine.restarts) == (1, 1)
+
+
+async def test_starts_that_are_found_dead_at_once_count_each(pod):
+    """A sidecar whose thread was held up finds the files of three lives."""
+    one = pod()
+    await one.tick()
+    for number in (1, 2, 3):
+        one.write(number, kills=1)
+        one.clock.advance(20.0)
+    report = await one.idle(15.0)
+    assert ((await one.only()).count, report.engine.restarts, len(one.core.summaries("state"))) == (3, 3, 3)
+
+
+async def test_an_orderly_end_is_an_event(pod):
+    one = pod()
+    one.write(1)
+    await one.tick()
+    one.remove()
+    report = await one.idle(30.0)
+    assert (await one.incidents.headlines(), report.engine.restarts) == ([], 1)
+    assert one.core.summaries("state") == ["the engine ended before it was ready: its API server ended in order"]
+    assert report.engine.hint.startswith("the engine's last start ended in order ")
+
+
+async def test_a_death_is_no_failed_start(pod):
+    """Its files are silent later than its address."""
+    one = pod()
+    one.core.fake.down = False
+    for _ in range(3):
+        one.write(1)
+        await one.tick()
+    one.core.fake.down = True
+    report = await one.idle(120.0)
+    assert ([headline.kind for headline in await one.incidents.headlines()], report.engine.restarts) == (["died"], 0)
+    report = await one.start(2)
+    kinds = [headline.kind for headline in await one.incidents.headlines()]
+    assert (kinds, report.engine.restarts) == (["start_failed", "died"], 2)
+
+
+async def test_a_start_that_takes_twenty_minutes_has_not_failed(pod):
+    one = pod()
+    for _ in range(240):
+        one.write(1)
+        report = await one.tick()
+    assert (await one.incidents.headlines(), report.engine.restarts, report.start_failure) == ([], 0, None)
+    one.core.fake.down = False
+    one.write(1)
+    assert (await one.tick()).growth.since_ready_bytes == 0
+
+
+async def test_a_baseline_is_known_after_starts_that_failed(pod):
+    """The sidecar has seen the engine come up."""
+    one = pod()
+    await one.tick()
+    await one.start(1)
+    one.core.fake.down = False
+    one.core.fake.serve_images()
+    report = await one.tick()
+    assert (report.growth.since_ready_bytes, report.engine.restarts) == (0, 1)

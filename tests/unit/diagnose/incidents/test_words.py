@@ -1,0 +1,279 @@
+"""What is concluded from the log's words, and from their absence: silence acquits nothing that was not understood."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from highwater.diagnose.finding import all_advice
+from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, summarize
+from highwater.diagnose.incidents.incidents import Incidents
+from highwater.diagnose.incidents.store import IncidentStore
+from highwater.diagnose.incidents.text import incident_markdown
+from highwater.diagnose.log.last_words import QuotedException
+from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
+from highwater.readings.rank import Device
+from tests.fakes.incident import MIB, TOTAL, evidence, incident, rank, reading
+
+SHORT = "device memory was not short"
+CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
+WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020] "
+TRACE = f"{WORKER}Traceback (most recent call last):"
+ILLEGAL = f"{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+DEAD = f"{CORE}EngineCore encountered a fatal error."
+API = "(APIServer pid=19) ERROR 09-02 08:04:02 [async_llm.py:430] AsyncLLM output_handler failed."
+PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/qwen-0/vllm] "]
+
+
+def said(given, log: LogStory) -> str:
+    return summarize(given, diagnose(given, log), log)
+
+
+# --- silence ---
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
+    """With readings that show room: then, and only then."""
+    log = story_of([f"{prefix}{line}" for line in (DEAD, API)])
+    assert f"{SHORT} (every rank had at least 22,420.0 MiB free)" in said(evidence("died"), log)
+    room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
+    assert room.text.endswith("the device's memory is not what ended it.")
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (NO_LOG, "what the engine's log says is not known: it has no line of this run"),
+        (LogStory(problem="engine_log is not set"), "what the engine's log says is not known"),
+        (
+            story_of(["a line", "another", "", "of a form that nobody knows"]),
+            "the engine's log was not understood: 3 lines, none of vLLM's form",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["died", "hung", "start_failed"])
+def test_a_log_that_was_not_understood_acquits_nothing(log, words, kind):
+    """The readings are told, and what is not known."""
+    given = evidence(kind)
+    summary = said(given, log)
+    assert words in summary
+    assert "not short" not in summary
+    room = next(one for one in diagnose(given, log) if one.name == "device_had_room")
+    assert room.text.endswith("readings alone do not say that memory was enough.")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "RuntimeError: VX0099: the ring's memory could not be had",
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::RayWorkerWrapper.execute_method()",
+        "SomeError: no space left for the buffer",
+        "VendorError: out of device resources",
+    ],
+)
+def test_an_exception_that_may_be_of_memory_is_no_alibi(raised):
+    """Nobody knows it, and it does not say that memory was enough."""
+    log = story_of([TRACE, f"{WORKER}{raised}", DEAD])
+    assert "not short" not in said(evidence("died"), log)
+    assert "22,420.0 MiB free" in said(evidence("died"), log)
+
+
+def test_an_illegal_access_is_no_shortage():
+    """It has the word memory in it."""
+    assert SHORT in said(evidence("died"), story_of([TRACE, ILLEGAL, DEAD]))
+
+
+def test_on_cpu_the_device_is_the_host():
+    """Of which what is free says nothing of a container's limit."""
+    given = evidence("died", rank(reading(device=Device(type="cpu"))))
+    assert "not short" not in said(given, story_of([DEAD]))
+
+
+@pytest.mark.parametrize("process", ["Worker_TP0 pid=4242", "Worker_TP3 pid=7", "EngineCore pid=900"])
+def test_after_a_message_of_memory_no_device_had_room(process):
+    """Whichever process wrote it, and whatever the readings say."""
+    log = story_of(
+        [f"({process}) ERROR 09-02 08:04:02 [core.py:1512] torch.OutOfMemoryError: CUDA out of memory.", DEAD]
+    )
+    findings = diagnose(evidence("died"), log)
+    assert "device_had_room" not in {one.name for one in findings}
+    assert "MiB free" not in summarize(evidence("died"), findings, log)
+
+
+@pytest.mark.parametrize(
+    ("line", "which"),
+    [
+        ("RuntimeError: Triton Error [CUDA]: out of memory", "device"),
+        ("OSError: [Errno 12] Cannot allocate memory", "host"),
+        ("OSError: [Errno 28] No space left on device: '/psm_12'", "shm"),
+        ("OSError: [Errno 28] No space left on device", "unclear"),
+    ],
+)
+def test_a_message_says_which_memory_was_short(line, which):
+    """And no other is blamed or acquitted."""
+    log = story_of([f"{CORE}{line}"])
+    assert {known.of_memory for known in KNOWN if known.name == log.messages[0].name} == {which}
+    assert "not short" not in said(evidence("died"), log)
+    room = [one.text for one in diagnose(evidence("died"), log) if one.name == "device_had_room"]
+    assert len(room) == (which != "device")
+    assert not any("is not what ended it" in text for text in room)
+
+
+# --- the last exception ---
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
+    """Before the consequence, with its process, also of a device that is full by plan."""
+    full = reading(free_bytes=219 * MIB, used_bytes=TOTAL - 219 * MIB)
+    log = story_of([f"{prefix}{line}" for line in (TRACE, ILLEGAL, DEAD, API)])
+    assert said(evidence("died", rank(full), baseline=(full,)), log) == (
+        "The engine died: the last exception of Worker_TP0 (pid 4242): "
+        '"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"; '
+        "the log says that the API server found its engine dead"
+    )
+
+
+def test_a_known_cause_needs_no_quote_in_the_summary():
+    """It is in the incident all the same."""
+    log = story_of([TRACE, f"{WORKER}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.", DEAD])
+    assert "last exception" not in said(evidence("died"), log)
+    assert log.exception is not None
+
+
+async def test_an_incident_has_the_exception_as_plain_text(tmp_path):
+    """It is foreign: nothing in it is obeyed, and it is cut."""
+    log = tmp_path / "engine.log"
+    log.write_text(f"{TRACE}\n{WORKER}CustomError: <b>\x1b[31m{'y' * 5000}\n{DEAD}\n")
+    incidents = Incidents(IncidentStore(tmp_path), engine_log=log)
+    headline, _ = await incidents.open_incident(evidence("died"))
+    kept = await incidents.read(headline.id)
+    assert kept.exception.text.startswith("CustomError: <b>")
+    assert len(kept.exception.text) <= 500
+    assert "\x1b" not in kept.exception.text + kept.summary
+    assert "- **the last exception of Worker_TP0 (pid 4242)**" in incident_markdown(kept)
+    incidents.close()
+
+
+def test_an_incident_of_an_earlier_sidecar_has_no_exception(tmp_path):
+    """Its file lacks the key, and is read all the same."""
+    store = IncidentStore(tmp_path)
+    store.write(incident(exception=QuotedException(process="Worker_TP0 pid=1", text="CustomError: x", pid=1)))
+    (file,) = tmp_path.glob("*.json")
+    assert store.read(file.stem).exception.pid == 1
+    head, _, rest = file.read_text().partition("\n")
+    older = json.loads(f"{{{rest}")
+    assert older.pop("exception")["text"] == "CustomError: x"
+    file.write_text(f"{head}\n{json.dumps(older)[1:]}\n")
+    assert store.read(file.stem).exception is None
+
+
+def test_a_process_without_a_name_is_a_process_of_the_engine():
+    """A bare traceback names none."""
+    log = LogStory(lines=1, understood=1, exception=QuotedException(process="", text="CustomError: x"))
+    assert 'the last exception of a process of the engine: "CustomError: x"' in said(evidence("died"), log)
+
+
+# --- a device that is full by plan ---
+
+
+@pytest.mark.parametrize(
+    ("free_at_ready", "free", "kind", "weight"),
+    [
+        (219, 219, "died", "clue"),
+        (600, 219, "died", "likely"),
+        (400, 219, "died", "clue"),
+        (None, 219, "died", "clue"),
+        (219, 219, "out_of_memory", "likely"),
+        (9_000, 219, "hung", "clue"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "npu", "cpu"])
+def test_a_device_as_full_as_at_ready_is_no_likely_cause(free_at_ready, free, kind, weight, device):
+    """Unless less is free than then, or memory failed."""
+
+    def with_free(mib):
+        return reading(free_bytes=mib * MIB, used_bytes=TOTAL - mib * MIB, device=Device(type=device))
+
+    baseline = () if free_at_ready is None else (with_free(free_at_ready),)
+    findings = diagnose(evidence(kind, rank(with_free(free)), baseline=baseline), story_of([DEAD]))
+    full = next(one for one in findings if one.name == "device_full")
+    assert full.weight == weight
+    was_full = free_at_ready is not None and weight == "clue" and kind == "died"
+    assert ("It was as full when the engine was ready" in full.text) is was_full
+    assert (full.advice == ()) is was_full
+
+
+def test_a_log_that_says_so_makes_a_full_device_likely():
+    """A kernel that could not be loaded, on a device that is full by plan."""
+    full = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB)
+    log = story_of([f"{WORKER}RuntimeError: Triton Error [CUDA]: out of memory", DEAD])
+    given = evidence("died", rank(full), baseline=(full,))
+    assert next(one for one in diagnose(given, log) if one.name == "device_full").weight == "likely"
+    settings = [advice.setting for message in advised(log, diagnose(given, log)) for advice in message.advice]
+    assert settings[0] == "--gpu-memory-utilization"
+    assert not any("expandable" in setting for setting in settings)
+
+
+# --- advice ---
+
+
+def settings_of(given, log: LogStory) -> list[str]:
+    findings = diagnose(given, log)
+    of_messages = (advice for message in advised(log, findings) for advice in message.advice)
+    return [advice.setting for advice in (*of_messages, *all_advice(findings))]
+
+
+def test_figures_replace_what_the_message_advises():
+    """One allocation larger than the device: neither a share nor the allocator's options help."""
+    line = (
+        f"{CORE}torch.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of "
+        "15.98 GiB of which 8.07 GiB is free. Of the allocated memory 7.14 GiB is allocated by PyTorch, and 320.85 MiB "
+        "is reserved by PyTorch but unallocated."
+    )
+    given = replace(evidence("start_failed"), ranks=())
+    settings = settings_of(given, story_of([f"{CORE}EngineCore failed to start.", line]))
+    assert settings[0] == "--mm-processor-kwargs, --limit-mm-per-prompt"
+    assert not any("utilization" in setting or "ALLOC_CONF" in setting for setting in settings)
+
+
+def test_a_restart_is_no_advice_for_a_start_that_fails_by_its_settings():
+    """Nor where the cause is known."""
+    given = replace(evidence("start_failed"), ranks=())
+    assert "Restart the engine" not in settings_of(given, story_of([f"{CORE}EngineCore failed to start."]))
+    shm = f"{CORE}RuntimeError: Insufficient space in /dev/shm for a region: 16384 MiB required, 7800 MiB free."
+    settings = settings_of(given, story_of([f"{CORE}EngineCore failed to start.", shm, API]))
+    assert settings == [
+        "--shm-size (docker), an emptyDir with medium: Memory at /dev/shm (Kubernetes)",
+        "ls -l /dev/shm",
+    ]
+
+
+def test_what_an_engine_lived_through_is_no_cause():
+    """A cache miss that a client tries again does not end an engine."""
+    miss = "(EngineCore pid=9) WARNING 09-02 00:55:35 [core.py:2012] Multi-modal cache miss for request cmpl-1 (mm"
+    assert ended_in_order(evidence("died"), story_of([miss, *STOPS]))
+    assert "drifted" not in said(evidence("died"), story_of([miss, DEAD]))
+    assert SHORT in said(evidence("died"), story_of([miss, DEAD]))
+
+
+# --- an orderly end ---
+
+STOPS = [
+    "(APIServer pid=1) INFO:     Shutting down",
+    "(APIServer pid=1) INFO:     Application shutdown complete.",
+    "(EngineCore pid=418) INFO 09-02 00:55:35 [core.py:1455] [shutdown] EngineCore: Shutdown complete",
+]
+
+
+def test_an_orderly_end_is_one_without_another_cause():
+    """A death whose log names a cause stays a death."""
+    assert ended_in_order(evidence("died"), story_of(STOPS))
+    assert not ended_in_order(evidence("hung"), story_of(STOPS))
+    assert not ended_in_order(evidence("died"), story_of([TRACE, ILLEGAL, *STOPS]))
+    assert not ended_in_order(evidence("died"), story_of([DEAD]))
+    assert not ended_in_order(evidence("died"), NO_LOG)

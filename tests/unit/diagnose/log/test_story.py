@@ -1,0 +1,214 @@
+"""What a log says as a whole: its messages and figures, the exception nearest to the cause, an orderly end."""
+
+from __future__ import annotations
+
+import pytest
+
+from highwater.diagnose.log.story import LogStory, story_of
+from highwater.units import GIB
+from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
+
+FIGURES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.27 GiB. GPU 0 has a total capacity of 94.97 GiB "
+    "of which 15.08 GiB is free. Including non-PyTorch memory, this process has 79.89 GiB memory in use. Of the "
+    "allocated memory 78.22 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
+)
+QUOTED = f"RuntimeError: Worker failed with error '{FIGURES}', please check the stack trace above for the root cause"
+HIT = "ERROR 06-04 13:43:22 [multiproc_executor.py:966] "
+FATAL = "ERROR 06-04 13:43:22 [core.py:1512] "
+OUTPUT_FAILED = "(APIServer pid=1) ERROR 06-04 13:43:23 [async_llm.py:1012] AsyncLLM output_handler failed."
+
+
+def worker(text: str, pid: int = 1993) -> str:
+    return f"(Worker_TP0 pid={pid}) {HIT}{text}"
+
+
+def core(text: str) -> str:
+    return f"(EngineCore_DP0 pid=900) {FATAL}{text}"
+
+
+def counts(story: LogStory) -> list[tuple[str, int]]:
+    return [(message.name, message.count) for message in story.messages]
+
+
+def said(*lines: str) -> tuple[str, str] | None:
+    """The exception of a story: who, and how it begins."""
+    exception = story_of(lines).exception
+    return None if exception is None else (exception.process, exception.text)
+
+
+def test_a_log_of_docker_compose():
+    """The figures of the message count, too."""
+    lines = [worker("WorkerProc hit an exception."), worker(FIGURES), core("EngineCore encountered a fatal error.")]
+    story = story_of([f"vllm-sm120  | {line}" for line in [*lines, OUTPUT_FAILED]])
+    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_dead", 2)]
+    assert (story.lines, story.understood, story.was_understood) == (4, 4, True)
+    assert [(one.pid, one.tried_bytes, one.free_bytes) for one in story.failed] == [
+        (1993, int(18.27 * GIB), int(15.08 * GIB))
+    ]
+    assert (story.exception.process, story.exception.pid) == ("Worker_TP0 pid=1993", 1993)
+
+
+def test_a_log_in_vllms_own_json():
+    """Each line of an exception is a line; what EngineCore quotes counts once, and is the worker's."""
+    core_says = f'Traceback (most recent call last):\n  File "/x/vllm/v1/engine/core.py", line 5, in f\n{QUOTED}'
+    story = story_of(
+        [
+            vllm_json("vLLM server version 0.32.0", "APIServer", 1, logger="vllm.entrypoints.openai.api_server"),
+            vllm_json(
+                "hit", "Worker", 1993, logger="vllm.v1.executor.multiproc_executor", exc_info=f"Trace\n{FIGURES}"
+            ),
+            vllm_json("EngineCore encountered a fatal error.", "EngineCore", 9, logger="v.core", exc_info=core_says),
+        ]
+    )
+    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_dead", 1)]
+    assert (story.lines, story.understood) == (3, 3)
+    assert [(one.pid, one.free_bytes) for one in story.failed] == [(1993, int(15.08 * GIB))]
+    assert (story.exception.process, story.exception.text[:22]) == ("Worker pid=1993", "torch.OutOfMemoryError")
+
+
+def test_a_log_of_rays_workers():
+    """The process behind the second prefix failed, and five others in the same way."""
+    ray = "(EngineCore_DP0 pid=1769) (RayWorkerWrapper pid=301, ip=10.2.1.15) "
+    task = core("ray.exceptions.RayTaskError(OutOfMemoryError): ray::RayWorkerWrapper.execute_method() (pid=301)")
+    story = story_of(
+        [f"{ray}{HIT}{FIGURES} [repeated 5x across cluster]", task, core("EngineCore encountered a fatal")]
+    )
+    assert counts(story)[0] == ("cuda_out_of_memory", 6)
+    assert (story.failed[0].pid, story.exception.pid) == (301, 301)
+    assert story.exception.process == "RayWorkerWrapper pid=301, ip=10.2.1.15"
+
+
+def test_rays_memory_monitor_is_quoted():
+    """The first line of an exception's message, known or not."""
+    killed = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."
+    lines = [
+        "EngineCore encountered a fatal error.",
+        "Traceback (most recent call last):",
+        killed,
+        "Memory on the node",
+    ]
+    assert said(*map(core, lines)) == ("EngineCore_DP0 pid=900", killed)
+
+
+def test_a_log_that_is_not_understood_says_so():
+    """Its silence means nothing. Empty lines are none."""
+    story = story_of(["", "GET / 200", '{"status": 200}', "what a day", ""])
+    assert (story.lines, story.understood, story.was_understood) == (3, 0, False)
+
+
+# --- the exception ---
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+TRACE = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [worker(ILLEGAL), core("RuntimeError: cancelled"), core("Exception: WorkerProc initialization failed due to")],
+        [core("RuntimeError: Executor failed."), worker(ILLEGAL)],
+        [
+            worker(TRACE),
+            worker("KeyError: 1"),
+            worker("During handling of the above exception, another"),
+            worker(ILLEGAL),
+        ],
+        [worker(TRACE), worker('  File "x.py", line 1'), worker("    raise ValueError: x"), worker(ILLEGAL)],
+        [worker(ILLEGAL), worker("CUDA kernel errors might be reported elsewhere"), worker("RuntimeError: cancelled")],
+        [worker(ILLEGAL), worker("RuntimeError: NCCL communicator was aborted", 1994), core(QUOTED)],
+        [worker(ILLEGAL), OUTPUT_FAILED, "(APIServer pid=1) ERROR 06-04 13:43:23 [async_llm.py:1] ValueError: theirs"],
+        [worker("OSError: long ago", 1).replace("13:43", "11:43"), worker(ILLEGAL)],
+        [worker(ILLEGAL), "(Worker_TP1 pid=5) WARNING 06-04 13:43:22 [x.py:1] ImportError: no matter"],
+    ],
+)
+def test_the_exception_nearest_to_the_cause_is_quoted(lines):
+    """Not what follows from it, nor one that the engine lived through, nor the API server's."""
+    assert said(*lines) == ("Worker_TP0 pid=1993", ILLEGAL)
+
+
+def test_what_follows_is_quoted_where_there_is_nothing_else():
+    """Of a quoted exception its own words."""
+    assert said(core("vllm.v1.engine.exceptions.EngineDeadError: it"))[1].startswith("vllm.v1.engine.exceptions")
+    assert said(core("RuntimeError: Executor failed."), core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES)
+
+
+def test_a_name_that_no_rule_knows_is_one_after_a_traceback():
+    """Triton's own has no Error in it."""
+    out = "triton.runtime.errors.OutOfResources: out of resource: shared memory"
+    assert said(worker(TRACE), worker('  File "x.py", line 1'), worker(out)) == ("Worker_TP0 pid=1993", out)
+    assert said(worker(out)) is None
+
+
+FRAME = '  File "/opt/vllm/{}", line 1, in f'
+
+
+@pytest.mark.parametrize(
+    ("lines", "process"),
+    [
+        (["Process EngineCore_DP0:", TRACE, FRAME.format("v1/engine/core.py"), ILLEGAL], "EngineCore_DP0"),
+        ([TRACE, FRAME.format("v1/worker/gpu_worker.py"), ILLEGAL], ""),
+        ([TRACE, FRAME.format("vllm/entrypoints/cli/main.py"), ILLEGAL], None),
+        (["Process ApiServer_0:", TRACE, FRAME.format("x.py"), ILLEGAL], None),
+        (["ERROR:    Exception in ASGI application", TRACE, FRAME.format("x.py"), ILLEGAL], None),
+        ([ILLEGAL], None),
+        (
+            ["(EngineCore pid=9) " + TRACE, "(EngineCore pid=9)   File", f"(EngineCore pid=9) {ILLEGAL}"],
+            "EngineCore pid=9",
+        ),
+        (["(APIServer pid=9) " + TRACE, "(APIServer pid=9)   File", f"(APIServer pid=9) {ILLEGAL}"], None),
+    ],
+)
+def test_a_bare_traceback_is_nobodys_where_its_frames_are_the_api_servers(lines, process):
+    """Python names the process before it, or its frames tell."""
+    exception = said(*lines)
+    assert exception == (None if process is None else (process, ILLEGAL))
+
+
+def test_a_worker_that_was_told_to_end_has_no_exception():
+    """Ctrl-C reaches every process."""
+    assert said(worker(TRACE), worker("KeyboardInterrupt"), worker(TRACE), worker("SystemExit: 0")) is None
+
+
+# --- an orderly end ---
+
+# As vLLM 0.32.0 logs it on SIGTERM.
+STOPS = [
+    "(APIServer pid=1) INFO 06-04 13:43:22 [launcher.py:254] [shutdown] API server: shutdown triggered",
+    "(EngineCore pid=9) INFO 06-04 13:43:22 [core.py:1455] [shutdown] EngineCore: trigger received signal=SIGTERM",
+    "(APIServer pid=1) INFO 06-04 13:43:22 [launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP server",
+    "INFO:     Shutting down",
+    "INFO:     Application shutdown complete.",
+    "(APIServer pid=1) INFO 06-04 13:43:22 [launcher.py:110] Shutting down FastAPI HTTP server.",
+    vllm_json("Application shutdown complete.", "APIServer", 1, logger="uvicorn.error"),
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+def test_an_orderly_end_is_told_behind_any_prefix(prefix):
+    """By vLLM's own words or uvicorn's."""
+    for line in STOPS[:3]:
+        assert story_of([prefix + line]).ended_in_order
+    for line in STOPS[3:] if "Ray" not in prefix else []:
+        assert story_of([prefix + line]).ended_in_order, line
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        worker(ILLEGAL),
+        OUTPUT_FAILED,
+        core("Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."),
+    ],
+)
+def test_the_end_of_an_engine_that_failed_is_not_orderly(before):
+    """The API server ends in the same words then."""
+    assert not story_of([before, *STOPS]).ended_in_order
+    assert story_of([*STOPS, before]).ended_in_order
+
+
+def test_an_api_server_that_fails_stops_its_engine_and_is_no_orderly_end():
+    """EngineCore is told to end by the same signal."""
+    fails = [TRACE, FRAME.format("vllm/entrypoints/cli/main.py"), "OSError: [Errno 98] Address already in use"]
+    assert not story_of([STOPS[1], *fails]).ended_in_order
+    assert story_of([STOPS[1], *fails[:2], "KeyboardInterrupt"]).ended_in_order
