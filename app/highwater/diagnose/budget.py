@@ -52,7 +52,9 @@ class Explained:
 def not_profiled(case: BudgetCase) -> Finding | None:
     """Report memory that this start needs and its formula does not count."""
     rank = case.rank
-    missed = [part for part in rank.uncounted if part.key != "others"]
+    graphs = rank.part("graphs")
+    elsewhere = {"others"} if graphs is None or graphs.bytes >= 0 else {"others", "graphs_uncounted"}
+    missed = [part for part in rank.uncounted if part.key not in elsewhere]
     size = sum(part.bytes for part in missed)
     if size < NOTABLE_BYTES:
         return None
@@ -63,6 +65,22 @@ def not_profiled(case: BudgetCase) -> Finding | None:
         missed_bytes=size,
         parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
         requested=rank.requested_bytes,
+    )
+
+
+def negative_graphs_estimate(case: BudgetCase) -> Finding | None:
+    """Report an estimate below zero, by which the KV cache became larger than the budget."""
+    estimate, beyond = case.rank.part("graphs"), case.rank.part("graphs_uncounted")
+    if estimate is None or estimate.bytes >= 0:
+        return None
+    excess = -estimate.bytes if beyond is None else beyond.bytes
+    return finding(
+        "negative_graphs_estimate",
+        advice=("graphs_estimate", case.kv_cache_advice),
+        case=case,
+        excess=excess,
+        estimate=estimate.bytes,
+        captured=excess + estimate.bytes,
     )
 
 
@@ -129,6 +147,7 @@ def allocator_environment(case: BudgetCase) -> Finding | None:
 
 BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
     not_profiled,
+    negative_graphs_estimate,
     activation_above_profile,
     encoder_not_profiled,
     without_expandable_segments,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Release, Span, generation_of
+from highwater.plan.generations import Span, generation_of
+from highwater.readings.versions import Release
 
 KERNEL_BLOCK: Final = 128
 # Where layers are in several groups, the bytes are scaled down by a rule that is not modelled.

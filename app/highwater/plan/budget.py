@@ -146,7 +146,8 @@ class _Rank:
         if counting == "parts" and memory.non_torch_bytes is not None:
             parts.append(part_of("non_torch", memory.non_torch_bytes))
         if self.graphs:
-            parts.append(part_of("graphs", self.graphs))
+            why = "a negative estimate, which the start added to the KV cache" if self.graphs < 0 else None
+            parts.append(part_of("graphs", self.graphs, why))
         return parts
 
     def _weights(self) -> list[BudgetPart]:
@@ -242,13 +243,14 @@ def _counting(budget: EngineBudget, device: Device) -> Counting | None:
 
 
 def _counted_graphs(memory: StartMemory) -> int:
-    """Return the bytes of the budget that the start set aside for graphs.
+    """Return the bytes of the budget that the start set aside for graphs; negative where it gave them to the KV cache.
 
-    vLLM always makes the estimate, and takes it off where a variable says so, whose default differs by version; where
-    the variable cannot be read, the sum of the other parts shows it.
+    vLLM takes the estimate as it comes, and that of a device whose free memory grew meanwhile is below zero. It always
+    makes the estimate, and takes it off where a variable says so, whose default differs by version; where the variable
+    cannot be read, the sum of the other parts shows it.
     """
     estimate = memory.graphs_estimate_bytes
-    if not estimate or estimate < 0:
+    if not estimate:
         return 0
     if memory.graphs_estimate_counted is not None:
         return estimate if memory.graphs_estimate_counted else 0

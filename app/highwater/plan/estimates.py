@@ -24,9 +24,10 @@ from highwater.plan.checkpoint import Tensor, architecture, entries, text_config
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, Release, generation_of
+from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
+from highwater.readings.versions import Release
 from highwater.units import GIB, MIB, gib_text
 
 _Number = TypeVar("_Number", int, float)
