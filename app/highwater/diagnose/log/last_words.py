@@ -121,9 +121,8 @@ class LastWords:
 
     def exception(self, end: Moment) -> QuotedException | None:
         """Return the last exception of the process that failed first, as it stands in a log that ends there."""
-        others = [self._following] if self._following is not None else []
-        if not others or others[0].follows:  # it quotes none
-            others = [*self._announced.values(), *others]
+        others = [*self._announced.values(), *filter(None, [self._following])]
+        others.sort(key=lambda one: one.follows or not one.text)  # what it quotes comes first
         found = next(iter([*self._found.values(), *others]), None)
         return found if found is None or self._last.is_near(end) else replace(found, before=self._last.before(end))
 
