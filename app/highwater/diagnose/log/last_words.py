@@ -121,9 +121,9 @@ class LastWords:
 
     def exception(self, end: Moment) -> QuotedException | None:
         """Return the last exception of the process that failed first, as it stands in a log that ends there."""
-        quoted_one = self._following if self._following is not None and not self._following.follows else None
-        first = next((one for one in (*self._found.values(), quoted_one, *self._announced.values()) if one), None)
-        found = first or self._following
+        others = [*self._announced.values(), *filter(None, [self._following])]
+        others.sort(key=lambda one: one.follows or not one.text)  # what it quotes comes first
+        found = next(iter([*self._found.values(), *others]), None)
         return found if found is None or self._last.is_near(end) else replace(found, before=self._last.before(end))
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
@@ -139,7 +139,8 @@ class LastWords:
         if _ANNOUNCES.match(line.message) and line.level == "ERROR":
             self._begin(at)
             self._has_failed = True
-            self._announced[process] = QuotedException(process=self._writer(line), text="", pid=line.pid)
+            if len(self._announced) < _MOST_PROCESSES:
+                self._announced[process] = QuotedException(process=self._writer(line), text="", pid=line.pid)
         elif _ABORTS.match(line.message) or _WHAT.match(line.message) or self._is_exception(process, line):
             self._note(process, line, at)
 

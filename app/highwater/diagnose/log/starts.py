@@ -74,6 +74,11 @@ class _Start:
     last_at: float = 0.0
     is_reported: bool = False
 
+    @property
+    def is_untold(self) -> bool:
+        """True if it failed, or ended without a word, should another one begin."""
+        return not self.is_reported and (self.is_failing or (self.header > 0 and not self.told.words.in_order))
+
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
         """Take its next line."""
         self.told.add(text, lines)
@@ -127,7 +132,8 @@ class Starts:
         for line, _ in lines:
             header = header_of(line)
             if header is not None and self._is_begun_by(header):
-                self._end()
+                if self._open is not None and self._open.is_untold:
+                    self._over.append(self._open)
                 self._open = _Start(text, header, StoryTold(of_start=header < _ENGINE_CORE))
                 begins = True
             elif header is not None and self._open is not None:
@@ -173,14 +179,6 @@ class Starts:
         if self.may_serve or line.file is not None or not line.message.startswith(_TRACEBACK):
             return False
         return self._open is None or (self._open.is_reported and now - self._open.last_at >= SILENCE_SECONDS)
-
-    def _end(self) -> None:
-        """End the start under way, since another one begins: it failed, or ended without a word."""
-        last = self._open
-        if last is None or last.is_reported:
-            return
-        if last.is_failing or (last.header and not last.told.words.in_order):
-            self._over.append(last)
 
 
 class EngineLog:
