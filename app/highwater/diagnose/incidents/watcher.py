@@ -255,7 +255,7 @@ class IncidentWatcher:
         at = self._history.now()
         # Oldest first, also those of the same time.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
-        _, readings = self._history.readings(at - SPAN_SECONDS, 0)
+        (_, readings), stuck = self._history.readings(at - SPAN_SECONDS, 0), report.progress
         ranks = _with_records(from_history(life.ranks, readings), life.records)
         # A rank that outlived a kill may have reported it after the last report.
         self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
@@ -270,7 +270,7 @@ class IncidentWatcher:
             policy_before=life.policy,
             events=events,
             reason=reason,
-            still_seconds=_still_seconds(report) if kind == "hung" else 0.0,
+            still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
             stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
         )
 
@@ -405,11 +405,6 @@ def from_history(ranks: Sequence[RankReading], readings: Sequence[Mapping[str, A
         )
         for rank in ranks
     )
-
-
-def _still_seconds(report: Report) -> float:
-    progress = report.progress
-    return (progress.since_seconds or 0.0) if progress is not None and progress.verdict == "stuck" else 0.0
 
 
 def _of_start(report: Report) -> _LifeKnown:
