@@ -51,9 +51,9 @@ TOPICS: Mapping[str, Topic] = {
         ("worker_ext/highwater_worker", "app/highwater/relief"),
     ),
     "recorder": Topic(
-        "recorders of real engines: what is fresh, what hangs, what died",
+        "recorders of real engines: what is fresh, what hangs, what died, in a pod too",
         ("worker_ext/highwater_worker", "app/highwater/recorder", "app/highwater/memory", "app/highwater/host"),
-        alone=("app/highwater/diagnose",),
+        alone=("app/highwater/diagnose", "tests/pod"),
     ),
     "relief": Topic(
         "storms of 12 s beside each remedy, engines killed in each operation, two engines' recorders",

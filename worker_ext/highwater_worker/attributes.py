@@ -35,7 +35,6 @@ def whole(value: object) -> int | None:
 
 
 def fraction(value: object) -> float | None:
-    """Return a finite number as a float, and None for everything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
@@ -53,10 +52,8 @@ def first_of(root: object, *paths: str, convert: Callable[[Any], Any] = lambda v
 
 
 def flag(value: object) -> bool | None:
-    """Return a bool, and None for everything else."""
     return value if isinstance(value, bool) else None
 
 
 def short_text(value: object, limit: int) -> str | None:
-    """Return a value's text in one line of at most `limit` characters, and None for None."""
     return None if value is None else printable(str(value), limit)

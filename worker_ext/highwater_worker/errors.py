@@ -20,14 +20,10 @@ T = TypeVar("T")
 
 
 class RequestError(Exception):
-    """The request cannot be served."""
-
     code = "failed"
 
 
 class UnknownOpError(RequestError):
-    """No operation has that name."""
-
     code = "unknown_op"
 
 
@@ -95,11 +91,9 @@ class Notes:
             return None
 
     def missing(self, name: str, value: T | None, reason: str) -> T | None:
-        """Return `value`; where it is None, note the reason under `name`."""
         if value is None:
             self.add(name, reason)
         return value
 
     def as_list(self) -> list[dict[str, str]]:
-        """Return the notes in the order in which they were made."""
         return list(self._notes)

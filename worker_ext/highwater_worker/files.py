@@ -59,7 +59,6 @@ encode_json = json.JSONEncoder(allow_nan=False, ensure_ascii=True, separators=("
 
 
 def encoded(record: dict[str, Any]) -> bytes:
-    """Return a record as one JSON object in ASCII."""
     return encode_json(record).encode("ascii")
 
 
@@ -104,11 +103,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def read_start(path: str, limit: int) -> bytes:
-    """Return a file's first bytes with three system calls; Python's file objects make seven.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return a file's first bytes with three system calls (a file object makes seven); raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, limit)
@@ -117,7 +112,6 @@ def read_start(path: str, limit: int) -> bytes:
 
 
 def checked(head: bytes, body: bytes) -> bytes:
-    """Return head and body with the checksum of both between them."""
     return b"".join((head, struct.pack("<I", zlib.crc32(body, zlib.crc32(head))), body))
 
 

@@ -16,7 +16,6 @@ from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT
 
 EXTENSION_VERSION = "0.1.0"
-"""The version of this package, which `hello` and every recorder file show."""
 
 _STARTED_FIELD = 22
 
@@ -72,7 +71,6 @@ def _tp_rank(worker: object) -> int | None:
 
 
 def pp_rank(worker: object) -> int | None:
-    """Return the worker's stage of the pipeline, None where the engine does not show it."""
     rank = whole(look_up(worker, "rank"))
     tensor = parallel_size(worker, "tensor_parallel_size")
     pipeline = parallel_size(worker, "pipeline_parallel_size")
@@ -135,7 +133,6 @@ def model_name(worker: object) -> str | None:
 
 
 def parallel_size(worker: object, name: str) -> int | None:
-    """Return one of the sizes of the engine's parallel configuration by its own name, None where it has none."""
     size = whole(look_up(_parallel_config(worker), name))
     return size if size is not None and size > 0 else None
 

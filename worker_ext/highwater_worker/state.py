@@ -24,12 +24,10 @@ class WorkerState:
     ledger: Ledger = field(default_factory=Ledger)
     """The counts of moves between device and host; they outlive a cache that the engine makes anew."""
     sleep: SleepRecord = field(default_factory=SleepRecord)
-    """The engine's pools that are asleep, as far as its calls show."""
     weights: WeightCount = field(default_factory=WeightCount)
     allocator_reserve: AllocatorReserve = field(default_factory=AllocatorReserve)
     history: AllocationHistory = field(default_factory=AllocationHistory)
-    start: StartPhases | None = None
-    """The account of the worker's start; None where the plugin did not see it."""
+    start: StartPhases | None = None  # None where the plugin did not see it
     recorder: object = None
     """The recorder that was started last, running or not; `recorder.begin.running_recorder` returns it."""
 

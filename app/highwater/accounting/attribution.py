@@ -44,7 +44,8 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
 
     unknown = [name for name in ("weights_bytes", "kv_cache_bytes") if known[name] is None]
     parts = dict(known) | _allocator_parts(worker, sum(size or 0 for size in known.values()), placed_all=not unknown)
-    notes = [_unplaced(name) for name in unknown]
+    why = "not known for this worker; its bytes are counted in non_torch_bytes"
+    notes = [Note(name=name, reason=why) for name in unknown]
     placed: dict[str, int | None] = {}
     left = worker.used_bytes
     for name, size in parts.items():
@@ -56,10 +57,6 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
         if size > (placed[name] or 0):
             notes.append(Note(name=name, reason=f"{size} bytes counted, of which only {placed[name]} fit into used"))
     return Components(**placed, non_torch_bytes=left), tuple(notes)
-
-
-def _unplaced(name: str) -> Note:
-    return Note(name=name, reason="not known for this worker; its bytes are counted in non_torch_bytes")
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:

@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One component."""
-
     name: str  # its field in `readings.Components`, in `/memory` and in the history
     title: str  # as people read it
     meaning: str  # in a few words
@@ -29,12 +27,10 @@ class Component:
 
     @property
     def label(self) -> str:
-        """Its name as the label of a metric."""
         return self.name.removesuffix("_bytes")
 
     @property
     def variable(self) -> str:
-        """Its colour's name in the dashboard's style sheet."""
         return f"--c-{self.label.replace('_', '-')}"
 
 

@@ -34,7 +34,6 @@ def used_total(ranks: Iterable[RankReading]) -> int | None:
 
 
 def device_total(ranks: Iterable[RankReading]) -> int | None:
-    """Return the memory of all devices, each counted once."""
     return once_per_card((card(rank), rank.total_bytes) for rank in ranks)
 
 

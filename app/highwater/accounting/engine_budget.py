@@ -25,8 +25,6 @@ Described: TypeAlias = Annotated[Mapping[str, Any], Field(max_length=40)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartMemory:
-    """The memory that the start measured."""
-
     total_bytes: Bytes = None
     init_free_bytes: Bytes = None
     init_non_torch_bytes: int | None = None
@@ -91,8 +89,6 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderLimits:
-    """The multimodal budget."""
-
     compute_budget: Count = None  # embeddings that the encoder computes in one step at most
     cache_size: Count = None  # embeddings that the encoder cache keeps
     # The largest item, by modality, as the next two.
@@ -106,8 +102,6 @@ class EncoderLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBudget:
-    """One worker's start."""
-
     vllm_version: Text = None
     ascend_version: Text = None
     torch_npu_version: Text = None

@@ -21,14 +21,11 @@ from highwater.readings.rank import Components, RankReading
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Bytes that a remedy is credited with."""
-
     ranks: tuple[RankFreed, ...]  # those that were read before and after it
     components: Components  # over all ranks; `None` for those that it cannot free
 
     @property
     def freed_bytes(self) -> int | None:
-        """Over all ranks; ``None`` where nothing was measured."""
         return sum(one.freed_bytes or 0 for one in self.ranks) if self.ranks else None
 
 

@@ -13,7 +13,6 @@ def host_used(ranks: Sequence[RankReading]) -> int | None:
 
 
 def host_share(rank: RankReading) -> tuple[int | None, int | None]:
-    """Return ``(used, total)`` of this worker's host memory; ``None`` where unknown."""
     host = rank.host_memory
     if host.cgroup_limit_bytes and host.cgroup_used_bytes is not None:
         return host.cgroup_used_bytes, host.cgroup_limit_bytes
@@ -23,6 +22,5 @@ def host_share(rank: RankReading) -> tuple[int | None, int | None]:
 
 
 def host_ratio(rank: RankReading) -> float | None:
-    """Return used over total of this worker's host memory."""
     used, total = host_share(rank)
     return used / total if used is not None and total else None

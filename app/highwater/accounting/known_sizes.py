@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 
 def difference(now: int | None, was: int | None) -> int | None:
-    """Return ``now - was``; ``None`` where either is unknown."""
     return None if now is None or was is None else now - was
 
 
 def sum_known(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum of the known sizes; ``None`` without any."""
     known = [size for size in sizes if size is not None]
     return sum(known) if known else None

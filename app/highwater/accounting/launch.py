@@ -22,7 +22,6 @@ EXCLUDED: Final = ("max_split_size_mb", "garbage_collection_threshold")
 
 
 def allocator_options(text: str | None) -> dict[str, list[str]]:
-    """Return the values of each option of an allocator's variable, in their order."""
     options: dict[str, list[str]] = {}
     for part in (text or "").split(","):
         key, _, value = part.partition(":")
@@ -32,7 +31,6 @@ def allocator_options(text: str | None) -> dict[str, list[str]]:
 
 
 def sets_expandable_segments(text: str | None) -> bool:
-    """Return whether a variable switches expandable segments on."""
     return allocator_options(text).get("expandable_segments", [""])[-1].lower() in _ON
 
 

@@ -30,7 +30,6 @@ def pressure_of(report: Report, rank: RankReading) -> RankPressure | None:
 
 
 def mark_of(report: Report, rank: RankReading) -> float | None:
-    """Return the high water of the rank's device as a share of it; ``None`` without a rule."""
     pressure = pressure_of(report, rank)
     if pressure is None or pressure.high_free_bytes is None or not rank.total_bytes:
         return None
@@ -43,12 +42,10 @@ def short_ranks(rule: RuleStatus) -> list[RankPressure]:
 
 
 def gains(rank: RankPressure) -> dict[str, int | None]:
-    """Return the bytes that each remedy could give back on this rank; ``None`` where the workers do not report it."""
     return {name: getattr(rank, field) for name, field in GAIN_FIELDS.items()}
 
 
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
-    """Return what each remedy could give back on these ranks together, as far as the workers report it."""
     sizes: Counter[str] = Counter()
     for rank in ranks:
         sizes.update({name: size or 0 for name, size in gains(rank).items()})

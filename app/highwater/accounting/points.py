@@ -21,7 +21,6 @@ ROW: Final[tuple[str, ...]] = (
     "encoder_cache_entries",
     "host_rss_bytes",
 )
-"""The names of a row, in order."""
 
 
 _UNKNOWN: Final = Components()
@@ -43,7 +42,6 @@ class MemoryPoint:
 
     @classmethod
     def of(cls, reading: RankReading) -> Self:
-        """Return the point of a reading."""
         return cls(
             at=reading.taken_at,
             total_bytes=reading.total_bytes,
@@ -58,27 +56,20 @@ class MemoryPoint:
 
     @classmethod
     def of_row(cls, at: float, row: Mapping[str, Any]) -> Self:
-        """Return the point of a row of ``GET /memory/history``.
-
-        Raises:
-            KeyError: The row lacks a name.
-        """
+        """Return the point of a row of ``GET /memory/history``. Raises KeyError where the row lacks a name."""
         parts = {name: row[name] for name in COMPONENT_NAMES}
         rest = {name: row[name] for name in ROW if name not in parts and name != "used_ratio"}
         return cls(at=at, components=Components(**parts), **rest)
 
     def row(self) -> dict[str, float | None]:
-        """Return the point's numbers by ``ROW``'s names."""
         return {name: getattr(self.components if name in COMPONENT_NAMES else self, name) for name in ROW}
 
     @property
     def used_ratio(self) -> float | None:
-        """Used over total memory of the device."""
         return self.used_bytes / self.total_bytes if self.used_bytes is not None and self.total_bytes else None
 
     @property
     def torch(self) -> TorchMemory:
-        """The allocator's statistics, as far as a point keeps them."""
         return TorchMemory(allocated_bytes=self.torch_allocated_bytes, reserved_bytes=self.torch_reserved_bytes)
 
 

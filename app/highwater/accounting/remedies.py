@@ -67,9 +67,6 @@ class RemedyTraits:
     """One remedy, as it is known before it is run.
 
     Attributes:
-        name: As in rules, requests, events and metrics.
-        frees: The memory that it can free, in words.
-        does_not_free: The memory that it cannot free, in words.
         lowers: The signals that it lowers, so that a rule on one of them uses it if it names no remedies.
         can_give: Returns what it can give on a rank, by the workers' figures.
         components: The components that it is credited with; ``components_on`` has those of devices where they differ.

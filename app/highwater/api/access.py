@@ -57,7 +57,6 @@ class Denial:
 
     @property
     def status(self) -> int:
-        """The status of the response."""
         return 403 if self.reason == "closed" else 401
 
     @property
@@ -70,13 +69,8 @@ class Access(SecurityBase):
     """A FastAPI dependency: the caller of a control path, or the reason why the call is not let in.
 
     A request through a reverse proxy, or from a web page in the operator's own browser, does not count as a loopback
-    peer, as far as that can be seen: a proxy on the same machine need not add a header. Hence the token.
-
-    Args:
-        token: The admin token.
-        port: The sidecar's, for the command in messages.
-        trust_loopback: Loopback peers need no token.
-        denied: Counts the reason of each refused call.
+    peer, as far as that can be seen: a proxy on the same machine need not add a header. Hence the token. ``port`` is
+    the sidecar's, for the command in messages.
     """
 
     def __init__(
@@ -96,11 +90,7 @@ class Access(SecurityBase):
         self._port = port
 
     async def __call__(self, request: Request) -> Caller:
-        """Return the caller.
-
-        Raises:
-            HTTPException: 401 without the token or with a wrong one; 403 if the sidecar has no token.
-        """
+        """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if there is none."""
         caller = self.judge(request)
         if isinstance(caller, Denial):
             raise HTTPException(caller.status, caller.message, caller.headers)
@@ -112,7 +102,6 @@ class Access(SecurityBase):
         return None if isinstance(judged, Denial) else judged
 
     def outcome(self, request: HTTPConnection) -> Credential | DenialReason:
-        """Return the credential of the caller of an open path, or why its control calls would be denied."""
         judged = self._judge_open(request)
         return judged.reason if isinstance(judged, Denial) else judged.by
 
@@ -195,11 +184,6 @@ class ControlGuard:
 
     Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute; so do reads for which the
     OpenAPI page says so.
-
-    Args:
-        app: The application behind.
-        access: Judges callers.
-        page: The application's OpenAPI page.
     """
 
     def __init__(self, app: ASGIApp, access: Access, page: Mapping[str, Any]) -> None:
@@ -210,7 +194,6 @@ class ControlGuard:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
         if scope["type"] == "http" and self._needs_token(scope["method"], scope["path"]):
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
@@ -228,7 +211,6 @@ class ControlGuard:
 
 
 def peer_of(request: HTTPConnection) -> str:
-    """Return the address that the socket shows; empty if unknown."""
     return request.client.host if request.client is not None else ""
 
 

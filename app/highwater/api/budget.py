@@ -27,17 +27,11 @@ _EXPLAINED = TypeAdapter(Explained)
 
 
 class StartReports:
-    """The workers' starts, as their recorder files or their responses report them."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def live_engine(self, report: Report) -> LiveEngine:
-        """Return the running engine as a plan needs it: the first data-parallel one.
-
-        Raises:
-            PlanError: A figure that a plan needs is not reported; names the rank and the figure.
-        """
+        """Return the first data-parallel engine; raises PlanError with rank and figure where one is not reported."""
         first = report.ranks[0].dp_rank if report.ranks else None
         return live_engine(
             [
@@ -48,7 +42,6 @@ class StartReports:
         )
 
     def explained(self, report: Report) -> Explained:
-        """Return the engine explained as of a report."""
         engine = report.engine
         readings = [self._with_start(reading) for reading in report.ranks]
         explanation = explain(
@@ -71,7 +64,6 @@ class StartReports:
 
 
 def budget_router(services: Services) -> APIRouter:
-    """``/memory/budget``."""
     router = APIRouter(tags=["memory"])
     starts = StartReports(services)
     last: tuple[Report, Explained] | None = None

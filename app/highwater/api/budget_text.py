@@ -56,12 +56,7 @@ def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, in
 
 
 def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
-    """Return the whole explanation.
-
-    Args:
-        answer: The engine explained.
-        with_bar: Draw the tightest rank as a bar of letters.
-    """
+    """Return the whole explanation; ``with_bar`` draws the tightest rank as a bar of letters."""
     explanation = answer.explanation
     parts = [_headline(answer), *explanation.problems]
     rank = tightest(explanation.ranks)
@@ -127,7 +122,6 @@ def _uncounted_table(ranks: Sequence[RankBudget]) -> str:
 
 
 def _sizes(ranks: Sequence[RankBudget], key: str) -> tuple[BudgetPart, list[str]]:
-    """Return a part as the first rank that has it reports it, and its size on every rank."""
     parts = [rank.part(key) for rank in ranks]
     known = next(part for part in parts if part is not None)
     return known, [UNKNOWN if part is None else gib_text(part.bytes) for part in parts]
@@ -202,7 +196,6 @@ def _environment(ranks: Sequence[RankBudget]) -> str:
 
 
 def findings_text(answer: Explained) -> str:
-    """Return the findings, with the settings that help."""
     lines = []
     for finding in answer.findings:
         lines.append(f"{finding.weight}: {finding.title}. {finding.text}")
@@ -211,7 +204,6 @@ def findings_text(answer: Explained) -> str:
 
 
 def comparison_text(before: Explained, after: Explained) -> str:
-    """Return what moved between two starts or versions: figures and settings that differ, rank by rank."""
     rows = comparison(before, after)
     if not rows:
         return "nothing moved: both have the same figures and settings\n"

@@ -46,7 +46,6 @@ class TrimRequest(StrictModel):
         return self
 
     def request(self) -> RemedyRequest:
-        """Return it for relief."""
         return RemedyRequest(self.remedy, Target(**self.model_dump(exclude={"remedy"})))
 
 
@@ -69,7 +68,6 @@ class ReclaimRequest(StrictModel):
 
 
 def control_router(services: Services) -> APIRouter:
-    """``/memory/reclaim``, ``/memory/encoder-cache/restore``, the resets and ``/server_info``."""
     router = APIRouter(tags=["control"])
     control = Depends(services.control)
 

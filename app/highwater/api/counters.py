@@ -20,11 +20,7 @@ _RESET_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 class Counters:
     """Counts for the parts of the sidecar, which call it as their observer.
 
-    Attributes:
-        registry: Holds the families.
-        changes: Increases with each change of their values, and of the policy.
-        internal_errors: Counts faults of our own.
-        traffic: Counts proxied requests; the proxy's observer.
+    ``changes`` increases with each change of the values, and of the policy; ``traffic`` is the proxy's observer.
     """
 
     def __init__(self) -> None:
@@ -72,17 +68,14 @@ class Counters:
         return Histogram(f"highwater_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def polled(self, seconds: float) -> None:
-        """Count a poll that has ended."""
         self.changes += 1
         self._poll_seconds.observe(seconds)
 
     def poll_failed(self, source: str, reason: str) -> None:
-        """Count a source that gave no good answer."""
         self.changes += 1
         self._poll_failures.labels(source, reason).inc()
 
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
-        """Count a remedy that was run, refused or failed."""
         self.changes += 1
         self._resets.labels(result.remedy, trigger, result.outcome).inc()
         if result.outcome not in {"done", "failed"}:
@@ -96,15 +89,12 @@ class Counters:
                 self._freed.labels(result.remedy, component.label).inc(size)
 
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
-        """Count a remedy that the policy ran on a rule's behalf, or would have run."""
         self.changes += 1
         self._actions.labels(rule, remedy, outcome).inc()
 
     def policy_changed(self) -> None:
-        """Note that an operator replaced the policy."""
         self.changes += 1
 
     def control_denied(self, reason: str) -> None:
-        """Count a control call that was not let in."""
         self.changes += 1
         self._denied.labels(reason).inc()

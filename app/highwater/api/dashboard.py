@@ -43,7 +43,6 @@ TYPES: Final = {".css": "text/css", ".html": "text/html", ".js": "text/javascrip
 
 
 def dashboard_router() -> APIRouter:
-    """Serves ``/``, ``/dashboard`` and the files beneath it."""
     files = StaticFiles(directory=FOLDER)
     types = {path.relative_to(FOLDER).as_posix(): TYPES.get(path.suffix) for path in FOLDER.rglob("*")}
 

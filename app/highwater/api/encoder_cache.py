@@ -28,15 +28,12 @@ SHORTENED = "with the admin token mm_hash is whole"
 
 
 class EntriesQuery(StrictModel):
-    """The query of ``GET /memory/encoder-cache``."""
-
     rank: int | None = None
     limit: int = Field(100, ge=0, le=10_000)
     sort: Literal["bytes", "age"] = "bytes"
 
 
 def encoder_cache_router(services: Services) -> APIRouter:
-    """``/memory/encoder-cache``."""
     router = APIRouter(tags=["memory"])
     alias = Alias()
 
@@ -77,16 +74,11 @@ class Alias:
         self._key = secrets.token_bytes(16)
 
     def __call__(self, mm_hash: object) -> str:
-        """Eight hexadecimal digits."""
         return hashlib.blake2b(str(mm_hash).encode(), key=self._key, digest_size=4).hexdigest()
 
 
 async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | None:
-    """Return the entries as far as the caller may have them read.
-
-    Raises:
-        NotAvailable: They cannot be read.
-    """
+    """Return the entries as far as the caller may have them read. Raises NotAvailable where they cannot be read."""
     recorded, entries = services.poller.coverage, services.entries
     if recorded.has_entries:
         return await entries.of_records(recorded.writing)
@@ -101,7 +93,6 @@ async def _entries(services: Services, *, may_ask: bool) -> EntriesReading | Non
 
 
 def _note(known: Sequence[RankEntries], report: Report, *, may_ask: bool) -> str | None:
-    """Return what is missing from the response, and what the admin token would change."""
     if not known and not may_ask:
         return NOT_READ
     without = None if may_ask else SHORTENED if all(rank.is_recorded for rank in known) else NOT_ASKED

@@ -66,11 +66,7 @@ class EnginePage:
 
 
 async def _families(page: bytes) -> bytes:
-    """Return a page without families that are declared twice or have our names.
-
-    Raises:
-        EngineGarbled: It is not an exposition.
-    """
+    """Leave out families that are declared twice or have our names. Raises EngineGarbled for no exposition."""
     families, pieces, begin = _Families(), list[bytes](), 0
     while begin < len(page):
         end = page.find(b"\n", begin + _PIECE_BYTES) + 1 or len(page)
@@ -81,19 +77,13 @@ async def _families(page: bytes) -> bytes:
 
 
 class _Families:
-    """The families of one page, taken piece by piece."""
-
     def __init__(self) -> None:
         self._declared: set[tuple[bytes, bytes]] = set()
         self._name = b""
         self._is_kept = True
 
     def take(self, piece: bytes) -> bytes:
-        """Return the part of some whole lines that is passed on.
-
-        Raises:
-            EngineGarbled: They are not an exposition.
-        """
+        """Return the part of some whole lines that is passed on. Raises EngineGarbled for no exposition."""
         if not _LINES.fullmatch(piece) or not _is_utf8(piece):
             raise EngineGarbled("GET /metrics is no Prometheus exposition")
         lines, parts, at = b"\n" + piece, list[bytes](), 1

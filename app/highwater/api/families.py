@@ -14,13 +14,10 @@ Row: TypeAlias = tuple[Labels, float | None]
 class Form(Protocol):
     """Makes a family: its name without the prefix, its help, its labels and its rows."""
 
-    def __call__(self, name: str, text: str, labels: Labels, rows: Iterable[Row]) -> Metric:
-        """Return the family; without any row it is declared and empty."""
-        ...
+    def __call__(self, name: str, text: str, labels: Labels, rows: Iterable[Row]) -> Metric: ...
 
 
 def gauge(name: str, text: str, labels: Labels, rows: Iterable[Row]) -> Metric:
-    """Return a gauge."""
     return _filled(GaugeMetricFamily(f"highwater_{name}", text, labels=labels), rows)
 
 
@@ -37,13 +34,11 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Iterable[Row]
 
 
 def known(name: str, text: str, value: float | None, form: Form = gauge) -> Iterator[Metric]:
-    """Yield the family of one value; none where it is not known."""
     if value is not None:
         yield form(name, text, (), [((), value)])
 
 
 def counted(name: str, text: str, label: str, counts: Mapping[Any, int] | Iterable[tuple[str, int]]) -> Metric:
-    """Return a counter with one label, from the count of each of its values."""
     pairs = counts.items() if isinstance(counts, Mapping) else counts
     return counter(name, text, (label,), (((value,), count) for value, count in pairs))
 

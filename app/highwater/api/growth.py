@@ -22,8 +22,6 @@ from highwater.text.growth import growth_table
 
 
 class GrowthQuery(FormatQuery):
-    """The query of ``GET /memory/growth``."""
-
     series: str | None = Field(None, max_length=256, description="one series by its name, with its idle floors")
 
 
@@ -61,7 +59,6 @@ def _floor(floor: Floor) -> GrowthFloor:
 
 
 def growth_router(services: Services) -> APIRouter:
-    """``/memory/growth``."""
     router = APIRouter(tags=["memory"])
 
     @router.get("/memory/growth", response_model=GrowthAnswer, responses=OR_TEXT)

@@ -14,13 +14,10 @@ from highwater.api.services import Services
 
 
 class MetricsQuery(StrictModel):
-    """The query of ``GET /metrics``."""
-
     engine: bool = Field(True, description="with the engine's own families; 0: the sidecar's alone")
 
 
 def health_router(services: Services) -> APIRouter:
-    """``/livez``, ``/readyz``, ``/health/deep`` and ``/metrics``."""
     router = APIRouter(tags=["health"])
 
     @router.get("/livez", responses={503: {"description": "a loop of the sidecar has ended"}})

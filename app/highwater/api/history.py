@@ -31,21 +31,16 @@ _EVENTS = TypeAdapter(list[Event])
 
 
 class HistoryQuery(StrictModel):
-    """The query of ``GET /memory/history``."""
-
     since: str | None = Field(None, max_length=128, description="Unix seconds, or a mark; default: all")
     step: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False, description="one reading in so many seconds; 0: all")
     recorded: bool = Field(False, description="adds what the workers' recorders hold, at their own rate")
 
 
 class EventsQuery(StrictModel):
-    """The query of ``GET /memory/events``."""
-
     limit: int = Field(100, ge=1, le=1000)
 
 
 def history_router(services: Services) -> APIRouter:
-    """``/memory/history`` and ``/memory/events``."""
     router = APIRouter(tags=["memory"])
     history = services.history
     history_lock = asyncio.Lock()

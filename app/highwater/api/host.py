@@ -18,7 +18,6 @@ _REPORT = TypeAdapter(HostReport)
 
 
 def host_router(services: Services) -> APIRouter:
-    """``/memory/host``."""
     router = APIRouter(tags=["memory"])
 
     @router.get("/memory/host", response_model=HostReport, responses=OR_TEXT)

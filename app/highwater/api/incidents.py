@@ -24,13 +24,10 @@ _Form: TypeAlias = Literal["json", "text", "html"]
 
 
 class IncidentQuery(StrictModel):
-    """The query of ``GET /memory/incidents/{incident_id}``."""
-
     format: _Form | None = None
 
 
 def incidents_router(incidents: Incidents) -> APIRouter:
-    """``/memory/incidents`` and each of them."""
     router = APIRouter(tags=["memory"])
 
     @router.get("/memory/incidents", responses=OR_TEXT)

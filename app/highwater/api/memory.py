@@ -24,19 +24,14 @@ _DELTAS = TypeAdapter(tuple[RankDelta, ...])
 
 
 class MemoryQuery(FormatQuery):
-    """The query of ``GET /memory``."""
-
     since: str | None = Field(None, max_length=128, description="a mark: adds what changed since")
 
 
 class MarkRequest(StrictModel):
-    """The body of ``POST /memory/marks``."""
-
     name: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$", examples=["after bench"])
 
 
 def memory_router(services: Services) -> APIRouter:
-    """``/memory`` and ``/memory/marks``."""
     router = APIRouter(tags=["memory"])
     history = services.history
     control = Depends(services.control)

@@ -13,7 +13,6 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -32,19 +31,13 @@ class HeadAsGet:
 
 
 class BodyLimit:
-    """Responds with 413 once a body has grown over the limit; nothing is parsed before it has been counted.
-
-    Args:
-        app: The application behind.
-        max_bytes: The largest body let through.
-    """
+    """Responds with 413 once a body has grown over ``max_bytes``; nothing is parsed before it has been counted."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its whole body, or refuse it."""
         if scope["type"] != "http" or scope["method"] in {"GET", "HEAD"}:
             await self._app(scope, receive, send)
             return

@@ -93,19 +93,13 @@ class Turns:
 
 
 class Starting(Protocol):
-    """The running engine as its workers report it."""
-
     def live_engine(self, report: Report) -> LiveEngine:
         """Return the engine; raises PlanError where its workers did not report their start."""
         ...
 
 
 def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str, Any]:
-    """Return the plan of a request.
-
-    Raises:
-        CannotPlan: The plan cannot be made; the message names the key.
-    """
+    """Return the plan of a request. Raises CannotPlan, whose message names the key, where none can be made."""
     flags = body.model_dump(exclude={"wish", "images_per_prompt"}, exclude_none=True)
     if len(flags) > MAX_FLAGS:
         raise CannotPlan(f"{len(flags)} flags are too many; at most {MAX_FLAGS}")

@@ -22,7 +22,6 @@ _EVENTS = TypeAdapter(list[Event])
 
 
 def policy_router(services: Services) -> APIRouter:
-    """``/policy``."""
     router = APIRouter(tags=["control"])
     control = Depends(services.control)
 

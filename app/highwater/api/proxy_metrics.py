@@ -17,7 +17,6 @@ SHED_REASONS: Final = ("gate_full", "held_too_long", "shutting_down")
 
 
 def traffic_families(traffic: ProxyTraffic) -> Iterator[Metric]:
-    """Yield the families of proxied requests."""
     classes = sorted(traffic.classes.items())
     ended = [(name, key, count) for name, of_class in classes for key, count in sorted(of_class.ended.items())]
     yield counter(
@@ -71,7 +70,6 @@ def _histogram(name: str, text: str, series: list[tuple[str, Histogram]]) -> Met
 
 
 def connection_families(connections: Connections) -> Iterator[Metric]:
-    """Yield the families of the proxy's connections."""
     text = "Open connections of clients; with a control_port, those of the data port."
     yield from known("proxy_connections", text, connections.clients)
     text = "Open connections to the engine: active while they serve a request, idle while they are kept for the next."

@@ -20,8 +20,6 @@ class StrictModel(BaseModel):
 
 
 class FormatQuery(StrictModel):
-    """The query of a path that responds with JSON or text."""
-
     format: Literal["json", "text"] | None = None
 
 

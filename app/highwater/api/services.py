@@ -26,16 +26,7 @@ from highwater.relief.relief import Relief
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The wired parts.
-
-    Attributes:
-        recorders: The workers' recorders; None if they have none.
-        report: Returns the last report with its age, the policy's state and the verdicts on growth.
-        alive: Returns whether the loops run.
-        stopping: Returns whether the sidecar has been asked to stop.
-        server_info: The engine's own ``GET /server_info``, by its query string.
-        control: Judges who may make control calls.
-    """
+    """The wired parts; ``report`` returns the last one with its age, the policy's state and the verdicts on growth."""
 
     poller: Poller
     governor: Governor

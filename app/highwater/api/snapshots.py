@@ -47,7 +47,6 @@ class StacksRequest(StrictModel):
 
 
 def snapshots_router(services: Services) -> APIRouter:
-    """``/memory/snapshot`` and ``/memory/snapshots``."""
     control = Depends(services.control)
     router = APIRouter(tags=["control"], dependencies=[control])
     snapshots = services.snapshots

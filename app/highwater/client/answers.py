@@ -24,18 +24,13 @@ _YEAR_10000 = 253_402_300_800.0  # no calendar goes on from there
 
 
 def not_a_sidecar(path: str) -> SidecarUnreachable:
-    """Return the error of a server that answers a path of the sidecar's in its own way."""
     return SidecarUnreachable(
         f"what answers {path} there is no Highwater sidecar; --url or HIGHWATER_URL names another"
     )
 
 
 def report_of(data: object) -> Report:
-    """Return the response of ``GET /memory``.
-
-    Raises:
-        SidecarUnreachable: It is no report, or one that this version cannot read.
-    """
+    """Return the response of ``GET /memory``. Raises SidecarUnreachable where this version cannot read it."""
     if not isinstance(data, dict) or "engine" not in data:
         raise not_a_sidecar("/memory")
     if data.get("schema") != SCHEMA:
@@ -54,11 +49,7 @@ def report_of(data: object) -> Report:
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Map invalid and missing values in a response to one line for people.
-
-    Raises:
-        SidecarUnreachable: A response has an invalid or a missing value.
-    """
+    """Map invalid and missing values in a response to one line for people; raises SidecarUnreachable with it."""
     try:
         yield
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as exc:
@@ -68,13 +59,11 @@ def understood(what: str) -> Iterator[None]:
 
 
 def ranks_of(data: object) -> tuple[RankReading, ...]:
-    """Return the ranks of a remedy's result."""
     with understood("a reading of the ranks"):
         return _RANKS.validate_python(cleaned(data))
 
 
 def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
-    """Return one result of ``POST /memory/reclaim``."""
     with understood("/memory/reclaim"):
         freed, credited = data["freed_bytes"], data["credited_bytes"]
         flat = {

@@ -29,13 +29,8 @@ def follow(
 
     Where the stream ends, or cannot be opened, it yields ``lost`` with the ``SidecarError``, and tries again: after
     half a second, and after twice as long each time until a stream opens. (tenacity's attempts end with a success, and
-    a stream that opened can still end.)
-
-    Args:
-        connect: Creates a client.
-        past: Fetches what came before; called once the stream is open, so that no message is missed between both.
-        pause: Waits so many seconds before the next attempt; true ends it.
-        max_pause_seconds: The longest pause.
+    a stream that opened can still end.) ``past`` is called once the stream is open, so that no message is missed
+    between both; where ``pause`` returns true it ends.
     """
     seconds = FIRST_PAUSE_SECONDS
     while True:

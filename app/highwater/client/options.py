@@ -39,7 +39,6 @@ _EVERYWHERE: Final = {"", "0.0.0.0", "::"}  # noqa: S104 - compared with, not bo
 
 
 def own_port(environ: Mapping[str, str]) -> int:
-    """Return the port on which a sidecar with these environment variables serves its control plane."""
     given = (environ.get(name, "") for name in PORT_VARIABLES)
     return next((int(port) for port in given if port.isdecimal()), urlsplit(DEFAULT_URL).port or 0)
 
@@ -53,7 +52,6 @@ def own_url(environ: Mapping[str, str]) -> str:
 
 
 def url_option_of(text: str) -> Callable[[Command], Command]:
-    """Return ``--url`` with this help."""
     return click.option(
         "--url",
         envvar=URL_VARIABLE,
@@ -70,8 +68,6 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="as JS
 
 
 class NoSidecar(click.ClickException):
-    """No sidecar answers at the URL."""
-
     exit_code = NO_SIDECAR
 
 
@@ -93,11 +89,7 @@ def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bo
 
 
 def check_there(url: str) -> None:
-    """Make sure that a sidecar of this version responds, before it gets the token or a call with a long timeout.
-
-    Raises:
-        NoSidecar: None is reachable there.
-    """
+    """Make sure that a sidecar of this version responds before it gets the token or a long call; raises NoSidecar."""
     from highwater.client.answers import report_of
 
     with sidecar_at(url) as sidecar:
@@ -113,17 +105,12 @@ def control_of(url: str, *, timeout_seconds: float | None = None) -> Iterator[Si
 
 
 def show(answer: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
-    """Print a response as JSON or as its text."""
     click.echo(json.dumps(answer, indent=1) if as_json else text)
 
 
 @contextmanager
 def ending_well() -> Iterator[None]:
-    """End the command with one line and an exit status where a sidecar fails within the block.
-
-    Raises:
-        click.ClickException: The sidecar is unreachable, or refused the call.
-    """
+    """End the command with one line and an exit status; raises click.ClickException where a sidecar fails within."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a model's name may have letters that the terminal has not
     try:

@@ -75,31 +75,22 @@ class SidecarClient:
         self.close()
 
     def close(self) -> None:
-        """Close its connections."""
         self._client.close()
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Return the parsed JSON of a GET."""
         return self._json("GET", path, params=params)
 
     def get_text(self, path: str, params: Mapping[str, str] | None = None) -> str:
-        """Return the text of a GET; a web page is refused.
-
-        Raises:
-            SidecarUnreachable: No response, or a web page.
-            SidecarRefused: The sidecar responded with an error.
-        """
+        """Return the text of a GET; raises as every call, and SidecarUnreachable for a web page."""
         headers, content = self._call("GET", path, params=params)
         if "html" in headers.get("content-type", ""):
             raise self._no_sidecar("a web page", headers)
         return content.decode(errors="replace")
 
     def post(self, path: str, body: Any = None) -> Any:  # noqa: ANN401 - JSON
-        """Return the parsed JSON of a POST; without a body if it is None."""
         return self._json("POST", path, body=body)
 
     def put(self, path: str, body: Any) -> Any:  # noqa: ANN401 - JSON
-        """Return the parsed JSON of a PUT."""
         return self._json("PUT", path, body=body)
 
     def get_content(self, path: str) -> tuple[str, bytes]:

@@ -23,15 +23,7 @@ _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
 
 
 def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
-    """Return the facts that the checks judge.
-
-    Args:
-        connect: Creates a client, with a token or without.
-        token: The token found on this machine.
-
-    Raises:
-        SidecarError: No sidecar responds.
-    """
+    """Return what the checks judge; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
     with connect(None) as sidecar:
         report = report_of(sidecar.get("/memory"))
         listed = _optional(sidecar, "/memory/events")
@@ -73,7 +65,6 @@ def _optional(sidecar: SidecarClient, path: str, params: Mapping[str, str] | Non
 
 
 def check_text(findings: Sequence[SetupCheck]) -> str:
-    """Return a line for each check, and one beneath it with the change."""
     lines = []
     for finding in findings:
         lines.append(
@@ -89,5 +80,4 @@ def check_text(findings: Sequence[SetupCheck]) -> str:
 
 
 def check_json(findings: Sequence[SetupCheck]) -> dict[str, Any]:
-    """Return the results for programs."""
     return {"schema": SCHEMA, "exit_code": exit_code(findings), "findings": [asdict(finding) for finding in findings]}

@@ -38,11 +38,7 @@ def event_text(event: Event) -> str:
 
 
 def listed(answer: Any, last: int) -> list[dict[str, Any]]:  # noqa: ANN401 - JSON
-    """Return the newest ``last`` events of a response of ``GET /memory/events``, oldest first.
-
-    Raises:
-        SidecarUnreachable: It is not a list of events.
-    """
+    """Return the newest ``last`` events, oldest first. Raises SidecarUnreachable where it is no list of events."""
     from highwater.client.answers import not_a_sidecar
 
     events = answer.get("events") if isinstance(answer, dict) else None
@@ -56,16 +52,8 @@ def follow_events(
 ) -> Iterator[dict[str, Any]]:
     """Yield the newest ``last`` events, and then each as it happens, without end.
 
-    Without a sidecar it tries again, and yields the events of the time between. No event is yielded twice.
-
-    Args:
-        connect: Creates a client.
-        pause: Waits so many seconds.
-        last: The number of past events to begin with.
-        lost: Receives a sentence when the sidecar cannot be reached.
-
-    Raises:
-        SidecarError: No sidecar responds the first time.
+    Without a sidecar it tells ``lost`` and tries again, and yields the events of the time between. No event is yielded
+    twice. Raises SidecarError where no sidecar responds the first time.
     """
     seen: deque[tuple[object, object]] = deque(maxlen=2 * MAX_EVENTS)
     is_first = True

@@ -43,13 +43,7 @@ def healthcheck(what: str, url: str, seconds: float) -> None:
 
 
 def ask(base: str, path: str, seconds: float) -> str | None:
-    """Return the problem of a sidecar; ``None`` if it is healthy.
-
-    Args:
-        base: The sidecar's URL.
-        path: It returns 200 if all is well.
-        seconds: For connecting, and for each piece of the response.
-    """
+    """Return what is wrong where ``path`` is not a 200; ``seconds`` are for connecting, and for each piece."""
     try:
         parts = urlsplit(base)
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, seconds)

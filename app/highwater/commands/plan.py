@@ -146,7 +146,6 @@ def _refuse_given(why: str, names: Iterable[str]) -> None:
 
 
 def _compared(python: str, planned: OfflinePlan) -> dict[str, Any]:
-    """Compare a plan with what the vLLM of an interpreter makes of the same layers and bytes."""
     from highwater.plan.oracle import Question, ask_oracle, differences
 
     if planned.available_bytes is None:

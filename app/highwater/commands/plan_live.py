@@ -31,14 +31,9 @@ _REFUSED = 422
 def ask_sidecar(url: str, given: Mapping[str, Any], wish: str | None, model: str | None) -> dict[str, Any]:
     """Return a sidecar's plan of its running engine with other flags, or for a wish.
 
-    Args:
-        url: The sidecar.
-        given: vLLM's flags, by the names of `EngineFlags`; None and defaults: as the engine runs.
-        wish: The wish; None: the flags are planned.
-        model: The model's folder or config.json, for the tokens of images in pixels; None: not named.
-
-    Raises:
-        PlanError: The sidecar refuses it, or the model's folder cannot be read.
+    ``given`` are vLLM's flags by the names of `EngineFlags` (None and defaults: as the engine runs); ``model`` is a
+    folder or config.json, for the tokens of images in pixels. Raises PlanError where the sidecar refuses, or the folder
+    cannot be read.
     """
     from highwater.client.options import sidecar_at
     from highwater.errors import SidecarRefused
@@ -59,15 +54,7 @@ def grant_for_model(
 ) -> dict[str, Any]:
     """Return the plan of the flags that a wish needs, for a model that does not run yet.
 
-    Args:
-        model: Its folder or config.json.
-        values: The contents of its config.json.
-        text: The wish.
-        flags: The command line so far.
-        plan: Plans a command line for the model.
-
-    Raises:
-        PlanError: The wish cannot be planned.
+    ``values`` are its config.json's, ``flags`` the command line so far. Raises PlanError where it cannot be planned.
     """
     from highwater.plan.answer import plan_json
     from highwater.plan.wish import grant_offline, parse_wish, wish_json
@@ -98,7 +85,6 @@ def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
 
 
 def print_json(answer: Mapping[str, Any]) -> None:
-    """Print a plan as JSON, or the reason why no plan could be made."""
     click.echo(json.dumps(answer, indent=2))
 
 

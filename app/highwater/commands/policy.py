@@ -91,11 +91,7 @@ def set_policy(file: Any, url: str, *, as_json: bool) -> None:  # noqa: ANN401 -
 
 
 def change_of(content: object) -> dict[str, Any]:
-    """Return the body of ``PUT /policy`` from a file's content.
-
-    Raises:
-        ValueError: It has neither mode nor rules, or other keys.
-    """
+    """Return the body of ``PUT /policy``. Raises ValueError for other keys, or neither mode nor rules."""
     if isinstance(content, dict) and set(content) == {"policy"}:
         content = content["policy"]
     if not isinstance(content, dict):
@@ -120,11 +116,7 @@ def _show(answer: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
 
 
 def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return the response of ``GET /policy`` and ``PUT /policy`` as text.
-
-    Raises:
-        SidecarUnreachable: It is not a policy that this version can read.
-    """
+    """Return a response of ``/policy`` as text. Raises SidecarUnreachable where this version cannot read it."""
     from pydantic import TypeAdapter
 
     from highwater.client.answers import events_of, understood

@@ -21,8 +21,6 @@ _FAILURES: Final = frozenset({"refused", "failed"})
 
 
 class Reclaimed(NamedTuple):
-    """The result of one remedy, with the ranks before and after it."""
-
     result: RemedyResult
     before: tuple[RankReading, ...] = ()
     after: tuple[RankReading, ...] = ()
@@ -34,11 +32,7 @@ def known_remedies() -> list[str]:
 
 
 def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mapping[str, Any]]:
-    """Return the remedies as ``POST /memory/reclaim`` takes them; empty if none is given: the sidecar chooses.
-
-    Raises:
-        ValueError: A size was given without the trim that it is for.
-    """
+    """Return the body's remedies, empty if none is given. Raises ValueError for a size without the trim it is for."""
     names = [name.replace("-", "_") for name in remedies]
     if free_bytes is None:
         return list(names)
@@ -49,11 +43,7 @@ def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mappin
 
 
 def reclaimed_of(answer: Any) -> list[Reclaimed]:  # noqa: ANN401 - JSON
-    """Return the results in a response of ``POST /memory/reclaim``.
-
-    Raises:
-        SidecarUnreachable: This version cannot read it.
-    """
+    """Return the results. Raises SidecarUnreachable where this version cannot read them."""
     with understood("/memory/reclaim"):
         return [
             Reclaimed(remedy_of(each), ranks_of(each["before"]), ranks_of(each["after"])) for each in answer["results"]
@@ -61,12 +51,10 @@ def reclaimed_of(answer: Any) -> list[Reclaimed]:  # noqa: ANN401 - JSON
 
 
 def succeeded(results: Sequence[Reclaimed]) -> bool:
-    """Return whether something was done (or would be), and nothing refused or failed."""
     return bool(results) and not any(each.result.outcome in _FAILURES for each in results)
 
 
 def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
-    """Return each remedy's outcome, what all freed by component and rank, and the reasons of refusals."""
     if not results:
         return "nothing was done"
     headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
@@ -88,7 +76,6 @@ def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
 
 
 def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
-    """Return what all remedies together freed, by component and rank, and what is in use now."""
     freed = compare(after, before)
     if not freed:
         return ""

@@ -29,11 +29,7 @@ def restore(url: str, *, as_json: bool) -> None:
 
 
 def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a response of ``POST /memory/encoder-cache/restore`` as a table with a row for each rank.
-
-    Raises:
-        SidecarUnreachable: This version cannot read it.
-    """
+    """Return a table with a row for each rank. Raises SidecarUnreachable where this version cannot read it."""
     from highwater.client.answers import understood
     from highwater.text.printable import cleaned
     from highwater.text.table import rank_title, table

@@ -110,7 +110,6 @@ class _Serve(click.Command):
 
     @cached_property
     def params(self) -> list[click.Parameter]:  # type: ignore[override]
-        """A flag for each setting, and ``--config``."""
         from highwater.settings.keys import keys
         from highwater.settings.sources import CONFIG_VARIABLE
 
@@ -119,7 +118,6 @@ class _Serve(click.Command):
         return [file, *(_option(key, field) for key, field in keys())]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by topic."""
         rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
         for title, keys in SETTINGS.items():
             names = [name for name in rows if _is_among(_key(name or ""), keys)]
@@ -129,7 +127,6 @@ class _Serve(click.Command):
             formatter.write_dl([row for row in rows.values() if row is not None])
 
     def __init__(self, name: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
-        """Create the command without its options."""
         super().__init__(name, **attributes)
         del self.params  # click has just set an empty list
 

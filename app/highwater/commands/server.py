@@ -38,14 +38,7 @@ log = logging.getLogger("highwater")
 
 
 def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
-    """Return the reason why ``host`` and ``port`` cannot be listened on, with the change, and what listens there.
-
-    Args:
-        exc: The system's error.
-        setting: The name of the port's setting.
-        host: The value of the setting of that name.
-        port: The number.
-    """
+    """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
     if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
         return (
             f"host: {masked(host)!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 "
@@ -71,13 +64,7 @@ def _listener(host: str, port: int) -> str:
 
 
 class Server(uvicorn.Server):
-    """Listens on the sidecar's ports, accepts several connections a turn, and reopens the log file.
-
-    Args:
-        sidecar: The application.
-        host: The address or name to listen on.
-        shutdown_seconds: The time that requests have to finish once it is asked to stop.
-    """
+    """Listens on the sidecar's ports, accepts several connections a turn, and reopens the log file."""
 
     def __init__(self, sidecar: Sidecar, host: str, *, shutdown_seconds: float) -> None:
         tls = sidecar.tls
@@ -106,11 +93,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the sidecar, and listen.
-
-        Args:
-            sockets: Further sockets, listened on by uvicorn itself, without a bound on TLS handshakes.
-        """
+        """Start, and listen; on further ``sockets`` uvicorn itself does, without a bound on TLS handshakes."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets or [])
         *data, control = self._sidecar.ports
@@ -125,11 +108,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reopen_log)
 
     async def _listen(self, port: ListeningPort, state: ServerState) -> list[Any]:
-        """Listen on one port.
-
-        Raises:
-            OSError: It cannot be listened on; logged.
-        """
+        """Listen on one port. Raises OSError, and logs it, where that cannot be."""
         config = self.config
         # Not an asyncio.Protocol, though it has its methods: a compiled class cannot be one.
         make: Any = partial(port.protocol, config=config, server_state=state, app_state=self.lifespan.state)

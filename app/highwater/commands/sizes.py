@@ -14,11 +14,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size_given(text: str) -> int:
-    """Return a size as it was typed, in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain bytes.
-
-    Raises:
-        ValueError: It is not a size, or it is zero.
-    """
+    """Return a size in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain. Raises ValueError for others, and zero."""
     from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - `highwater plan` loads without it
 
     try:
@@ -31,12 +27,9 @@ def size_given(text: str) -> int:
 
 
 def vllm_size(text: str) -> int:
-    """Return a size as it was typed: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``).
+    """Return a size: ``64GiB``, ``24GB``, plain bytes, or as vLLM takes them (``10G``, ``10g``). Raises ValueError.
 
     vLLM's own letters (engine/arg_utils.py, human_readable_int): small ones count in thousands, capital ones in 1024.
-
-    Raises:
-        ValueError: It is not a size.
     """
     match = _SIZE.fullmatch(text)
     if match is None or (match[3] and not match[2]):

@@ -24,10 +24,7 @@ def own_command(program: str, folder: Path) -> str:
     """Return how to type the `highwater` that runs, quoted for a shell.
 
     It need not be on the shell's path: `make` installs it into a virtual environment that nobody has activated.
-
-    Args:
-        program: What was run, `sys.argv[0]`.
-        folder: The working folder; a path below it is given from there.
+    `program` is `sys.argv[0]`; a path below `folder` is given from there.
     """
     path = Path(program).absolute()
     if path.name != "highwater":  # run as a module
@@ -39,13 +36,6 @@ def own_command(program: str, folder: Path) -> str:
 
 
 def commands_to_try(highwater: str, sidecar_url: str, port: int) -> list[str]:
-    """Return the commands, one a line.
-
-    Args:
-        highwater: How to type the program.
-        sidecar_url: The sidecar's base URL.
-        port: Its port.
-    """
     token = f'"Authorization: Bearer $({highwater} token --port {port})"'
     return [
         f"{highwater} top --url {sidecar_url}",

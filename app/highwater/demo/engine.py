@@ -30,45 +30,29 @@ KV_CACHE_BYTES = 256 * 1024**2
 class Dialect:
     """The arguments that differ between versions of vLLM; the defaults fit the current version."""
 
-    tokenizer_class: str | None = None
-    """See `build_model`."""
-    shutdown_timeout: bool = True
-    """`--shutdown-timeout` exists."""
+    tokenizer_class: str | None = None  # see `build_model`
+    shutdown_timeout: bool = True  # the flag exists
     environ: tuple[tuple[str, str], ...] = ()
-    """Further environment variables."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The kind of engine to start."""
-
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
-    multimodal: bool = True
-    """The tiny Qwen3-VL; else the tiny text model."""
-    dev_mode: bool = True
-    """The control paths (collective_rpc, resets, server_info) exist."""
-    extension: bool = True
-    """The workers carry Highwater's extension."""
-    plugin: bool = False
-    """The worker package is on the engine's path with its metadata, as `highwater extension` copies it."""
-    port: int | None = None
-    """The port to listen on; None: a free one."""
-    extra_args: tuple[str, ...] = ()
-    """Further arguments of vLLM's server; a later one wins over an earlier one."""
+    multimodal: bool = True  # the tiny Qwen3-VL; else the tiny text model
+    dev_mode: bool = True  # the control paths (collective_rpc, resets, server_info) exist
+    extension: bool = True  # the workers carry Highwater's extension
+    plugin: bool = False  # the worker package is on its path with its metadata, as `highwater extension` copies it
+    port: int | None = None  # None: a free one
+    extra_args: tuple[str, ...] = ()  # of vLLM's server; a later one wins over an earlier one
     extra_env: tuple[tuple[str, str], ...] = ()
-    """Further environment variables."""
 
 
 class DemoEngine(KeptServer):
     """One vLLM server with the tiny model; a context manager that starts and stops it.
 
-    Args:
-        environment: Where vLLM is installed.
-        options: What kind of engine.
-        folder: Gets the model, the log and the link to the extension; created if it does not exist, never removed.
-        dialect: The arguments of this version.
+    `folder` gets the model, the log and the link to the extension; it is made where it is missing, and never removed.
     """
 
     def __init__(
@@ -87,19 +71,13 @@ class DemoEngine(KeptServer):
 
     @property
     def served_model(self) -> str:
-        """The model's name in requests."""
         return "tiny-qwen3-vl" if self.options.multimodal else "tiny-qwen3"
 
     def is_running(self) -> bool:
-        """Return whether the server's process is running, ready or not."""
         return self._process.is_running()
 
     def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
-        """Start the server and return when it is ready for requests.
-
-        Raises:
-            DemoError: It ended or was not ready in time; all its processes are ended then.
-        """
+        """Return when the server is ready. Raises DemoError, with its processes ended, where that is not in time."""
         if not self.is_running():
             tokenizer_class = self._dialect.tokenizer_class
             model = self.folder / "model"

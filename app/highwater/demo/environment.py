@@ -28,16 +28,12 @@ MARKER = "highwater-complete.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The steps that install one version of the engine."""
-
-    pip_steps: tuple[tuple[str, ...], ...]
-    """Arguments of pip, one tuple a call, in order."""
+    pip_steps: tuple[tuple[str, ...], ...]  # arguments of pip, one tuple a call, in order
     needed_bytes: int
     """Free disk space without which the installation is not begun."""
     before_step: Callable[[Path, tuple[str, ...]], tuple[str, ...]] = lambda _, step: step
     """Returns a step's arguments in an environment, once the steps before it are done."""
-    ingredients: tuple[str, ...] = ()
-    """Further inputs that it depends on beside the steps."""
+    ingredients: tuple[str, ...] = ()  # further inputs that it depends on beside the steps
 
 
 def with_torch_for_cpu(version: str) -> Recipe:
@@ -53,19 +49,15 @@ RECIPES: Mapping[str, Recipe] = {DEFAULT_VERSION: with_torch_for_cpu(DEFAULT_VER
 
 @dataclass(frozen=True)
 class EngineEnvironment:
-    """A complete virtual environment with vLLM in it."""
-
     version: str
     root: Path
 
     @property
     def python(self) -> Path:
-        """The interpreter that can import vllm."""
         return self.root / "bin" / "python"
 
     @property
     def is_complete(self) -> bool:
-        """True if its build ended."""
         return (self.root / MARKER).is_file()
 
 
@@ -92,13 +84,8 @@ def ensure_environment(
 ) -> EngineEnvironment:
     """Return the engine's environment; build it first if it does not exist or its build was interrupted.
 
-    Args:
-        version: One of `recipes`.
-        recipes: How to install each version.
-        announce: Receives one sentence before each step that takes long.
-
-    Raises:
-        DemoError: The version is unknown, the disk is too small, or a step of the installation failed.
+    `announce` receives a sentence before each step that takes long. Raises DemoError where the version is unknown, the
+    disk is too small, or a step of the installation failed.
     """
     recipe = recipes.get(version)
     if recipe is None:

@@ -20,7 +20,6 @@ class DemoError(HighwaterError):
 
     @classmethod
     def with_log(cls, reason: str, log_path: Path, *, lines: int = TAIL_LINES) -> Self:
-        """Build the error for a program that wrote to `log_path` and failed because of `reason`."""
         tail = last_lines(log_path, lines) or "(the log is empty)"
         return cls(f"{reason}\nThe log is {log_path}; its last lines are:\n{tail}")
 

@@ -30,12 +30,7 @@ _TRIES = 20
 
 
 class KeptProcess:
-    """One server process and everything that it starts.
-
-    Args:
-        what: Its name in error messages (`the engine`).
-        log_path: The file that all of its processes write to; another start appends.
-    """
+    """One server process and all that it starts, called `what` in messages; another start appends to the log."""
 
     def __init__(self, what: str, log_path: Path) -> None:
         self._what = what
@@ -43,7 +38,6 @@ class KeptProcess:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def is_running(self) -> bool:
-        """Return whether the process is running, ready or not."""
         return self._keeper is not None and self._keeper.poll() is None
 
     def pids(self) -> list[int]:
@@ -66,11 +60,7 @@ class KeptProcess:
             )
 
     def wait_until_answers(self, port: int, path: str, timeout_seconds: float) -> None:
-        """Return when `GET path` on 127.0.0.1 returns 200.
-
-        Raises:
-            DemoError: It ended, or was not ready in time; all its processes are ended then.
-        """
+        """Return when `GET path` is a 200. Raises DemoError, with its processes ended, where that is not in time."""
         try:
             self._wait(port, path, timeout_seconds)
         except BaseException:  # also Ctrl-C: the caller has no server to stop yet
@@ -103,13 +93,7 @@ class KeptProcess:
 
 
 class KeptServer(ABC):
-    """A server on a port of 127.0.0.1; a context manager that starts and stops it.
-
-    Args:
-        what: Its name in error messages.
-        log_path: The file that all of its processes write to.
-        port: The port to listen on; None: a free one.
-    """
+    """A server on a port of 127.0.0.1 (None: a free one); a context manager that starts and stops it."""
 
     def __init__(self, what: str, log_path: Path, port: int | None) -> None:
         self.log_path = log_path
@@ -118,23 +102,16 @@ class KeptServer(ABC):
 
     @property
     def url(self) -> str:
-        """The server's base URL, without a slash at its end."""
         return f"http://127.0.0.1:{self.port}"
 
     def pids(self) -> list[int]:
-        """Return the ids of its live processes."""
         return self._process.pids()
 
     @abstractmethod
     def start(self) -> Self:
-        """Start it and return when it serves.
-
-        Raises:
-            DemoError: It ended or was not ready in time; all its processes are ended then.
-        """
+        """Return when it serves. Raises DemoError, with its processes ended, where that is not in time."""
 
     def stop(self) -> None:
-        """End every process of it and return when none is left; a second call does nothing."""
         self._process.stop()
 
     def __enter__(self) -> Self:
@@ -145,11 +122,7 @@ class KeptServer(ABC):
 
 
 def free_port(wanted: int = 0) -> int:
-    """Return a port of 127.0.0.1 on which nothing listens now: the one that is wanted, or any (0).
-
-    Raises:
-        OSError: Something listens on the one that is wanted.
-    """
+    """Return a free port of 127.0.0.1: `wanted`, or any (0). Raises OSError where something listens there."""
     # The system's own choice is soon given to another: it is of those that connections and other servers get.
     for port in () if wanted else random.sample(_SELDOM_TAKEN, _TRIES):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

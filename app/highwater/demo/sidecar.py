@@ -18,14 +18,7 @@ CALL_SECONDS = 60.0
 
 
 class DemoSidecar(KeptServer):
-    """`highwater serve` beside an engine; a context manager that starts and stops it.
-
-    Args:
-        engine_url: The engine.
-        folder: Gets the log; created if it does not exist.
-        port: Where to listen; a free port where None.
-        settings: Further settings, by environment variable; kept as an attribute.
-    """
+    """`highwater serve` beside an engine, with its log in `folder` and further `settings` by environment variable."""
 
     def __init__(
         self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
@@ -42,11 +35,7 @@ class DemoSidecar(KeptServer):
         return f"http://127.0.0.1:{self.control_port}"
 
     def start(self) -> Self:
-        """Start it and return when it is running, with or without an engine.
-
-        Raises:
-            DemoError: It ended or was not running in time.
-        """
+        """Return when it runs, with or without an engine. Raises DemoError where that is not in time."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "highwater", "serve", "--engine-url", self._engine_url]
         self._process.start([*command, "--port", str(self.port)], env=self._environ(), cwd=Path.cwd())
@@ -54,7 +43,6 @@ class DemoSidecar(KeptServer):
         return self
 
     def stop(self) -> None:
-        """End it; a second call does nothing."""
         self._client.close()
         super().stop()
 
@@ -68,11 +56,7 @@ class DemoSidecar(KeptServer):
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def call(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
-        """Call the sidecar and return its JSON.
-
-        Raises:
-            DemoError: It did not respond, or responded with an error.
-        """
+        """Return the JSON of one call. Raises DemoError where it did not respond, or responded with an error."""
         try:
             response = self._client.request(method, path, json=body, headers=self.authorization())
         except httpx.HTTPError as exc:

@@ -52,15 +52,7 @@ Ranks: TypeAlias = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Story:
-    """The results of the replay, for the printed table and for tests.
-
-    Attributes:
-        images: How many were sent.
-        moments: The ranks' readings at each moment, in order.
-        mm_reset: The response to ``POST /reset_mm_cache``.
-        reclaim: The response to ``POST /memory/reclaim``.
-        automatic: The events of the automatic reset, oldest first.
-    """
+    """The results of the replay: its moments in order, and the events of the automatic reset, oldest first."""
 
     images: int
     moments: dict[str, Ranks] = field(default_factory=dict)
@@ -91,16 +83,8 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
     """Watch an engine whose flags are unchanged: show its start, send it images, and show what grew.
 
     The worker package is on its path and a folder is named; there is no development mode, no flag and no call into the
-    engine, and requests go to vLLM itself.
-
-    Args:
-        environment: Where vLLM is installed.
-        options: What kind of engine; how it is watched is decided here.
-        images: How many to send.
-        say: Prints.
-
-    Raises:
-        DemoError: The engine or the sidecar did not come up, a request failed, or the recorders show nothing.
+    engine, and requests go to vLLM itself. Raises DemoError where a part did not come up, a request failed, or the
+    recorders show nothing.
     """
     watched = replace(options, dev_mode=False, extension=False)
     with _beside(environment, watched, None, say=say) as (engine, sidecar):
@@ -114,7 +98,6 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
 
 
 def start_table(ranks: Ranks) -> str:
-    """Return each rank's start: how long each phase took, what was in use when it ended, and what it added."""
     parts = []
     for rank in ranks:
         rows: list[list[str]] = []
@@ -128,7 +111,6 @@ def start_table(ranks: Ranks) -> str:
 
 
 def growth_table(ready: Ranks, after: Ranks) -> str:
-    """Return each component of each rank before and after the images."""
     parts = []
     for old, new in zip(ready, after, strict=True):
         sizes = [(name, _size(old, name), _size(new, name)) for name in _ROWS]
@@ -145,18 +127,13 @@ def growth_table(ready: Ranks, after: Ranks) -> str:
 def stage(
     environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    """Start an engine and a sidecar in front of it, both ready; both are ended at the end."""
     with _beside(environment, options, port, say=say) as (engine, sidecar):
         _wait_ready(sidecar)
         yield engine, sidecar
 
 
 def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
-    """Reproduce the typical case: growth, the reset that frees nothing, the remedies that do, and the policy by itself.
-
-    Raises:
-        DemoError: A request failed, or what must happen did not.
-    """
+    """Reproduce the typical case. Raises DemoError where a request failed, or what must happen did not."""
     story = Story(images)
     story.moments["ready"] = _mark(sidecar, "ready")
     say(f"\n{images} image requests through the sidecar at {sidecar.url}/v1/chat/completions")
@@ -172,7 +149,6 @@ def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable
 
 
 def story_table(story: Story) -> str:
-    """Return, per rank and component, what grew and what each reset gave back."""
     headers = ["MiB", "ready", "after traffic", "growth", "reset_mm_cache freed", "reclaim freed", "after reclaim"]
     parts = []
     for ranks in zip(*story.moments.values(), strict=True):
@@ -263,11 +239,7 @@ def _event_text(event: dict[str, Any]) -> str:
 
 
 def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
-    """Send images to a URL: a range with a progress bar and as fast as the engine goes, others slowly.
-
-    Raises:
-        DemoError: A request failed.
-    """
+    """Send images: a range fast, with a progress bar, others slowly. Raises DemoError where a request failed."""
     total = len(seeds) if isinstance(seeds, range) else None
     concurrency = AUTOMATIC_CONCURRENCY if total is None else CONCURRENCY
     with click.progressbar(length=total or MAX_AUTOMATIC_IMAGES, label="  images", hidden=total is None) as bar:

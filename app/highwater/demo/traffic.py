@@ -29,12 +29,9 @@ _STRIPE_PIXELS = 8
 
 @dataclass(frozen=True)
 class TrafficResult:
-    """The results of a number of requests."""
-
     sent: int
     failed: int
-    errors: tuple[str, ...]
-    """The first few failures, each in one line."""
+    errors: tuple[str, ...]  # the first few failures, each in one line
     seconds: float
 
 
@@ -54,7 +51,6 @@ def _png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def image_url(seed: int, *, width: int = IMAGE_SIDE, height: int = IMAGE_SIDE) -> str:
-    """Return the seed's image as a `data:` URL."""
     return "data:image/png;base64," + base64.b64encode(png(seed, width=width, height=height)).decode()
 
 
@@ -69,17 +65,9 @@ async def send_images(
     max_tokens: int = 1,
     on_done: Callable[[], None] | None = None,
 ) -> TrafficResult:
-    """Request one chat completion per image.
+    """Request one chat completion per image; the same seed is the same image.
 
-    Args:
-        url: Base URL of the engine, or of the sidecar before it.
-        model: The served model's name.
-        images: One seed per request; the same seed is the same image.
-        concurrency: Maximum of requests in flight.
-        width: Of each image, pixels.
-        height: Of each image, pixels.
-        max_tokens: Length of each completion.
-        on_done: Called after each request, failed or not.
+    Sizes are in pixels. `on_done` is called after each request, failed or not.
     """
     contents = (
         [
@@ -130,7 +118,6 @@ async def send(
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> str | None:
-    """Send one request; return what failed, or None."""
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
             response = await client.post(url, json=body)

@@ -131,7 +131,6 @@ def _token_in(path: Path) -> FoundToken:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the host is this machine, by its name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

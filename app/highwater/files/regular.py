@@ -72,11 +72,7 @@ def read_regular(
 
 
 def signature(path: Path) -> tuple[int, ...]:
-    """Return what changes with the file, its mode or its owner.
-
-    Raises:
-        OSError: It cannot be found.
-    """
+    """Return what changes with the file, its mode or its owner. Raises OSError where it cannot be found."""
     status = path.stat()
     return *stamp_of(status), status.st_ctime_ns
 
@@ -95,10 +91,6 @@ def status_of(path: Path | str) -> os.stat_result | None:
 
 
 def first_names(folder: Path, max_names: int) -> list[str]:
-    """Return the first names in a folder: others may have written any number of files.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
+    """Return a folder's first names: others may have written any number. Raises OSError where it cannot be listed."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in islice(entries, max_names)]

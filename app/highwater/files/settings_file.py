@@ -87,11 +87,7 @@ def _table(name: str, content: object) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> object:
-    """Parse YAML, and so JSON.
-
-    Raises:
-        SettingsError: It is not YAML, or a key is given twice.
-    """
+    """Parse YAML, and so JSON. Raises SettingsError where it is not YAML, or a key is given twice."""
     try:
         loader = _Loader(text)
         try:

@@ -57,7 +57,6 @@ class StateFile:
 
     @property
     def configured(self) -> bool:
-        """True if a file is configured."""
         return self.path is not None
 
     def read(self, section: str) -> dict[str, Any] | None:
@@ -66,11 +65,7 @@ class StateFile:
             return copy.deepcopy(self._sections.get(section))
 
     def write(self, section: str, value: Mapping[str, Any] | None) -> None:
-        """Keep the section, or with ``None`` remove it; blocks until that is on the disk.
-
-        Raises:
-            NotKept: It could not be written; the former content stands.
-        """
+        """Keep the section (None removes it), on the disk when this returns. Raises NotKept; the former one stands."""
         if self.path is None:
             return
         with self._turn:

@@ -90,7 +90,6 @@ class ReloadedContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Wrap one connection by the context in force."""
         return self._current.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
@@ -105,41 +104,27 @@ class TlsWatch:
         self._every_seconds = every_seconds
 
     def look(self) -> None:
-        """Check all of them now."""
         for context in self._contexts:
             context.look()
 
     async def run(self) -> None:
-        """Check until cancelled."""
         while True:
             await asyncio.sleep(self._every_seconds)
             self.look()
 
 
 def listening_context(files: TlsFiles) -> ReloadedContext | None:
-    """Return the context for clients; None, that is plain HTTP, without a certificate.
-
-    Raises:
-        ValueError: The files do not load.
-    """
+    """Return the context for clients; None is plain HTTP. Raises ValueError where the files do not load."""
     return ReloadedContext(_server_context, files, "tls") if files.cert_file is not None else None
 
 
 def engine_context(url: str, files: TlsFiles) -> ReloadedContext | None:
-    """Return the context for the engine; None where ``url`` is not https.
-
-    Raises:
-        ValueError: The files do not load.
-    """
+    """Return the context for the engine, None where it is not https. Raises ValueError where files do not load."""
     return ReloadedContext(_client_context, files, "engine_tls") if url.startswith("https:") else None
 
 
 def check_certificate(cert_file: Path) -> None:
-    """Check that the file holds certificates.
-
-    Raises:
-        ValueError: It does not, or cannot be read.
-    """
+    """Check that the file holds certificates. Raises ValueError where it does not, or cannot be read."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=cert_file)
     except ssl.SSLError as exc:
@@ -149,11 +134,7 @@ def check_certificate(cert_file: Path) -> None:
 
 
 def check_pair(cert_file: Path, key_file: Path) -> None:
-    """Check that the certificate and the key load and belong together.
-
-    Raises:
-        ValueError: They do not.
-    """
+    """Check that certificate and key load and belong together. Raises ValueError where they do not."""
     _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file, key_file)
 
 

@@ -103,7 +103,6 @@ def _package_folders() -> list[Path]:
 
 
 def _installed() -> tuple[str, dict[str, bytes]]:
-    """Return the installed package's version, and its files by their paths in a copy."""
     try:
         installed = distribution(DISTRIBUTION)
     except PackageNotFoundError as exc:

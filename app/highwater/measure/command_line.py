@@ -39,7 +39,6 @@ def masked(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def shown_command(command: Sequence[str], most: int = 2000) -> str:
-    """Return the arguments as one line of a shell."""
     return plain(shlex.join(command), most)
 
 

@@ -32,7 +32,6 @@ class Gap(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return self.end - self.start
 
 
@@ -51,7 +50,6 @@ class Moment:
     ranks: tuple[RankReading, ...]
 
     def rank(self, key: RankKey) -> RankReading | None:
-        """Return that rank's reading."""
         return next((reading for reading in self.ranks if rank_key(reading) == key), None)
 
 
@@ -73,7 +71,6 @@ class LoadRun:
     interrupted: bool = False
 
     def lasted(self, at: float) -> bool:
-        """Return whether the load ran at that time."""
         return self.started_at <= at <= self.ended_at
 
     @property
@@ -97,14 +94,12 @@ class Experiment:
 
     Attributes:
         engine: As the sidecar saw it before the load; likewise ``policy``.
-        device: Of the first rank.
         traffic: The engine's counts of its requests, and their times.
         not_tried: The remedies that Ctrl-C left out.
         caches: Empty where the model has no encoder cache.
         settings: The engine's settings that affect memory, by their flags.
         gaps: Times under the load without a reading, the longest first.
         recorded: Whether the workers' recorders were read, ten samples a second.
-        notes: What could not be known, and why.
     """
 
     name: str
@@ -127,16 +122,13 @@ class Experiment:
     version: str = ""
 
     def moment(self, name: str) -> Moment | None:
-        """Return the moment of that name."""
         return next((moment for moment in self.moments if moment.name == name), None)
 
     def ranks(self, name: str) -> tuple[RankReading, ...]:
-        """Return the ranks at the moment of that name; empty without such a moment."""
         return next((moment.ranks for moment in self.moments if moment.name == name), ())
 
     @property
     def after_remedies(self) -> tuple[Moment, ...]:
-        """The moments after the remedies that were done, in order."""
         return tuple(moment for moment in self.moments if moment.name.startswith(f"{AFTER} "))
 
     def change(self, earlier: str, later: str, part: str, keys: Container[RankKey] | None = None) -> int | None:
@@ -176,21 +168,17 @@ class Experiment:
         )
 
     def happened(self, kind: str) -> tuple[Event, ...]:
-        """Return the events of that kind from the load's start to its end."""
         return tuple(event for event in self.events if event.kind == kind and self.load.lasted(event.at))
 
 
 def same_process(ranks: Sequence[RankReading], now: RankReading) -> RankReading | None:
-    """Return the same rank's reading among others, of the same process."""
     return next((each for each in ranks if rank_key(each) == rank_key(now) and each.pid == now.pid), None)
 
 
 def host_used(reading: RankReading) -> int | None:
-    """Return host memory in use where the rank runs: of its control group, or of the machine."""
     return host_share(reading)[0]
 
 
 def has_restarted(start: Moment, end: Moment) -> bool:
-    """Return whether a rank is another process at the end than at the start."""
     pids = {rank_key(reading): reading.pid for reading in start.ranks}
     return any(pids.get(rank_key(reading), reading.pid) != reading.pid for reading in end.ranks)

@@ -44,11 +44,7 @@ class ReportFiles:
             ) from exc
 
     def write(self, texts: Mapping[str, str]) -> tuple[Path, ...]:
-        """Write each text under its suffix; beside a file that was created there meanwhile.
-
-        Raises:
-            CannotWriteReport: It could not be written.
-        """
+        """Write each text, beside a file that came there meanwhile. Raises CannotWriteReport where that failed."""
         return tuple(self._write(path, texts[suffix]) for path, suffix in zip(self.paths, SUFFIXES, strict=True))
 
     def _check(self) -> None:

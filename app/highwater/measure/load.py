@@ -78,11 +78,7 @@ class Interrupts:
 
 
 def find(command: Sequence[str]) -> str:
-    """Find the program of a command, before anything else is begun.
-
-    Raises:
-        LoadNotStarted: It does not exist, or cannot be executed.
-    """
+    """Return a command's program. Raises LoadNotStarted where it does not exist, or cannot be executed."""
     name = command[0]
     found = shutil.which(name)
     if found is not None:
@@ -105,18 +101,12 @@ class Load:
 
     @property
     def code(self) -> int:
-        """Its exit code, as ``Popen`` reports it; 0 before its end."""
         return 0 if self._process is None else self._process.returncode or 0
 
     def run(self, look: Callable[[], None]) -> None:
-        """Run it to its end.
+        """Run it to its end, and call ``look`` a few times a second meanwhile.
 
-        Args:
-            look: Called a few times a second meanwhile.
-
-        Raises:
-            LoadNotStarted: It could not be run.
-            KeyboardInterrupt: The second signal to stop came; it is killed then.
+        Raises LoadNotStarted where it could not be run, KeyboardInterrupt, and kills it, at the second signal to stop.
         """
         self.started = time.monotonic()
         try:

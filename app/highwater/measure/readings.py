@@ -41,7 +41,6 @@ _OTHER_FLAGS: Final = {"limit_per_prompt": "--limit-mm-per-prompt"}
 
 
 def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading]:
-    """Yield the rows of ``GET /memory/history``."""
     with understood("/memory/history"):
         for reading in readings:
             for row in reading["ranks"]:
@@ -79,7 +78,6 @@ def _sampled(rank: Mapping[str, Any], at: float, row: Mapping[str, Any]) -> Rank
 
 
 def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, EngineLoad]]:
-    """Yield the engine's counts of requests in ``GET /memory/history``."""
     with understood("/memory/history"):
         for row in readings:
             counted = EngineLoad(requests_running=row["requests_running"], requests_waiting=row["requests_waiting"])

@@ -56,16 +56,9 @@ class CannotMeasure(SidecarError):
 class Measurement:
     """One measured load under way.
 
-    Attributes:
-        name: The report's title, and the prefix of the marks' names.
-        command: The load.
-        remedies: Tried after it in this order, each in safe mode.
-        settle_seconds: The pause between the load's end and the reading after it.
-        client: The sidecar.
-        reader: The same, for the thread beside the load.
-        interrupts: The signals to stop.
-        say: Takes a line of progress.
-        complete: Whether every step but the load itself succeeded.
+    ``name`` is the report's title, and the prefix of the marks' names. The remedies are tried in this order, each in
+    safe mode. ``reader`` is the client of the thread beside the load. ``complete`` tells of every step but the load
+    itself.
     """
 
     name: str

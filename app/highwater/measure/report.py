@@ -60,7 +60,6 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 
 
 def report(experiment: Experiment, *, written_at: float) -> str:
-    """Return the whole report."""
     found = findings(experiment)
     engine = experiment.engine
     device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
@@ -100,7 +99,6 @@ def _change(advice: Advice) -> str:
 
 
 def _figures(experiment: Experiment) -> str:
-    """Return the few numbers to see first."""
     columns: list[tuple[str, str, str]] = []
     used, fullest = highest(experiment.ranks(PEAK), lambda reading: reading.used_bytes) or (0, None)
     if fullest is not None:
@@ -310,7 +308,6 @@ def _setup(experiment: Experiment) -> Iterator[str]:
 
 
 def _high_water(rule: RuleStatus) -> str:
-    """Return where the rule acts: at a value of its signal, or with so much less free on each rank."""
     waters = [mib(size) for size in sorted({one.high_free_bytes for one in rule.ranks if one.high_free_bytes})]
     if waters:
         return f"{rule.signal} under {' or '.join(waters)} MiB"

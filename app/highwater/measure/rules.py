@@ -39,7 +39,6 @@ LoadRule: TypeAlias = Callable[[Experiment], Finding | None]
 
 
 def load_failed(experiment: Experiment) -> Finding | None:
-    """Report a load that ended otherwise than with 0."""
     if experiment.load.exit_code == 0 and not experiment.load.interrupted:
         return None
     return finding(
@@ -53,7 +52,6 @@ def load_failed(experiment: Experiment) -> Finding | None:
 
 
 def engine_incident(experiment: Experiment) -> Finding | None:
-    """Report an incident under the load."""
     incidents = experiment.happened("incident")
     if not incidents:
         return None
@@ -62,13 +60,11 @@ def engine_incident(experiment: Experiment) -> Finding | None:
 
 
 def engine_restarted(experiment: Experiment) -> Finding | None:
-    """Report workers that are other processes at the end than at the start."""
     before = experiment.moment(BEFORE)
     return finding("engine_restarted") if before and has_restarted(before, experiment.moments[-1]) else None
 
 
 def stale_readings(experiment: Experiment) -> Finding | None:
-    """Report times without a reading."""
     if not experiment.gaps:
         return None
     return finding(
@@ -80,7 +76,6 @@ def stale_readings(experiment: Experiment) -> Finding | None:
 
 
 def no_traffic(experiment: Experiment) -> Finding | None:
-    """Report that no request of the load was seen in the engine."""
     seen = (counted.requests_running for at, counted in experiment.traffic if experiment.load.lasted(at))
     running = [count for count in seen if count is not None]
     grown = experiment.change(BEFORE, PEAK, "used_bytes")
@@ -91,7 +86,6 @@ def no_traffic(experiment: Experiment) -> Finding | None:
 
 
 def other_traffic(experiment: Experiment) -> Finding | None:
-    """Report that the engine served others before or after the load."""
     sides = {
         "before the load": [load for at, load in experiment.traffic if at <= experiment.load.started_at][-1:],
         "after it": [load for at, load in experiment.traffic if at > experiment.load.ended_at][:1],
@@ -104,7 +98,6 @@ def other_traffic(experiment: Experiment) -> Finding | None:
 
 
 def no_growth(experiment: Experiment) -> Finding | None:
-    """Report that the load left nothing behind."""
     grown = experiment.case.grown_bytes
     return None if grown is None or experiment.case.has_grown else finding("no_growth", grown=grown)
 
@@ -123,7 +116,6 @@ def non_torch_growth(experiment: Experiment) -> Finding | None:
 
 
 def kv_pool(experiment: Experiment) -> Finding | None:
-    """Report the KV pool, which should be as large as before."""
     pool = total(rank.components.kv_cache_bytes for rank in experiment.ranks(AFTER))
     moved = experiment.change(BEFORE, AFTER, "kv_cache_bytes")
     if pool is None or moved is None:
@@ -153,7 +145,6 @@ def host_growth(experiment: Experiment) -> Finding | None:
 
 
 def headroom(experiment: Experiment) -> Finding | None:
-    """Report what was left of the fullest device at its peak, in images where the size of one is known."""
     room = [
         # Where other processes use it too, as on CPU, total less used is more than what is free.
         (point.total_bytes - point.used_bytes if point.free_bytes is None else point.free_bytes, point)
@@ -182,7 +173,6 @@ def headroom(experiment: Experiment) -> Finding | None:
 
 
 def transient_peak(experiment: Experiment) -> Finding | None:
-    """Report a peak that stood well over what was left after the load."""
     over = experiment.change(AFTER, PEAK, "used_bytes")
     return None if over is None or over < TRANSIENT_BYTES else finding("transient_peak", over=over)
 
@@ -236,7 +226,6 @@ def policy_acted(experiment: Experiment) -> Finding | None:
 
 
 def others_acted(experiment: Experiment) -> Finding | None:
-    """Report the resets that were requested by others than the policy while the load ran."""
     acted = [event for event in experiment.happened("reset") if event.trigger != "policy"]
     resets = _count(len(acted), "a reset", "resets")
     return finding("others_acted", resets=resets, freed=_freed(acted)) if acted else None
@@ -252,7 +241,6 @@ def _freed(events: Sequence[Event]) -> str:
 
 
 def ineffective_remedies(experiment: Experiment) -> Finding | None:
-    """Report the remedies that were done and freed nothing."""
     nothing = NOTHING_BYTES * max(len(experiment.ranks(BEFORE)), 1)
     ineffective = [
         step
@@ -272,7 +260,6 @@ def ineffective_remedies(experiment: Experiment) -> Finding | None:
 
 
 def refused_remedies(experiment: Experiment) -> Finding | None:
-    """Report the remedies that were refused or failed, and why."""
     undone = [step for step in experiment.remedies if step.outcome in {"refused", "failed"}]
     if not undone:
         return None
@@ -285,7 +272,6 @@ def refused_remedies(experiment: Experiment) -> Finding | None:
 
 
 def gave_back(experiment: Experiment) -> Finding | None:
-    """Report what came back of the growth, and where the rest is."""
     grown, relieved = experiment.case.grown_bytes, experiment.after_remedies
     left = experiment.change(BEFORE, relieved[-1].name, "used_bytes") if relieved else None
     if grown is None or not experiment.case.has_grown or left is None:
@@ -318,7 +304,6 @@ def gave_back(experiment: Experiment) -> Finding | None:
 
 
 def no_remedy(experiment: Experiment) -> Finding | None:
-    """Report that no remedy was tried."""
     return finding("no_remedy") if experiment.case.has_grown and not experiment.remedies else None
 
 

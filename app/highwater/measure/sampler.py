@@ -45,7 +45,6 @@ class Series:
         self._points: dict[RankKey, list[RankReading]] = {}
 
     def add(self, points: Iterable[RankReading]) -> None:
-        """Keep the readings that are newer than the last of their rank."""
         for point in points:
             kept = self._points.setdefault(rank_key(point), [])
             if kept and point.taken_at <= kept[-1].taken_at:
@@ -57,11 +56,9 @@ class Series:
                 kept[:] = _halved(kept, _used)
 
     def last_at(self) -> dict[RankKey, float]:
-        """Return the time of each rank's last reading."""
         return {key: kept[-1].taken_at for key, kept in self._points.items()}
 
     def points(self) -> dict[RankKey, tuple[RankReading, ...]]:
-        """Return all readings by rank."""
         return {key: tuple(self._points[key]) for key in sorted(self._points)}
 
     def gaps_within(self, start: float, end: float) -> tuple[Gap, ...]:
@@ -98,16 +95,10 @@ def _halved(items: Sequence[_Kept], size: Callable[[_Kept], int]) -> list[_Kept]
 
 
 class Sampler(threading.Thread):
-    """A thread that reads until the end of its context.
+    """A thread that reads until the end of its context; it has ``client`` to itself.
 
-    Args:
-        client: For this thread alone.
-        since: The first reading's time, on the sidecar's clock.
-        gap_seconds: As in ``Series``.
-
-    Attributes:
-        traffic: The engine's counts of requests, thinned where they are many.
-        problem: Why the last reading failed; ``None`` if it did not.
+    ``since`` is on the sidecar's clock. ``traffic`` is thinned where it is much; ``problem`` is why the last reading
+    failed.
     """
 
     def __init__(self, client: SidecarClient, since: float, gap_seconds: float) -> None:
@@ -134,11 +125,9 @@ class Sampler(threading.Thread):
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The events, oldest first."""
         return tuple(sorted(self._events.values(), key=lambda event: event.at))
 
     def highest(self) -> RankReading | None:
-        """Return the last reading of the fullest rank."""
         with self._lock:
             return max((points[-1] for points in self.series.points().values()), key=_used, default=None)
 
@@ -158,7 +147,6 @@ class Sampler(threading.Thread):
             self.series.add(points)
 
     def run(self) -> None:
-        """Read every other second until the end of the context."""
         while not self._ended.wait(EVERY_SECONDS):
             self.read()
 

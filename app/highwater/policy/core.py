@@ -48,12 +48,8 @@ LEVELS: Final[tuple[PolicyLevel, ...]] = ("unknown", "held", "calm", "short", "u
 class Action:
     """One remedy to run.
 
-    Attributes:
-        why: In words.
-        target: How far a trim goes.
-        ranks: Where it is to help: the bytes that it can give there (``None``: no figure), and those that it must give
-            to count as effective.
-        is_tidying: True if it only tidies an idle engine.
+    ``ranks`` are where it is to help: the bytes that it can give there (None: no figure), and those that it must give
+    to count as effective.
     """
 
     rule: Rule
@@ -68,14 +64,8 @@ class Action:
 class RuleView:
     """One rule at one report.
 
-    Attributes:
-        level: How short memory is by it.
-        phase: What the rule does about it.
-        reason: One sentence; ``None`` where all is calm.
-        worst: The rank that is worst off; ``None`` without a known value.
-        is_helpless: True if memory is short and nothing can be given back.
-        finding: What an operator should hear of once: that, or why the rule can never act here.
-        cooldown_until: When its cooldown ends; ``None`` outside of one.
+    ``reason`` is None where all is calm, ``worst`` without a known value. ``finding`` is what an operator should hear
+    of once: that memory is short and nothing can be given back (``is_helpless``), or why the rule can never act here.
     """
 
     rule: Rule
@@ -98,7 +88,6 @@ class Decision:
 
     @property
     def level(self) -> PolicyLevel:
-        """The worst level of all rules."""
         return max((view.level for view in self.views), key=LEVELS.index, default="calm")
 
 

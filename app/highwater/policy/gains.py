@@ -18,7 +18,6 @@ _INTEGRATED = ("GB10", "Jetson", "Orin", "Thor", "Xavier", "Tegra")
 
 
 def possible_gain(remedy: str, signal: str, reading: RankReading) -> PossibleGain:
-    """Return what the remedy can give on this rank of what the signal counts."""
     traits = TRAITS[remedy]
     return traits.can_give(reading) if signal in traits.lowers else PossibleGain(None)
 
@@ -42,7 +41,6 @@ def freed(
 
 
 def is_integrated(reading: RankReading) -> bool:
-    """Return whether the device's memory is the machine's own."""
     return any(name in (reading.device.name or "") for name in _INTEGRATED)
 
 

@@ -42,21 +42,14 @@ log = logging.getLogger("highwater.governor")
 
 
 class ActionObserver(Protocol):
-    """Counts what the policy does."""
-
     def policy_acted(self, rule: str, remedy: str, outcome: str) -> None:
         """Count a remedy that was run for a rule, or would have been."""
 
 
 class Governor:
-    """Watches the signals, and acts by the rules.
+    """Watches the signals, and acts by the rules; the clock is in monotonic seconds.
 
-    Args:
-        mode: ``act``, or ``observe``: decide and record, and do nothing.
-        shared_cards: Returns the devices that another engine is known to use as well.
-        clock: Monotonic seconds.
-        wall_clock: Unix seconds.
-        internal_error: Counts an unexpected exception.
+    ``shared_cards`` returns the devices that another engine is known to use as well.
     """
 
     def __init__(
@@ -119,7 +112,6 @@ class Governor:
         return QUICK_SECONDS if is_short else math.inf
 
     async def run(self) -> None:
-        """Consider every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
@@ -233,7 +225,6 @@ class Governor:
         log.warning("%s", text)
 
     def status(self) -> PolicyStatus:
-        """Return the policy as it stands."""
         now = self._clock()
         while self._actions and now - self._actions[0] >= HOUR_SECONDS:
             self._actions.popleft()
@@ -261,11 +252,7 @@ class Governor:
     # --- changing ---
 
     def check(self, rules: Sequence[Rule]) -> None:
-        """Check that the engine can reach the rules' waters, as far as that is known now.
-
-        Raises:
-            UnreachableWater: It cannot.
-        """
+        """Check that the engine can reach the rules' waters, as far as that is known. Raises UnreachableWater."""
         report = self._poller.current()
         ranks = () if report.stale else report.ranks
         for rule in rules:

@@ -48,7 +48,6 @@ class LastRun:
 
     @property
     def judged(self) -> ActionOutcome:
-        """The outcome, ``ineffective`` if it gave too little."""
         return "ineffective" if self.outcome == "done" and not self.is_effective else self.outcome
 
 
@@ -85,7 +84,6 @@ class RuleMemory:
     ranks: Mapping[RankKey, LastReading] = field(default_factory=dict)
 
     def wait(self, remedy: str, key: RankKey) -> Wait | None:
-        """Return what a remedy waits for on a rank."""
         run = self.runs.get(remedy)
         return run.waits.get(key) if run is not None else None
 

@@ -62,7 +62,6 @@ class Pressure:
 
     @property
     def key(self) -> RankKey:
-        """The rank's key."""
         return rank_key(self.reading)
 
 

@@ -25,15 +25,12 @@ DEFAULT_RULES = (Rule(name="device", signal="device_free_bytes"),)
 
 
 class PolicySettings(BaseModel):
-    """Settings of the policy."""
-
     model_config = FROZEN
 
     mode: PolicyMode = Field("act", description="act: run remedies; observe: decide and record only")
     rules: UniqueRules = Field(DEFAULT_RULES, description="the rules, as a JSON list")
 
     def changed(self, change: PolicyChange) -> PolicySettings:
-        """Return the policy with the change made."""
         return self.model_copy(update={name: value for name, value in change if value is not None})
 
 

@@ -60,7 +60,6 @@ def _is_dormant(rule: RuleStatus, report: Report) -> bool:
 
 
 def summary(views: Sequence[RuleView], level: PolicyLevel, *, mode: PolicyMode = "act") -> str:
-    """Return the policy in one sentence."""
     if not views:
         return "there are no rules: nothing is given back by itself"
     view = next(view for view in views if view.level == level)

@@ -20,8 +20,6 @@ from highwater.policy.settings import PolicyChange, PolicySettings
 
 
 class _Section(BaseModel):
-    """The state file's section ``policy``."""
-
     configured: str
     policy: PolicySettings
 
@@ -51,11 +49,7 @@ class PolicyStore:
         return str(self._file.path) if self.source == "put" and self._file.configured else None
 
     async def change(self, change: PolicyChange) -> PolicySettings:
-        """Keep the change, and then put it in force. A thread waits for the disk.
-
-        Raises:
-            NotKept: It could not be kept; the policy in force is unchanged.
-        """
+        """Keep the change, then put it in force; a thread waits for the disk. Raises NotKept; nothing has changed."""
         async with self._turn:
             policy = self.in_force.changed(change)
             is_changed = _meaning(policy) != self._meant

@@ -20,7 +20,6 @@ TIDY_SHARE: Final = 0.02
 
 
 def with_idleness(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
-    """Return the memory with the beginning of the present idle period."""
     engine = report.engine
     is_idle = not report.stale and engine.requests_running == 0 and engine.requests_waiting == 0
     # A short request may come and go between two readings; it leaves its tokens in the counters.
@@ -34,7 +33,6 @@ def with_idleness(memory: LifeMemory, report: Report, now: float) -> LifeMemory:
 
 
 def may_tidy(rule: Rule, memory: LifeMemory, report: Report, facts: Facts, now: float) -> bool:
-    """Return whether the rule may release now to tidy an idle engine."""
     if not rule.is_derived or "release" not in rule.ordered_remedies or "release" in facts.unavailable:
         return False
     if memory.is_tidied or memory.idle_since is None or now - memory.idle_since < IDLE_SECONDS or report.stale:
@@ -58,6 +56,5 @@ def tidying_ranks(rule: Rule, pressures: Sequence[Pressure], memory: RuleMemory)
 
 
 def tidying_text(ranks: Mapping[RankKey, tuple[int, int]]) -> str:
-    """Return why an idle engine is tidied."""
     most = max(size for size, _ in ranks.values())
     return f"no request for {IDLE_SECONDS:.0f} s and {most // MIB:,} MiB that nobody uses"

@@ -52,7 +52,6 @@ def at_rest_bytes(reading: RankReading) -> int | None:
 
 
 def requested_bytes(reading: RankReading) -> int | None:
-    """Return what the engine requested on this device; ``None``: unknown."""
     budget, total = reading.budget, reading.total_bytes
     if budget.requested_bytes is not None:
         return budget.requested_bytes

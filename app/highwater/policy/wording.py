@@ -16,7 +16,6 @@ from highwater.units import MIB
 
 
 def short_text(pressure: Pressure, rule: Rule) -> str:
-    """Return how much is missing on a rank."""
     where = f"rank {rank_title(*pressure.key)}"
     missing = f"{math.ceil(pressure.need_bytes / MIB):,} MiB"
     if rule.signal in FILL_SIGNALS:
@@ -34,7 +33,6 @@ def reason_text(
     silent: Sequence[RankKey],
     cooldown: str | None,
 ) -> str | None:
-    """Return why a rule stands as it does; ``None`` where all is calm."""
     parts = []
     if level in {"short", "urgent"}:
         needy = sorted(counted, key=lambda pressure: -pressure.need_bytes)
@@ -73,7 +71,6 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
 
 
 def cooldown_text(memory: RuleMemory) -> str:
-    """Return why a rule is in its cooldown."""
     last = max(memory.runs.values(), key=lambda run: run.at, default=None)
     if last is not None and last.outcome == "observed":
         return "a remedy would have been run and was only observed; the next one is looked for after the cooldown"
@@ -83,7 +80,6 @@ def cooldown_text(memory: RuleMemory) -> str:
 
 
 def held_text(pressures: Sequence[Pressure], silent: Sequence[RankKey]) -> str:
-    """Return why no rank counts."""
     notes = dict.fromkeys(pressure.note for pressure in pressures if pressure.note is not None)
     return "; ".join([*notes, *([_silence_text(silent)] if silent else [])]) or "no rank is known"
 

@@ -23,11 +23,9 @@ class InternalErrors:
 
     @property
     def counts(self) -> Mapping[Part, int]:
-        """The number of internal errors of every part."""
         return self._counts
 
     def counter(self, part: Part) -> Callable[[], None]:
-        """Return the function that a part calls for each."""
         return partial(self._count, part)
 
     def _count(self, part: Part) -> None:

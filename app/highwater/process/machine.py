@@ -16,11 +16,8 @@ STOPPED_STATES: Final = frozenset("Tt")
 class Machine:
     """The clocks and the processes of this machine.
 
-    Attributes:
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``, which the processes of this machine share.
-        proc: The folder in which the kernel shows processes.
-        boot_id: The identifier of the present boot; ``None`` where the kernel does not show it.
+    ``clock`` is Unix seconds; ``monotonic`` is ``CLOCK_MONOTONIC``, which its processes share; ``proc`` is the folder
+    in which the kernel shows them.
     """
 
     def __init__(
@@ -53,7 +50,6 @@ class Machine:
 
 
 def boot_id(proc: Path = Path("/proc")) -> str | None:
-    """Return the identifier of the machine's present boot; ``None`` where the kernel does not show it."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):

@@ -64,12 +64,10 @@ class StartedRank:
 
     @property
     def is_over(self) -> bool:
-        """True if the last phase has succeeded."""
         return any(phase.name == "warm_up" and phase.error is None for phase in self.phases)
 
     @property
     def error(self) -> str | None:
-        """The exception that ended its start; ``None`` without one."""
         return self.phases[-1].error if self.phases else None
 
 
@@ -103,8 +101,6 @@ class MissingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of the ranks by their recorders."""
-
     # `progressing`: steps begin and end. `idle`: nothing to do. `busy`: a long step or call of ours. `stuck`: it will
     # not go on by itself. `unknown`: the records do not show it.
     verdict: ProgressVerdict
@@ -175,5 +171,4 @@ class EngineStatus:
 
     @property
     def traits(self) -> StateTraits:
-        """The consequences of the state."""
         return STATES[self.state]

@@ -17,8 +17,6 @@ Credential: TypeAlias = Literal["token", "loopback"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a control path."""
-
     address: str  # the peer's, as the socket shows it: a reverse proxy's own, where the call came through one
     by: Credential  # why the call was allowed
 

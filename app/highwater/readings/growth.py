@@ -14,8 +14,6 @@ GrowthUnit: TypeAlias = Literal["bytes", "count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGrowth:
-    """The rate at which one rank's device fills."""
-
     rank: int | None
     dp_rank: int | None
     # Its pace now (accounting/pace.py): 0 where it is flat; `None` where it is not steady, or not known yet.
@@ -30,8 +28,6 @@ class RankGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthRate:
-    """The rate of a leak."""
-
     driver: GrowthDriver
     # Bytes, or descriptors or threads, for each unit of the driver: a request, an hour. `low` and `high` are the ends
     # of its 95 % interval.
@@ -44,8 +40,6 @@ class GrowthRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesGrowth:
-    """The verdict on one series of memory, and its evidence."""
-
     series: str  # its name: `rank 0 other_tensors_bytes`, `API server anonymous_bytes`
     owner: str  # the rank or process whose memory it is; `measure`: the part of it
     measure: str

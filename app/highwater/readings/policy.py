@@ -24,8 +24,6 @@ class RankFreed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyState:
-    """A remedy of a rule: its last run, and when it may run again."""
-
     name: str
     unavailable: str | None = None  # why it could not run here now; `None` where nothing is known against it
     last_run_at: float | None = None  # when it ended last; `None` if it never ran for this rule in this engine's life
@@ -59,8 +57,6 @@ class RankPressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStatus:
-    """One rule's present state."""
-
     name: str
     signal: str  # what it watches; `value`: the signal on the rank that is worst off
     # `calm`; `short` or `urgent`: over high water; `acting`: a remedy runs; `resting`: after a relief that did not
@@ -85,8 +81,6 @@ class RuleStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus:
-    """The policy's present state."""
-
     mode: PolicyMode  # `act`, or `observe`: decide and record, and do nothing
     level: PolicyLevel  # that of the rule that is worst off
     summary: str  # one sentence

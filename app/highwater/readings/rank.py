@@ -15,8 +15,6 @@ EncoderUnprofiledBy: TypeAlias = Literal["skip_mm_profiling", "vllm_ascend", "ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device that a worker computes on."""
-
     type: str | None = None  # `npu`, `cuda` or `cpu`; `None` where the worker does not name its device
     index: int | None = None  # as the worker's process numbers it; `None` on CPU
     physical_index: int | None = None  # as the machine numbers it
@@ -38,8 +36,6 @@ class TorchMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderCacheTotals:
-    """The encoder cache over all ranks."""
-
     __pydantic_config__ = RESPONSE_SCHEMA
 
     entries: int  # images and other items of the rank that holds most: every tensor-parallel rank holds a full copy
@@ -100,8 +96,6 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Host memory as the worker's process sees it."""
-
     rss_bytes: int | None = None
     cgroup_used_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
@@ -113,8 +107,6 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something that could not be read or attributed, and why."""
-
     name: str
     reason: str
 

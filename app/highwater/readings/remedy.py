@@ -42,8 +42,6 @@ class RankDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyResult:
-    """The outcome of one remedy."""
-
     remedy: str
     outcome: Outcome
     reason: str | None = None  # why it was not done, or what the engine reported

@@ -30,8 +30,6 @@ class HostSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The report that ``GET /memory`` shows."""
-
     schema: int = SCHEMA
     # When the oldest of the workers' readings was taken, by this machine's clock; `None` until the first.
     taken_at: float | None = None

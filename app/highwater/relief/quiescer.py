@@ -65,13 +65,7 @@ class Quiesced:
 
 
 class Quiescer:
-    """Holds requests for remedies.
-
-    Args:
-        drain_seconds: How long running requests may take to finish.
-        impossible: Why no request can ever be held here; ``None`` where requests pass the gate.
-        clock: Monotonic seconds.
-    """
+    """Holds requests for remedies until running ones finish; ``impossible`` is why none can ever be held here."""
 
     def __init__(
         self,

@@ -52,8 +52,6 @@ class RemedyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemedyRequest:
-    """One remedy that an operator requests, and how far it goes."""
-
     remedy: str
     target: Target = UNNEEDED
 
@@ -84,12 +82,10 @@ class Relief:
 
     @property
     def state(self) -> State:
-        """The state of the relief under way; ``idle`` without one."""
         return self._states.now
 
     @property
     def busy(self) -> bool:
-        """True if a remedy is being carried out."""
         return self._turn.locked()
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
@@ -102,11 +98,7 @@ class Relief:
     async def for_rule(
         self, rule: str, name: str, *, target: Target = UNNEEDED, observe: bool = False
     ) -> RemedyOutcome:
-        """Run one remedy for a rule, or only record that it would have been run.
-
-        Raises:
-            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
-        """
+        """Run one remedy for a rule, or only record that it would have been run. Raises NotAvailable as `_before`."""
         run = RemedyRun(self.remedies[name], "policy", rule=rule, options=RunOptions(target=target))
         if observe:
             result = result_of(run.remedy, "observed", reason="the policy is in observe mode")
@@ -117,13 +109,10 @@ class Relief:
     async def reclaim(
         self, requests: Sequence[RemedyRequest], *, mode: Mode, dry_run: bool, caller: Caller | None = None
     ) -> list[RemedyOutcome]:
-        """Run remedies in this order for an operator; without any, those that free the device's caches here.
-
-        Raises:
-            UnknownName: A remedy is unknown.
-            NotAvailable: The engine is not reachable.
-        """
-        requests = requests or self._default_requests()
+        """Run remedies in order; without any, those that free caches here. Raises UnknownName, and as `_before`."""
+        # A trim keeps what a reset then drops: one of the two.
+        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
+        requests = requests or (RemedyRequest("release"), RemedyRequest(cache))
         for request in requests:
             if request.remedy not in self.remedies:
                 raise UnknownName("remedies", request.remedy, self.remedies)
@@ -141,20 +130,10 @@ class Relief:
             for request in requests
         ]
 
-    def _default_requests(self) -> Sequence[RemedyRequest]:
-        # A trim keeps what a reset then drops: one of the two.
-        cache = "reset_encoder_cache" if self._poller.capabilities.reset_encoder_cache else "trim_encoder_cache"
-        return (RemedyRequest("release"), RemedyRequest(cache))
-
     async def drop_in(
         self, name: str, *, query: str, mode: Mode, force: bool, caller: Caller | None = None
     ) -> RemedyOutcome:
-        """Run one of vLLM's own resets as a client requested it.
-
-        Raises:
-            Refused: It could hang or kill this engine.
-            NotAvailable: The engine is not reachable.
-        """
+        """Run one of vLLM's own resets. Raises Refused where it could hang or kill the engine, and as `_before`."""
         # No release after it: a client that requests vLLM's reset gets that and nothing more.
         run = RemedyRun(
             self.remedies[name],
@@ -171,12 +150,7 @@ class Relief:
         return outcome
 
     async def restore(self, *, caller: Caller | None = None) -> list[Mapping[str, Any]]:
-        """Bring back what a trim moved to host memory, and return each worker's answer in rank order.
-
-        Raises:
-            Refused: The workers cannot be called, or one of them could not do it.
-            NotAvailable: The engine is not reachable.
-        """
+        """Bring back what a trim moved to the host, by rank. Raises Refused where a worker cannot, and NotAvailable."""
         if (problem := no_extension(self._poller.capabilities)) is not None:
             raise Refused(problem)
         async with self._turn:
@@ -309,7 +283,6 @@ class Relief:
         return readings, None
 
     async def _poll(self, state: State) -> Report | None:
-        """Poll once; return ``None`` where that does not end in time."""
         try:
             async with self._states.enter(state, self._poll_seconds()):
                 return await self._poller.poll()

@@ -16,8 +16,6 @@ log = logging.getLogger("highwater.relief")
 
 
 class RemedyObserver(Protocol):
-    """Counts remedies."""
-
     def remedy_ended(self, result: RemedyResult, trigger: Trigger) -> None:
         """One remedy was run, refused or failed."""
 
@@ -38,8 +36,6 @@ class RemedyRun:
 
 
 class RemedyLog:
-    """The events, the counters and the log lines of remedies."""
-
     def __init__(self, history: History, observer: RemedyObserver) -> None:
         self._history = history
         self._observer = observer
@@ -57,7 +53,6 @@ class RemedyLog:
 
 
 def summary_of(result: RemedyResult) -> str:
-    """Return how a remedy ended as the line of its event: what it freed, and what traffic changed meanwhile."""
     summary = f"{result.remedy} {result.outcome}"
     if result.outcome == "done" and result.credited_bytes is not None:
         summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"

@@ -28,5 +28,4 @@ def is_list(info: FieldInfo) -> bool:
 
 
 def variable(key: str) -> str:
-    """Return the environment variable of a dotted key."""
     return PREFIX + key.upper().replace(".", "__")

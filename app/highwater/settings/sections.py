@@ -18,7 +18,6 @@ _LIMITS = ProxyLimits()
 
 
 def too_many(room: int) -> str:
-    """Return what is wrong with a number of clients that may be connected."""
     return f"must be at most {room} under this process's limit of open files (ulimit -Hn)"
 
 

@@ -45,8 +45,6 @@ def _leads_to(url: str, host: str, port: int | None) -> bool:
 
 
 class Settings(BaseModel):
-    """All settings of ``highwater serve``."""
-
     model_config = FROZEN
 
     engine_url: Annotated[str, MayHoldSecret(without_credentials)] = Field(
@@ -240,14 +238,12 @@ class Settings(BaseModel):
 
     @property
     def has_data_plane(self) -> bool:
-        """True if requests for the engine are passed on."""
         if self.proxy.enabled is not None:
             return self.proxy.enabled
         return self.recorder_dir is None or not self.model_fields_set.isdisjoint(_ABOUT_REQUESTS)
 
     @property
     def control_plane_port(self) -> int:
-        """The port that serves the control plane."""
         return self.control_port or self.port
 
     @property

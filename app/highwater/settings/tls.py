@@ -53,7 +53,6 @@ class TlsSettings(_KeyPair):
 
     @property
     def files(self) -> TlsFiles:
-        """The files, as the TLS contexts take them."""
         return TlsFiles(cert_file=self.cert_file, key_file=self.key_file)
 
 
@@ -72,5 +71,4 @@ class EngineTlsSettings(_KeyPair):
 
     @property
     def files(self) -> TlsFiles:
-        """The files, as the TLS contexts take them."""
         return TlsFiles(self.ca_file, self.cert_file, self.key_file)

@@ -32,12 +32,10 @@ _NAMED: Final = 3
 
 
 def series_title(one: SeriesGrowth) -> str:
-    """Return a series' name as people read it."""
     return f"{one.owner}: {component_title(one.measure)}"
 
 
 def amount_text(value: float | None, unit: GrowthUnit, *, signed: bool = False) -> str:
-    """Return a value in its unit."""
     if unit == "bytes" or value is None:
         return size_text(value, signed=signed)
     digits = 0 if abs(value) >= _WHOLE or float(value).is_integer() else 1

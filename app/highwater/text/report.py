@@ -160,9 +160,9 @@ def _growth(report: Report, size: _SizeText) -> str:
     grown = growth.since_ready_bytes
     parts = [] if grown is None else [f"{size(grown, signed=True)} since ready"]
     ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
-    parts += [f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None]
-    if growth.component is not None:
-        parts[-1] += f" ({component_title(growth.component)})"
+    filled = ", ".join(f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
+    if filled:
+        parts.append(filled if growth.component is None else f"{filled} ({component_title(growth.component)})")
     if growth.refill_seconds is not None:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
@@ -171,7 +171,6 @@ def _growth(report: Report, size: _SizeText) -> str:
 
 
 def requests_text(engine: EngineStatus) -> str:
-    """The engine's requests and how full its KV cache is; empty where neither is known."""
     running, waiting, usage = engine.requests_running, engine.requests_waiting, engine.kv_cache_usage_ratio
     parts = [] if running is None else [f"{running} running, {waiting or 0} waiting"]
     parts += [] if usage is None else [f"KV cache {share_text(usage)} used"]
@@ -179,7 +178,6 @@ def requests_text(engine: EngineStatus) -> str:
 
 
 def _rule(rule: RuleStatus, summary: str) -> str:
-    """Return how a rule stands, and what could be given back on the ranks that are short."""
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""

@@ -8,11 +8,7 @@ from typing import Any
 
 
 def parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the value.
-
-    Raises:
-        ValueError: It is not JSON, or nested too deeply for the parser.
-    """
+    """Return the value. Raises ValueError where it is not JSON, or nested too deeply for the parser."""
     try:
         return _DECODER.decode(text)
     except RecursionError as exc:

@@ -43,7 +43,6 @@ def missing_text(ranks: Sequence[MissingRank]) -> str:
 
 
 def signal_text(signal: str, value: float | None) -> str:
-    """The value of a policy's signal in its unit."""
     return share_text(value) if signal.endswith("_ratio") else size_text(value)
 
 

@@ -78,7 +78,6 @@ def wire_engine(
 
 
 def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Recorders | None:
-    """Return the reader of the workers' recorders; None without a folder."""
     if settings.recorder_dir is None:
         return None
     return Recorders(
@@ -109,7 +108,8 @@ class Core:
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
         self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine, recorders)
-        self.history = _history(settings, clocks)
+        samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
+        self.history = History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
@@ -166,11 +166,6 @@ class Core:
             wall_clock=clocks.wall,
             internal_error=internal_errors.counter("policy"),
         )
-
-
-def _history(settings: Settings, clocks: Clocks) -> History:
-    samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-    return History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
 
 
 def _rounds(

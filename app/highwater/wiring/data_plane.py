@@ -34,11 +34,9 @@ class DataPlane:
     proxy: Proxy
 
     def requests_under_way(self) -> int:
-        """Return how many requests are under way through this sidecar."""
         return len(self.proxy.exchanges)
 
     def dropped_lines(self) -> int:
-        """Return how many lines the access log has lost."""
         return 0 if self.proxy.access_log is None else self.proxy.access_log.dropped
 
 
@@ -87,7 +85,6 @@ def wire_data_plane(
 
 
 def make_front(settings: Settings, paths: SidecarPaths) -> Front:
-    """Return the front of the port that requests for the engine come to."""
     allowed = AllowList(settings.proxy.extra_paths, settings.engine_root_path)
     return Front(paths, allowed, has_control_port=settings.control_port is not None)
 

@@ -32,7 +32,6 @@ class Loops:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start every loop."""
         self._tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in self._loops]
 
     async def stop(self) -> None:
@@ -42,7 +41,6 @@ class Loops:
         await asyncio.wait(self._tasks)
 
     def alive(self) -> bool:
-        """Return whether none has ended."""
         return not any(task.done() for task in self._tasks)
 
 
@@ -52,11 +50,8 @@ class Sidecar:
 
     Attributes:
         ports: The last one serves the control plane. One before it serves the engine's paths alone.
-        services: The parts, for tests and benchmarks.
-        sidecar_paths: The paths that the ASGI application serves.
         begin_stop: Ends live event streams and makes ``/readyz`` report the stop; the server calls it when it is to
             stop, because it waits for open connections.
-        control: The ASGI application.
         tls: For clients' connections; None: plain HTTP.
         access_log: Gets a line for each request that ended; None: disabled.
     """
@@ -71,9 +66,7 @@ class Sidecar:
 
     @property
     def protocol(self) -> Callable[..., ClientConnection]:
-        """The protocol of the first port."""
         return self.ports[0].protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the lifespan and the sidecar's paths."""
         await self.control(scope, receive, send)

@@ -55,7 +55,6 @@ class WaitingLog:
         self._since: float | None = None
 
     def notice(self, report: Report) -> None:
-        """Log a report where it is time to."""
         engine, now = report.engine, self._clock()
         if engine.traits.serves:
             self._since = None

@@ -23,23 +23,16 @@ _VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 
 @dataclass(frozen=True)
 class Device:
-    """One worker's device."""
-
     family: DeviceFamily
     index: int | None
 
     @property
     def type(self) -> str:
-        """The device's type as torch calls it."""
         return self.family.type
 
 
 def device_of(worker: object) -> Device:
-    """Return the worker's device, ready for calls from this thread.
-
-    Raises:
-        UnreadableError: The worker does not show its device, or it is of an unknown family.
-    """
+    """Return the worker's device, ready for calls from this thread. Raises UnreadableError for an unknown one."""
     return _device(*_label(worker))
 
 

@@ -46,11 +46,9 @@ class Accelerator(DeviceFamily):
             self._module().set_device(index)
 
     def name(self, index: int | None) -> str | None:
-        """Return the device's name as its driver reports it."""
         return str(self._module().get_device_name(index))
 
     def uuid(self, index: int | None) -> str | None:
-        """Return the device's identity as torch reports it; None where this torch, or the driver, has none."""
         uuid = look_up(device_properties(self._module(), index), "uuid")
         shown = uuid.hex() if isinstance(uuid, bytes) else text(uuid)
         # A driver that knows none leaves zeros (torch_npu 2.10.0 csrc/npu/Module.cpp:88): all devices would be one.
@@ -62,7 +60,6 @@ class Accelerator(DeviceFamily):
         return Space(int(total), int(free), int(total) - int(free))
 
     def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:
-        """Return this process's figures on the device."""
         stats = notes.attempt("torch", lambda: self._module().memory_stats(index))
         if stats is None:
             return AllocatorFigures()
@@ -100,19 +97,16 @@ class Accelerator(DeviceFamily):
         return None if stats is None else whole(stats().get("allocated_bytes.current"))
 
     def give_back_pinned(self) -> bool:
-        """Return the unused part of it to the system."""
         empty = self._host_empty_cache()
         if empty is not None:
             empty()
         return empty is not None
 
     def give_back(self, index: int | None) -> str:  # noqa: ARG002 - empty_cache takes none
-        """Return the allocator's cached blocks to the driver."""
         self._module().empty_cache()
         return "empty_cache"
 
     def synchronize(self, index: int | None) -> None:
-        """Wait for all of the device's streams."""
         self._module().synchronize(index)
 
     def snapshot(self, index: int | None) -> dict[str, Any]:
@@ -135,11 +129,9 @@ class Accelerator(DeviceFamily):
         return taken
 
     def history_switch(self) -> Callable[..., object] | None:
-        """Return `torch.<type>.memory._record_memory_history`; None where this torch has none."""
         return cast("Callable[..., object] | None", look_up(self._module(), "memory", "_record_memory_history"))
 
     def records_history(self) -> bool:
-        """Return whether torch records the history of allocations; True where that is unknown."""
         for module in ("torch", "torch_npu"):
             is_enabled = look_up(sys.modules.get(module), "_C", f"_{self.type}_isHistoryEnabled")
             if is_enabled is not None:
@@ -170,21 +162,14 @@ class Accelerator(DeviceFamily):
 
 @lru_cache(maxsize=8)  # they never change, and some drivers are called anew each time
 def device_properties(module: ModuleType, index: int | None) -> object:
-    """Return torch's properties of a device."""
     return module.get_device_properties(index)
 
 
 class Npu(Accelerator):
-    """An Ascend NPU."""
-
     type = "npu"
 
     def give_back(self, index: int | None) -> str:
-        """Return the allocator's cached blocks and the operators' workspace to the driver.
-
-        Raises:
-            UnreadableError: This is not the worker's main thread.
-        """
+        """Give back the operators' workspace too; raises UnreadableError off the worker's main thread."""
         # Each device's workspaces have a lock, but the map of all devices' workspaces, which this clears, has none
         # (torch_npu 2.8.0 csrc/core/npu/NPUWorkspaceAllocator.cpp:412).
         if not on_main_thread():

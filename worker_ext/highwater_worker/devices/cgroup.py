@@ -34,8 +34,7 @@ class GroupFiles(NamedTuple):
     """The memory groups of this process, its own first, and the names of their files."""
 
     levels: tuple[Path, ...]
-    path: str
-    """Of the own group, as the kernel names it."""
+    path: str  # of the own group, as the kernel names it
     version: int
     limit: str
     usage: str
@@ -45,7 +44,6 @@ class GroupFiles(NamedTuple):
     such as weights that two ranks read, are active, and dropped all the same. Shared memory is in neither."""
 
     def used(self, level: Path, dropped: tuple[str, ...]) -> int | None:
-        """Return a group's memory without some counters of its `memory.stat`, None where it is unknown."""
         usage = _number_in(level / self.usage)
         return None if usage is None else max(0, usage - sum(_counters(level / "memory.stat", dropped).values()))
 
@@ -137,15 +135,9 @@ def _pressure(path: Path) -> dict[str, list[float]] | None:
     return pressure or None
 
 
-def _groups(root: Path) -> list[tuple[str, str]]:
-    """Return the controllers and the path of each group of this process."""
-    return [tuple([*line.split(":", 2), "", ""][1:3]) for line in lines_of(root / "proc/self/cgroup")]  # type: ignore[misc]
-
-
 # The files' places are constant while a worker runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def group_files(root: Path) -> GroupFiles | None:
-    """Return the places of the files of this process's memory groups; None without groups."""
     mounts = list(read_mounts(root))
     tops = {
         1: [mount for mount in mounts if mount.kind == "cgroup" and "memory" in mount.options.split(",")],
@@ -153,7 +145,8 @@ def group_files(root: Path) -> GroupFiles | None:
     }
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
     for files in (_VERSION_1, _VERSION_2):
-        for controllers, path in _groups(root):
+        for line in lines_of(root / "proc/self/cgroup"):
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if "memory" in controllers.split(",") if files.version == 1 else controllers == "":
                 for mount in tops[files.version]:
                     top = root / mount.point.lstrip("/")
@@ -176,7 +169,6 @@ def _relative(path: str, mounted: str) -> str:
 
 
 def _number_in(path: Path) -> int | None:
-    """Return the number that a file holds, None where it holds text or cannot be read."""
     lines = lines_of(path)
     return int(lines[0]) if lines and lines[0].strip().isdigit() else None
 

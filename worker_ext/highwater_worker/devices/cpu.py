@@ -18,11 +18,9 @@ class Cpu(DeviceFamily):
     type = "cpu"
 
     def name(self, index: int | None) -> str | None:  # noqa: ARG002 - there is one
-        """Return the processor's model, or its architecture where the machine does not show it."""
         return _model_name()
 
     def space(self, index: int | None, host: HostMemory) -> Space:  # noqa: ARG002 - as above
-        """Return the memory that the process may have in all, could still get, and has."""
         return Space(host.total_bytes, host.free_bytes, host.rss_bytes)
 
     def give_back(self, index: int | None) -> str:  # noqa: ARG002 - as above

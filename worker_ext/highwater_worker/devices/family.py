@@ -35,8 +35,7 @@ class DeviceFamily:
     `index` is always the worker's own: a call without one makes a context on device 0 in every rank.
     """
 
-    type: str
-    """As torch calls it."""
+    type: str  # as torch calls it
     pins_host_memory = False
     """True where copies from and to host memory gain from pages that are locked in place."""
 
@@ -54,7 +53,6 @@ class DeviceFamily:
         raise NotImplementedError
 
     def allocator(self, index: int | None, notes: Notes) -> AllocatorFigures:  # noqa: ARG002 - a family's with torch's
-        """Return the figures of torch's caching allocator."""
         return AllocatorFigures()
 
     def give_back(self, index: int | None) -> str:
@@ -65,11 +63,7 @@ class DeviceFamily:
         """Return an upper bound of the blocks in torch's allocator; None where unknown."""
 
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - as above
-        """Return every segment of torch's allocator, without the history of allocations.
-
-        Raises:
-            UnreadableError: The family has none, or the history would come along.
-        """
+        """Return the allocator's segments; raises UnreadableError without any, or if their history would come along."""
         raise UnreadableError(f"torch keeps no segments of {self.type} memory")
 
     def pinned_bytes(self) -> int | None:

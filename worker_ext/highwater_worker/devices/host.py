@@ -24,14 +24,12 @@ class HostMemory(NamedTuple):
 
     @property
     def total_bytes(self) -> int | None:
-        """The most that this process could have: its container's limit or the machine's memory, whichever is less."""
         return min(
             (part for part in (self.cgroup_limit_bytes, self.node_total_bytes) if part is not None), default=None
         )
 
     @property
     def free_bytes(self) -> int | None:
-        """The bytes that this process could still get."""
         parts = [] if self.node_available_bytes is None else [self.node_available_bytes]
         if self.cgroup_limit_bytes is not None and self.cgroup_used_bytes is not None:
             parts.append(max(0, self.cgroup_limit_bytes - self.cgroup_used_bytes))
@@ -60,11 +58,7 @@ def rss_bytes(root: Path = ROOT) -> int:
 
 
 def read_machine(root: Path = ROOT) -> dict[str, int]:
-    """Return `total_bytes` and `available_bytes` of the machine, as far as the kernel shows them.
-
-    Raises:
-        OSError: There is no /proc.
-    """
+    """Return the machine's `total_bytes` and `available_bytes`, if shown. Raises OSError where there is no /proc."""
     lines = [line.split() for line in read_start(f"{root}/proc/meminfo", 1024).decode("ascii").splitlines()]
     sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
     names = {"MemTotal:": "total_bytes", "MemAvailable:": "available_bytes"}

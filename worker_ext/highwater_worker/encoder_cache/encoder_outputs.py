@@ -27,20 +27,13 @@ class Entry(NamedTuple):
     mm_hash: str
     tensors: list[Tensor]
     storages: dict[tuple[str, int], Storage]
-    origin: tuple[str, int] | None = None
-    """The storage that it was made in."""
-    idle_seconds: float | None = None
-    """The time since the engine's last access; None where the cache is not watched."""
-    value: object = None
-    """The raw value in the dict."""
+    origin: tuple[str, int] | None = None  # the storage that it was made in
+    idle_seconds: float | None = None  # since the engine's last access; None where the cache is not watched
+    value: object = None  # raw, as in the dict
 
 
 def read_entries(worker: object) -> list[Entry] | None:
-    """Return the entries of the worker's encoder cache; None without one: a text model, or a later pipeline stage.
-
-    Raises:
-        UnreadableError: The cache is of an unknown kind.
-    """
+    """Return the entries; None without a cache: a text model, a later stage. Raises as `find_encoder_cache`."""
     cache = find_encoder_cache(worker)
     if cache is None:
         return None
@@ -50,7 +43,6 @@ def read_entries(worker: object) -> list[Entry] | None:
 
 
 def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
-    """Return one entry of the dict that it is in, with its raw value."""
     entry = _entry(str(key), value)
     if isinstance(outputs, SpillingDict):
         return entry._replace(origin=outputs.origin(key) or entry.origin, idle_seconds=outputs.idle_seconds(key))
@@ -58,7 +50,6 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
 
 
 def moves(ledger: Ledger) -> dict[str, Any]:
-    """Return for a response the counts of moves between device and host since the engine started."""
     return {
         "spills": ledger.spills,
         "restores": ledger.restores,
@@ -67,11 +58,7 @@ def moves(ledger: Ledger) -> dict[str, Any]:
 
 
 def find_encoder_cache(worker: object) -> dict[Any, Any] | None:
-    """Return the dict that holds the entries of the worker's encoder cache, None without a cache.
-
-    Raises:
-        UnreadableError: The cache is of an unknown kind.
-    """
+    """Return the dict that holds the entries, None without one. Raises UnreadableError for an unknown kind."""
     runner = look_up(worker, "model_runner")
     cache = look_up(runner, "encoder_cache")
     if cache is None:
@@ -116,13 +103,11 @@ def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
 
 
 def restore_reserve_bytes(worker: object) -> int:
-    """Return the bytes kept on the device so that entries can come back; 0 where nothing was moved."""
     cache = spilling_cache(worker)
     return 0 if cache is None else cache.restorer.reserve_bytes
 
 
 def capacity_embeds(worker: object) -> int | None:
-    """Return the embeddings that the scheduler lets the cache hold, None where that is unknown."""
     # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
     paths = ("model_runner.mm_budget.encoder_cache_size", "vllm_config.scheduler_config.encoder_cache_size")
     return cast("int | None", first_of(worker, *paths, convert=whole))

@@ -27,8 +27,6 @@ ALLOCATORS = (
 
 
 class SleepRecord:
-    """The pools put to sleep and woken since the worker is watched."""
-
     def __init__(self) -> None:
         self.is_watching = False
         self.tags: set[str] = set()
@@ -70,7 +68,6 @@ def watch_sleep(worker: object, record: SleepRecord) -> None:
 
 
 def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
-    """Return the pools that are asleep; None where that is not known."""
     shown = _shown_by_allocators()
     tags = record.tags | (shown or set())
     # Of other backends than the allocators, and of engines that fell asleep unwatched. After a partial wake-up it says
@@ -79,7 +76,9 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
     if not tags and look_up(worker, "_sleep_mode_backend", "_state") not in {None, "RUNNING"}:
         tags = set(ALL_TAGS)
     if shown is None and not record.is_complete:
-        tags |= _seen_late(worker)
+        # Copies show pools that fell asleep unwatched; a wake-up drops them.
+        tags |= {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
+        tags |= {"weights"} if look_up(worker, "_sleep_saved_buffers") else set()
         return sorted(tags) if tags else None
     return sorted(tags)
 
@@ -106,12 +105,6 @@ def _shown_by_allocators() -> set[str] | None:
         if is_asleep:
             asleep.add(str(look_up(data, "tag")))
     return asleep
-
-
-def _seen_late(worker: object) -> set[str]:
-    """Return the pools of which copies show that they fell asleep unwatched; a wake-up drops the copies."""
-    seen = {str(look_up(data, "tag")) for data in _allocations() if look_up(data, "cpu_backup_tensor") is not None}
-    return seen | {"weights"} if look_up(worker, "_sleep_saved_buffers") else seen
 
 
 def _allocations() -> Iterator[object]:

@@ -28,8 +28,7 @@ _CACHE = opmap.get("CACHE", 0)
 class SpilledGroup:
     """The entries that were views of one storage, and went together."""
 
-    nbytes: int
-    """The bytes that the device got back for all of them."""
+    nbytes: int  # that the device got back for all of them
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Spilled:
     """The value in the dict of an entry that lies in host memory."""
 
     host: Tensor
-    device: Any
-    """The device that it came from, and goes back to."""
+    device: Any  # that it came from, and goes back to
     host_bytes: int
     """The bytes of the host that the copy takes; more than its elements' where the allocator rounds up."""
     origin: tuple[str, int]
@@ -58,8 +56,6 @@ class Ledger:
 
 
 class EntryRestorer(Protocol):
-    """Brings spilled entries back to their device."""
-
     @property
     def reserve_bytes(self) -> int:
         """The bytes kept on the device for entries to come back into."""
@@ -107,11 +103,9 @@ class SpillingDict(dict[Any, Any]):
     # --- for trim and restore ---
 
     def spilled(self) -> dict[Any, Spilled]:
-        """Return the entries that lie in host memory, in the cache's order."""
         return {key: value for key, value in super().items() if type(value) is Spilled}
 
     def host_bytes(self) -> int:
-        """Return the bytes of the host that they take."""
         return sum(value.host_bytes for value in self.spilled().values())
 
     def last_use(self, key: Hashable) -> int:
@@ -120,7 +114,6 @@ class SpillingDict(dict[Any, Any]):
         return use[0] if use else 0
 
     def idle_seconds(self, key: Hashable) -> float:
-        """Return the seconds since that access, or since the cache is watched."""
         use = self._uses.get(key)
         return self._clock() - (use[1] if use else self._since)
 
@@ -165,7 +158,6 @@ class SpillingDict(dict[Any, Any]):
         return value
 
     def get(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        """Return an entry's value, or the default for a key that is missing."""
         return self[key] if key in self else default  # noqa: SIM401 - it is what is being defined
 
     def __setitem__(self, key: Hashable, value: object) -> None:
@@ -175,7 +167,6 @@ class SpillingDict(dict[Any, Any]):
         self._uses[key] = self._tick, self._clock()
 
     def setdefault(self, key: Hashable, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        """Return an entry's value, made first where it is not there."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -195,7 +186,6 @@ class SpillingDict(dict[Any, Any]):
         return self._last_value(value)
 
     def popitem(self) -> tuple[Any, Any]:
-        """Take the last entry out, and return it."""
         key, value = super().popitem()
         self._forget(key)
         return key, self._last_value(value)
@@ -231,7 +221,6 @@ class SpillingDict(dict[Any, Any]):
     # --- for the engine: all entries ---
 
     def clear(self) -> None:
-        """Drop everything, wherever it lies."""
         super().clear()
         self._uses.clear()
         self._returned.clear()
@@ -240,11 +229,6 @@ class SpillingDict(dict[Any, Any]):
             self.restorer.drop_reserve()
 
     def update(self, *others: Any, **named: Any) -> None:  # noqa: ANN401 - as dict's: a mapping or pairs
-        """Put entries in, from a mapping, from pairs or by name.
-
-        Raises:
-            TypeError: More than one positional argument.
-        """
         # dict's own would write past __setitem__. Pairs are taken one by one: vLLM hands in generators that encode.
         if len(others) > 1:
             raise TypeError(f"update expected at most 1 argument, got {len(others)}")
@@ -265,7 +249,6 @@ class SpillingDict(dict[Any, Any]):
         return _Values(self)
 
     def items(self) -> Any:  # noqa: ANN401 - as above
-        """Return a view of the entries that brings back each as it comes to it."""
         return _Items(self)
 
     def copy(self) -> dict[Any, Any]:
@@ -278,7 +261,6 @@ class SpillingDict(dict[Any, Any]):
 
     @classmethod
     def fromkeys(cls, keys: Any, value: Any = None) -> dict[Any, Any]:  # noqa: ANN401 - as dict's
-        """Return a plain dict."""
         return dict.fromkeys(keys, value)
 
     def __or__(self, other: Any) -> Any:  # noqa: ANN401 - as dict's

@@ -40,14 +40,11 @@ chosen another large one, the first release corrects the figure."""
 
 @dataclass
 class AllocatorReserve:
-    """The knowledge of one worker's allocator."""
-
     kept_bytes: int | None = None
     """Free bytes that `empty_cache` would keep and that torch does not count as `inactive_split_bytes`."""
     unknown_because: str | None = None
     """The reason why the segments could not be read; None before that was tried, and where they could."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds, for the pause between two looks."""
+    clock: Callable[[], float] = time.monotonic  # seconds, for the pause between two looks
     _look_from: float = float("-inf")
     _is_expandable: bool = False
 
@@ -170,16 +167,10 @@ class AllocationHistory:
 
     @property
     def is_on(self) -> bool:
-        """True if this turned it on, and has not turned it off."""
         return self._device is not None
 
     def start(self, worker: object, device: Device, seconds: float, entries: int) -> None:
-        """Turn it on for so many seconds from now, with so many entries in its ring; on the main thread only.
-
-        Raises:
-            UnavailableError: This device, or this version of torch, has none.
-            RefusedError: Other code turned it on.
-        """
+        """Turn it on, on the main thread only. Raises UnavailableError without one, RefusedError if others did."""
         record = device.family.history_switch()
         if record is None:
             raise UnavailableError(f"PyTorch keeps no allocation history on {device.type}; it does on npu and cuda")
@@ -213,7 +204,6 @@ class AllocationHistory:
                 self.stop()
 
     def seconds_left(self) -> float | None:
-        """Return how long it stays on; None while it is off."""
         return max(0.0, self._until - time.monotonic()) if self.is_on else None
 
     def _watch(self, worker: object) -> None:

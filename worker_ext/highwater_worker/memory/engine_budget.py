@@ -158,7 +158,6 @@ def _layers(cache: object, start: StartPhases | None) -> dict[str, Any] | None:
 
 
 def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
-    """Return the bytes of the pool's allocations on the device."""
     if tensors is None:
         return None
     on_device = [tensor for tensor in tensors if not look_up(tensor, "host_resident")]

@@ -27,11 +27,7 @@ _LOWEST_BIT = bytes(value & 1 for value in range(256))
 
 
 def kv_cache_storages(worker: object, device_type: str) -> list[Storage]:
-    """Return the storages of the KV cache on the worker's device, each once; none where it was given back.
-
-    Raises:
-        UnreadableError: The engine shows no KV cache in either of the known places.
-    """
+    """Return the KV cache's storages, none where given back. Raises UnreadableError in an unknown place."""
     caches = look_up(worker, "model_runner", "kv_caches")
     layers = look_up(worker, "vllm_config", "compilation_config", "static_forward_context")
     if caches is None and layers is None:
@@ -75,11 +71,7 @@ def describe_layers(specs: Mapping[str, object]) -> dict[str, Any]:
 
 
 def describe_groups(groups: Iterable[object]) -> list[dict[str, Any]]:
-    """Return each group's common description and its number of layers.
-
-    Raises:
-        UnreadableError: There are more groups than a file has room for.
-    """
+    """Return each group's description and number of layers. Raises UnreadableError for more than a file holds."""
     described = [
         {**describe_spec(look_up(group, "kv_cache_spec")), "layers": len(look_up(group, "layer_names") or ())}
         for group in groups
@@ -144,7 +136,6 @@ class Residency:
         self._partial: dict[tuple[int, int], tuple[int | None, float]] = {}
 
     def total(self, storages: Iterable[Storage]) -> int | None:
-        """Return the resident bytes of all storages, None where that is unknown."""
         parts = [self._resident(storage.pointer, storage.nbytes) for storage in storages]
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None

@@ -75,7 +75,6 @@ def look_at_segments(worker: object, device: Device | None, reserve: AllocatorRe
 
 
 def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
-    """Return the figures of torch's caching allocator."""
     if device is None:
         notes.add("torch", NO_DEVICE)
         return AllocatorFigures()
@@ -83,7 +82,6 @@ def read_allocator(device: Device | None, notes: Notes) -> AllocatorFigures:
 
 
 def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
-    """Return the host memory that torch keeps locked in place for copies; None where it does not report it."""
     return notes.attempt("host_memory.pinned_bytes", device.family.pinned_bytes) if device is not None else None
 
 
@@ -120,5 +118,4 @@ def _requested_bytes(worker: object, cache_config: object) -> int | None:
 
 
 def init_free_bytes(worker: object) -> int | None:
-    """Return what was free when the engine first looked at its device; None where it does not keep that."""
     return cast("int | None", first_of(worker, *INIT_FREE, convert=whole))

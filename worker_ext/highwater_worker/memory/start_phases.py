@@ -32,10 +32,8 @@ PHASES = {
     "initialize_from_config": "kv_cache",
     "compile_or_warm_up_model": "warm_up",
 }
-"""The engine's methods, and the phases' names."""
 BEFORE, GRAPHS = "before", "graphs"
 CAPTURE = "capture_model"
-"""The runner's method that captures graphs."""
 SPECS = "get_kv_cache_spec"
 """The worker's method that describes the layers of its KV cache (vllm 0.12.0 v1/worker/gpu_worker.py:383, vllm 0.32.0
 v1/worker/gpu_worker.py:837); the engine calls it before it groups them."""
@@ -74,7 +72,6 @@ class StartPhases:
         return any(phase["name"] == "warm_up" and phase["error"] is None for phase in self.phases)
 
     def watch(self) -> None:
-        """Keep the account from now on."""
         for method, name in PHASES.items():
             wrap_method(self._worker(), method, self._timed(name))
         notice_calls(self._worker(), SPECS, after=self._keep_layers)

@@ -47,7 +47,6 @@ def is_tensor(value: object) -> bool:
 
 
 def storage_of(tensor: Tensor) -> Storage:
-    """Return the storage behind one tensor."""
     device_type = tensor.device.type
     try:
         storage = tensor.untyped_storage()
@@ -57,11 +56,9 @@ def storage_of(tensor: Tensor) -> Storage:
 
 
 def view_bytes(tensor: Tensor) -> int:
-    """Return the bytes of the tensor's own elements."""
     return int(tensor.numel() * tensor.element_size())
 
 
 def unique_storages(tensors: Iterable[Tensor], device_type: str) -> list[Storage]:
-    """Return the storages on devices of one type, each once, without empty ones."""
     storages = {storage.key: storage for storage in map(storage_of, tensors) if storage.device_type == device_type}
     return [storage for storage in storages.values() if storage.nbytes]

@@ -18,7 +18,6 @@ class WeightCount:
         self._nbytes = 0
 
     def of(self, models: list[Any], device_type: str) -> int:
-        """Return the bytes on devices of one type; counted anew for other models."""
         identities = tuple(map(id, models))
         if self._models != identities:
             self._models, self._nbytes = identities, _counted(models, device_type)
@@ -26,11 +25,7 @@ class WeightCount:
 
 
 def weights_bytes(worker: object, device_type: str, count: WeightCount) -> int:
-    """Return the bytes of all weights on the worker's device, a drafter's included.
-
-    Raises:
-        UnreadableError: No model was found.
-    """
+    """Return the bytes of all weights on the device, a drafter's included. Raises UnreadableError without a model."""
     runner = look_up(worker, "model_runner")
     # Measured by the engine while it loaded (vllm 0.12.0 v1/worker/gpu_model_runner.py:3548, vllm 0.32.0
     # v1/worker/gpu_model_runner.py:5137, `load_model`), with what no parameter shows.

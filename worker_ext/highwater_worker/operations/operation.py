@@ -17,12 +17,9 @@ from highwater_worker.errors import BadPayloadError, describe, printable
 
 
 class Field(NamedTuple):
-    """One key of a payload."""
-
     default: object
     """The value where the key is absent; a key whose default is not accepted is required."""
-    right: str
-    """A description of the accepted values."""
+    right: str  # a description of the accepted values
     accepts: Callable[[object], bool]
 
     def or_null(self) -> Field:
@@ -31,13 +28,10 @@ class Field(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation: its function, and the keys of its payload."""
-
     run: Callable[[object, Mapping[str, Any]], dict[str, Any]]
     """Takes the worker and the checked arguments, and returns the response's body without the head."""
     fields: Mapping[str, Field] = {}
-    is_timed: bool = True
-    """True if the response ends with `elapsed_ms`."""
+    is_timed: bool = True  # the response ends with `elapsed_ms`
 
     def respond(self, worker: object, payload: object) -> dict[str, Any]:
         """Check the payload, and return the response's body.
@@ -67,7 +61,6 @@ def integer(minimum: int, maximum: int | None = None, *, default: int | None = N
 
 
 def number(minimum: float, maximum: float | None = None, *, default: float | None = None) -> Field:
-    """Return a field for finite numbers in a closed range; without a maximum there is no upper end."""
     return _ranged("a number", (int, float), minimum, maximum, default)
 
 
@@ -89,7 +82,6 @@ def text(pattern: str, right: str) -> Field:
 
 
 def boolean(*, default: bool) -> Field:
-    """Return a field for true or false."""
     return Field(default, "true or false", lambda value: isinstance(value, bool))
 
 
@@ -100,11 +92,7 @@ def choice(*choices: str) -> Field:
 
 
 def parse_payload(payload: object, fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the arguments for every field, defaults included.
-
-    Raises:
-        BadPayloadError: The payload is not a JSON object, or a key or value of it is invalid.
-    """
+    """Return the arguments for every field, defaults included. Raises BadPayloadError for a wrong key or value."""
     given = _json_object(payload)
     for key, value in given.items():
         if key not in fields:

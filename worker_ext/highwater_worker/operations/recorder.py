@@ -17,7 +17,6 @@ from highwater_worker.state import state_of
 
 
 def recorder_start(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Start a recorder where none runs."""
     notes = Notes()
     options = Options(
         Path(arguments["directory"]), arguments["instance"], float(arguments["rate"]), float(arguments["seconds"])

@@ -109,7 +109,6 @@ def _share_with_the_folders_group(descriptor: int, folder: Path) -> None:
 
 
 def record_stacks(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Have the allocator note who allocates, for so many minutes."""
     history = state_of(worker).history
     was_on, minutes = history.is_on, float(arguments["minutes"])
     refuse_now(worker)

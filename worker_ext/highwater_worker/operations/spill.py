@@ -25,11 +25,7 @@ from highwater_worker.state import state_of
 
 
 def trim(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Move entries to the host until the target is met, or the time is up.
-
-    Raises:
-        BadPayloadError: The payload has two keys that exclude each other.
-    """
+    """Move entries until target or time is reached; raises BadPayloadError for keys that exclude each other."""
     deadline = time.perf_counter() + arguments["max_seconds"]
     target = Target(*(arguments[name] for name in Target._fields))
     given = [name for name, value in target._asdict().items() if value is not None]

@@ -33,11 +33,7 @@ _SIZES = {
 
 
 def read_figures(pid: int | str = "self", root: Path = ROOT) -> dict[str, Any]:
-    """Return sizes in bytes, `threads`, `parent_pid` and `command` (15 characters); what is not shown is missing.
-
-    Raises:
-        OSError: There is no such process.
-    """
+    """Return sizes in bytes, `threads`, `parent_pid`, `command` (15 characters), as far as shown. Raises OSError."""
     figures: dict[str, Any] = {}
     for line in read_start(f"{root}/proc/{pid}/status", _STATUS_BYTES).split(b"\n"):
         key, _, value = line.partition(b":")
@@ -61,7 +57,6 @@ def count_descriptors(root: Path = ROOT) -> int:
 
 
 def descriptors_limit() -> int | None:
-    """Return how many files this process may have open at once now; ``None`` without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 

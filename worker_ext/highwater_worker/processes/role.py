@@ -55,7 +55,6 @@ def role_of(name: str, children: Iterable[str] = (), arguments: Sequence[str] = 
 
 
 def own_role() -> Role:
-    """Return the role of this process."""
     return role_of(multiprocessing.current_process().name, _children(), sys.argv)
 
 
@@ -66,7 +65,6 @@ def _children() -> list[str]:
 
 
 def engine_settings(worker: object) -> dict[str, Any]:
-    """Return the settings that decide about host memory, as far as a worker's configuration shows them."""
     config = look_up(worker, "vllm_config")
     model, parallel = look_up(config, "model_config"), look_up(config, "parallel_config")
     media, chunk = look_up(model, "multimodal_config"), os.environ.get("VLLM_MQ_MAX_CHUNK_BYTES_MB", "")

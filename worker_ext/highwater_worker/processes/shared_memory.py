@@ -43,7 +43,6 @@ OTHER = "other"
 
 
 def owner_of(name: str) -> str:
-    """Return the owner of a file by its name."""
     if name.endswith("-cpushm") or "-cpushm" in name:  # the CPU backend's collectives
         return "cpu_collectives"
     return next((owner for start, owner in OWNERS if name.startswith(start)), OTHER)

@@ -60,12 +60,7 @@ class ProcessFile(OpenFile):
     _written = 1
 
     def write(self, body: bytes) -> None:
-        """Write one JSON object in ASCII, of at most `MAX_BODY_BYTES`, over the old content.
-
-        Raises:
-            OSError: The file could not be written.
-            ValueError: The object is too long.
-        """
+        """Write one JSON object in ASCII over the old; raises OSError, and ValueError over `MAX_BODY_BYTES`."""
         self._written += 1
         self._pwrite(_framed(self._written, body), 0)
 
@@ -86,15 +81,7 @@ def _framed(sequence: int, body: bytes) -> bytes:
 
 
 class ProcessWriter:
-    """Writes one process's file.
-
-    Args:
-        folder: The recorders'.
-        clock: Monotonic seconds, the same in all processes of a machine.
-        wall_clock: Unix seconds.
-        root: The file system's root.
-        shm: The folder of shared memory.
-    """
+    """Writes one process's file; `clock` is monotonic seconds, the same in all processes of a machine."""
 
     def __init__(
         self,
@@ -262,7 +249,6 @@ class ProcessWriter:
         self._is_first = multiprocessing.parent_process() is None
 
     def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
-        """Return the last value, read again when it is due."""
         if now >= self._due.get(name, float("-inf")):
             self._due[name] = now + seconds
             value = Notes().attempt(name, read)
@@ -279,7 +265,6 @@ def _version() -> str | None:
 
 
 def _writers(folder: Path) -> set[int]:
-    """Return the processes that have files in a folder, by the files' names."""
     with suppress(OSError), os.scandir(folder) as entries:
         names = [_NAME.match(entry.name) for entry in islice(entries, _MAX_SCANNED)]
         return {int(name[1]) for name in names if name is not None}

@@ -42,10 +42,7 @@ _BATCH = 16
 
 
 class _Row(NamedTuple):
-    """The figures of one entry."""
-
-    value: Callable[[], object]
-    """A weak reference."""
+    value: Callable[[], object]  # a weak reference
     packed: bytes
     movability: Movability
     embeds: int
@@ -166,7 +163,6 @@ class EncoderIndex:
         return True
 
     def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        """Read further entries, and return whether all have been read."""
         for number, key in enumerate(keys, 1):
             value = dict.get(cache, key, _MISSING)
             row = self._rows.get(key)
@@ -237,11 +233,7 @@ def _weak(value: object) -> Callable[[], object]:
 
 
 def read_index(worker: object, device: Device, host: HostMemory | None = None) -> EncoderIndex:
-    """Return the index that operations keep of a worker's encoder cache, read to the end; the recorder has its own.
-
-    Raises:
-        UnreadableError: The cache is of an unknown kind.
-    """
+    """Return the index that operations keep, read to the end; the recorder has its own. Raises UnreadableError."""
     state = state_of(worker)
     index = state.index if isinstance(state.index, EncoderIndex) else EncoderIndex(device)
     state.index = index
@@ -250,5 +242,4 @@ def read_index(worker: object, device: Device, host: HostMemory | None = None) -
 
 
 def encoder_cache_figures(worker: object, device: Device) -> dict[str, Any] | None:
-    """Return for a response the figures of the cache as it is now, None where the worker has none."""
     return read_index(worker, device).figures(worker, state_of(worker).ledger)

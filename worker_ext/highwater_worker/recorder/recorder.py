@@ -45,8 +45,7 @@ _STOP_SECONDS = 1.0
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
 """Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
-_MAX_NOTES = 4
-"""In the head of an entry table, which has a fixed size."""
+_MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
 _MAX_WAITING = 256
 """Samples that wait for a disk; older ones are dropped."""
 
@@ -60,8 +59,6 @@ class Call(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """The time by both clocks."""
-
     at: float
     mono: float
 
@@ -72,16 +69,10 @@ class _Now(NamedTuple):
 class Recorder:
     """Records one worker.
 
-    Args:
-        worker: The worker.
-        ring: The file; the thread closes it.
-        options: The recorder's.
-        in_memory: Whether the file is in memory, so that the engine's thread may write into it. A disk's journal can
-            hold a writer for seconds, so only the recorder's thread writes there.
-        clock: Monotonic seconds, the same in all processes of a machine.
-        wall_clock: Unix seconds.
-        wait: Waits for so many seconds, and returns whether to stop; by default until `stop`.
-        watchdog: Notices a hang that holds Python's lock.
+    Where its file is `in_memory` the engine's thread may write into it; a disk's journal can hold a writer for seconds,
+    so only the recorder's thread writes there. `clock` is monotonic seconds, the same in all processes of a machine.
+    `wait` waits for so many seconds, and returns whether to stop; by default until `stop`. `watchdog` notices a hang
+    that holds Python's lock.
     """
 
     def __init__(
@@ -169,7 +160,6 @@ class Recorder:
 
     @contextmanager
     def operation(self, op: str) -> Iterator[None]:
-        """Record an operation of this package while it runs."""
         before, self.current = self.current, Call(self._clock(), get_ident(), op)
         self._operations_begun += 1
         self._woken.set()
@@ -378,7 +368,6 @@ class Recorder:
         return self.steps.calls + self._operations_begun
 
     def _longest_wait(self) -> tuple[float, int] | None:
-        """Return the beginning and the thread of the call under way that has lasted for longest; None without one."""
         steps, output = self.steps.progress(), self.steps.outputs.oldest()
         waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
         waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]

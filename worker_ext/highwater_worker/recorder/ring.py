@@ -43,24 +43,19 @@ _READABLE_BY_ALL = 0o644
 class Layout(NamedTuple):
     """The places of a file's parts: header, two heartbeats, two entry tables, the ring, the stack area."""
 
-    slots: int
-    """Samples in the ring."""
-    rows: int
-    """Rows in an entry table."""
+    slots: int  # in the ring
+    rows: int  # in an entry table
 
     @property
     def table_bytes(self) -> int:
-        """The size of one entry table."""
         return _TABLE_HEAD_BYTES + self.rows * ROW.size
 
     @property
     def tables_at(self) -> int:
-        """The offset of the first entry table."""
         return HEADER_BYTES + 2 * HEARTBEAT_BYTES
 
     @property
     def ring_at(self) -> int:
-        """The offset of the first slot."""
         return self.tables_at + 2 * self.table_bytes
 
     @property
@@ -70,13 +65,10 @@ class Layout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The whole file's size."""
         return self.stack_at + STACK_BYTES
 
 
 class Options(NamedTuple):
-    """The options of a recorder."""
-
     directory: Path
     instance: str
     rate: float
@@ -88,11 +80,9 @@ class Options(NamedTuple):
         return math.ceil(self.seconds * (self.rate + 1))
 
     def layout(self, *, has_entries: bool) -> Layout:
-        """Return the places of the file's parts; entries are those of an encoder cache."""
         return Layout(self.slots, MAX_ROWS if has_entries else 0)
 
     def path(self, pid: int) -> Path:
-        """Return the path of one process's file."""
         return self.directory / f"highwater-{self.instance}-{pid}.ring"
 
 

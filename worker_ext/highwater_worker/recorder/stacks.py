@@ -90,7 +90,6 @@ class Stacks:
         self._call, self._call_due = None, float("-inf")
 
     def close(self) -> None:
-        """Close the file in memory that dumps go through."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -126,7 +125,6 @@ def call_of(dump: str) -> str | None:
 
 
 def is_timer_taken() -> bool:
-    """Return whether other code is known to use the timer in this process."""
     return "_pytest.faulthandler" in sys.modules
 
 
@@ -198,13 +196,11 @@ class Watchdog:
         self._wrappers = {}
 
     def before_fork(self) -> None:
-        """Stop the timer until `after_fork`."""
         self._is_forking = True
         if not self.gives_way:
             self._originals["cancel_dump_traceback_later"]()
 
     def after_fork(self) -> None:
-        """Let it be moved on again soon."""
         self._is_forking = False
         self._due = float("-inf")
 

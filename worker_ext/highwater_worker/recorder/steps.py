@@ -40,16 +40,11 @@ _CHANGES = (
 
 
 class Progress(NamedTuple):
-    """The steps counted up to now."""
-
     begun: int
     ended: int
-    since: float | None
-    """The beginning of the call that is running, None outside of one."""
-    last: float | None
-    """The last time that a call began or ended, None before the first."""
-    thread: int
-    """The thread that ran the last one."""
+    since: float | None  # the beginning of the call that is running, None outside of one
+    last: float | None  # when a call began or ended last, None before the first
+    thread: int  # that ran the last one
 
 
 class Steps:
@@ -103,7 +98,6 @@ class Steps:
         self._wrappers = {}
 
     def progress(self) -> Progress | None:
-        """Return the counts, None where steps cannot be seen."""
         if _STEP not in self._wrappers or (self._is_bypassed and not self._seen.begun):
             return None
         return self._seen
@@ -166,15 +160,11 @@ class Steps:
 
 
 class Wait(NamedTuple):
-    """A thread that waits for an output."""
-
     since: float
     thread: int
 
 
 class Outputs:
-    """Times the waits for the outputs that steps return."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[int, float] = {}
@@ -200,7 +190,6 @@ class Outputs:
                 self._watched[kind] = None
 
     def oldest(self) -> Wait | None:
-        """Return the longest wait, None without one."""
         # Copied by one call: other threads come and go meanwhile.
         waits = [Wait(since, thread) for thread, since in list(self._waiting.items())]
         return min(waits, default=None)

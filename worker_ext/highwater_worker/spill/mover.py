@@ -53,11 +53,9 @@ class HostCopies:
         return bool(device.type == self._device.type) and getattr(device, "index", None) in (None, self._device.index)
 
     def host_bytes(self, tensor: Tensor) -> int:
-        """Return the bytes of the host that the copy of a tensor takes."""
         return self.copy_bytes(view_bytes(tensor))
 
     def copy_bytes(self, nbytes: int) -> int:
-        """Return the bytes of the host that the copy of so many bytes takes."""
         # torch rounds pinned memory up to a power of two (torch 2.13.0 include/ATen/core/CachingHostAllocator.h:305).
         return 1 << (nbytes - 1).bit_length() if self._pins and nbytes else nbytes
 
@@ -118,7 +116,6 @@ class RestoreReserve:
         self.nbytes = 0
 
     def growth(self, nbytes: int) -> int:
-        """Return the bytes of the device that a reserve of that size would take besides those that it has."""
         return 0 if self._device.type == "cpu" else max(0, nbytes - self.nbytes)
 
     def keep(self, nbytes: int) -> bool:
@@ -135,7 +132,6 @@ class RestoreReserve:
         return self._allocate(nbytes) or (self._allocate(before) and False)
 
     def drop(self) -> None:
-        """Give it back to the allocator."""
         self._block, self.nbytes = None, 0
 
     def _allocate(self, nbytes: int) -> bool:
@@ -169,7 +165,7 @@ class Mover:
         self.seconds = 0.0
 
     def left(self) -> dict[str, Any]:
-        """Return for a response what would go next, were the time not up."""
+        """Return for a response what was left when time ran out."""
         return {
             "complete": self.remaining_entries == 0,
             "remaining_entries": self.remaining_entries,
@@ -184,14 +180,10 @@ class Mover:
         budget: int,
         reserve: RestoreReserve | None = None,
     ) -> None:
-        """Move groups to the host, in their order, until the device got back the target.
+        """Move groups to the host, in order, until the device got back the target.
 
-        Args:
-            cache: The encoder cache.
-            groups: The groups that may go. A group that went holds its tensors no longer.
-            target: Bytes of the device; None for all that may go.
-            budget: Host bytes that may be used.
-            reserve: Its growth for the way back is subtracted from the gain; None where nothing is kept.
+        A group that went holds its tensors no longer. `target` are bytes of the device (None: all that may go),
+        `budget` those of the host; the growth of `reserve`, for the way back, is subtracted from the gain.
         """
         is_waited_for = False
         kept = 0

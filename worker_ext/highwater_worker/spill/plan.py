@@ -22,8 +22,7 @@ class HostBudget(NamedTuple):
     """Bytes of host memory for spilled entries."""
 
     total: int
-    taken: int
-    """The bytes that lie there already."""
+    taken: int  # that lie there already
 
     @property
     def left(self) -> int:
@@ -77,7 +76,6 @@ class Target(NamedTuple):
     idle_seconds: float | None
 
     def asked_bytes(self, device_bytes: int) -> int | None:
-        """Return the bytes that the device should get back, None where the goal is not in bytes."""
         if self.keep_bytes is not None:
             return max(0, device_bytes - self.keep_bytes)
         return self.free_bytes
@@ -87,13 +85,10 @@ class Target(NamedTuple):
 class Group:
     """Entries that are views of one storage."""
 
-    nbytes: int
-    """The bytes that the device gets back for all of them."""
+    nbytes: int  # that the device gets back for all of them
     tensors: dict[Any, Tensor] = field(default_factory=dict)
-    is_needed: bool = False
-    """True where a running request has yet to read one of them."""
-    last_use: int = 0
-    """The last use of the most recently used entry."""
+    is_needed: bool = False  # a running request has yet to read one of them
+    last_use: int = 0  # of the most recently used entry
 
     @property
     def is_larger_than_its_storage(self) -> bool:
@@ -102,8 +97,6 @@ class Group:
 
 
 class SpillPlan(NamedTuple):
-    """The groups that may go, in order."""
-
     groups: list[Group]
     asked_bytes: int | None
     kept_as_needed: int | None

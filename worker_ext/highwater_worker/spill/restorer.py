@@ -36,7 +36,6 @@ class Restorer:
 
     @property
     def reserve_bytes(self) -> int:
-        """The size of the reserve."""
         return self.reserve.nbytes
 
     def bring(self, cache: SpillingDict, spilled: Spilled, *, is_urgent: bool) -> Tensor:
@@ -88,7 +87,6 @@ class Restorer:
             )
 
     def drop_reserve(self) -> None:
-        """Give the reserve back to the allocator."""
         self.reserve.drop()
 
     def _ways(self, cache: SpillingDict, spilled: Spilled) -> list[Callable[[], int | None]]:
@@ -139,5 +137,4 @@ class Restorer:
 
 
 def required_bytes(cache: SpillingDict) -> int:
-    """Return the size of the largest group that has an entry in host memory."""
     return max((value.group.nbytes for value in cache.spilled().values()), default=0)

@@ -57,11 +57,7 @@ def _references(owner: object, name: str) -> int:
 
 
 def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | None:
-    """Return the worker's cache as a `SpillingDict`, put in place at the first call; None without a cache.
-
-    Raises:
-        RefusedError: The cache must stay as it is.
-    """
+    """Return the cache as a `SpillingDict`, None without one. Raises RefusedError where it must stay as it is."""
     if find_encoder_cache(worker) is None:
         return None
     _refuse_lasting(worker)
@@ -98,11 +94,7 @@ def _foreign_dict(worker: object) -> str | None:
 
 
 def refuse_now(worker: object) -> None:
-    """Check the conditions that may change between two calls.
-
-    Raises:
-        RefusedError: Tensors must not be moved now.
-    """
+    """Check what may change between two calls; raises RefusedError where tensors must not be moved now."""
     if not on_main_thread():
         raise RefusedError("this is not the worker's main thread, on which its steps run: one may be running now")
     refuse_while_asleep(worker, state_of(worker).sleep)
@@ -177,5 +169,4 @@ def _owner(worker: object) -> tuple[Any, str]:
 
 
 def restorer_of(cache: SpillingDict) -> Restorer:
-    """Return the restorer of a cache that was put in place here."""
     return cast("Restorer", cache.restorer)

@@ -22,20 +22,14 @@ from highwater_worker.spill.spilling import refuse_trim, restorer_of
 
 
 class Movability(NamedTuple):
-    """The properties of one entry that decide what a trim can do with it."""
-
     storages: tuple[Storage, ...]
-    can_go: bool
-    """True where it can be copied to the host and back."""
+    can_go: bool  # it can be copied to the host and back
     view_bytes: int
-    copy_bytes: int
-    """The bytes of the host that its copy would take."""
-    spilled_bytes: int
-    """The bytes of the host that its copy takes already."""
+    copy_bytes: int  # of the host, that its copy would take
+    spilled_bytes: int  # of the host, that its copy takes already
 
 
 def movability(entry: Entry, copies: HostCopies) -> Movability:
-    """Return what a trim can do with an entry."""
     # Called for each entry of a cache of thousands: an entry that can be moved is one tensor, measured once.
     storages, value = tuple(entry.storages.values()), entry.value
     if type(value) is Spilled:
@@ -47,8 +41,6 @@ def movability(entry: Entry, copies: HostCopies) -> Movability:
 
 
 class Movable(NamedTuple):
-    """Storages that may go."""
-
     nbytes: int
     largest: int
 
@@ -58,8 +50,7 @@ class _SharedStorage:
     """The entries that are views of one storage: they go together or not at all."""
 
     entries: int = 0
-    fixed: int = 0
-    """The number of those that cannot go."""
+    fixed: int = 0  # the number of those that cannot go
     view_bytes: int = 0
     copy_bytes: int = 0
 
@@ -84,11 +75,9 @@ class Groups:
         """The bytes of the copies in host memory."""
 
     def add(self, entry: Movability) -> None:
-        """Count an entry."""
         self._count(entry, 1)
 
     def remove(self, entry: Movability) -> None:
-        """Count an entry no more."""
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:

@@ -69,7 +69,6 @@ class Drawing:
     now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
         height, options = options.height, options.reset_height()
         sections = _Sections(self.view, self.now, console, options)
 
@@ -100,8 +99,6 @@ class Drawing:
 
 
 class _Sections:
-    """The parts of the screen."""
-
     def __init__(self, view: View, now: float, console: Console, options: ConsoleOptions) -> None:
         self.view, self.now, self.console, self.options = view, now, console, options
         self.report, self.glyphs = view.report, glyphs_of(options)
@@ -309,7 +306,6 @@ class _Sections:
 
 
 def _whole(rank: RankReading) -> float:
-    """Return the size that fills a bar; what is in use where the device's size is not known."""
     return float(rank.total_bytes or rank.used_bytes or 1)
 
 

@@ -38,11 +38,8 @@ Past: TypeAlias = Mapping[RankKey, tuple[MemoryPoint, ...]]
 class View:
     """The knowledge at one moment; times are monotonic seconds of this process.
 
-    Attributes:
-        past: Each rank's memory until then, oldest first.
-        events: Newest first.
-        problem: Why no report comes; ``None`` while they do.
-        lost_at: When that began.
+    ``past`` is each rank's memory, oldest first, ``events`` newest first; ``problem`` is why no report comes, since
+    ``lost_at``.
     """
 
     url: str
@@ -54,7 +51,6 @@ class View:
     lost_at: float | None = None
 
     def with_report(self, report: Report, now: float) -> View:
-        """Add a report that just came."""
         view = replace(self, report=report, received_at=now, problem=None, lost_at=None)
         if report.taken_at is None or report.stale:
             return view
@@ -79,7 +75,6 @@ class View:
         return None if age is None else age + max(now - self.received_at, 0.0)
 
     def points(self, rank: RankReading, name: str) -> list[tuple[float, float | None]]:
-        """Return the past of one field of a rank, oldest first."""
         known = self.past.get(rank_key(rank), ())
         return [(point.at, getattr(point.components if name in COMPONENT_NAMES else point, name)) for point in known]
 
@@ -126,7 +121,6 @@ def history_of(sidecar: SidecarClient) -> dict[str, Any]:
 
 
 def first_view(sidecar: SidecarClient) -> View:
-    """Return the sidecar's report and history, or raise ``SidecarError``."""
     report = report_of(sidecar.get("/memory"))
     history = history_of(sidecar)
     view = View(sidecar.url, report, time.monotonic())
@@ -134,11 +128,7 @@ def first_view(sidecar: SidecarClient) -> View:
 
 
 class Feed(threading.Thread):
-    """A thread that keeps a view up to date.
-
-    Attributes:
-        view: What is known now; another object after each message.
-    """
+    """A thread that keeps ``view`` up to date: it is another object after each message."""
 
     def __init__(self, view: View, connect: Callable[[], SidecarClient]) -> None:
         # A daemon: `top` ends without waiting for the sidecar.
@@ -152,7 +142,6 @@ class Feed(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Follow the sidecar until ``stop`` is called."""
         for name, data in follow_memory(self._connect, self._ended.wait):
             if self._ended.is_set():
                 return
@@ -160,7 +149,6 @@ class Feed(threading.Thread):
 
 
 def updated(view: View, name: str, data: Any, now: float) -> View:  # noqa: ANN401 - JSON
-    """Return the view after one more message from the sidecar."""
     if name == "lost":
         return view.without_sidecar(str(data), now)
     if name == "past":

@@ -39,7 +39,6 @@ _ASCII = Glyphs(levels=" .:-=+*#@", free=".", mark="|", dot="*", reset="^")
 
 
 def glyphs_of(options: ConsoleOptions) -> Glyphs:
-    """Return the characters that this terminal can show."""
     return _ASCII if options.ascii_only else _UNICODE
 
 
@@ -59,7 +58,6 @@ class StackedBar:
     mark: float | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
         width = options.max_width
         ends = list(accumulate(size or 0 for size in self.sizes))
         parts = [bisect_right(ends, (cell + 0.5) * self.total / width) for cell in range(width)]
@@ -93,13 +91,11 @@ class AreaChart:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest value drawn."""
         known = [value for at, value in self.points if value is not None and self.since <= at <= self.until]
         low = min(known, default=0.0)
         return low, max(max(known, default=0.0), low + self.least_range)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it, the highest line first."""
         levels = glyphs_of(options).levels
         steps = len(levels) - 1
         (low, high), values = self.bounds, binned(self.points, self.since, self.until, options.max_width)
@@ -120,7 +116,6 @@ class Marks:
     until: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it."""
         width = options.max_width
         span = (self.until - self.since) or 1.0
         shares = ((at - self.since) / span for at in self.times if self.since <= at <= self.until)

@@ -52,7 +52,6 @@ class Screen:
         self._give_back()
 
     def draw(self) -> None:
-        """Draw it again."""
         self._live.update(self._drawn(), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:

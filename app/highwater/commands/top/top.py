@@ -25,11 +25,7 @@ REDRAW_SECONDS = 1.0
 
 
 def show(url: str, *, once: bool, as_json: bool) -> None:
-    """Show the memory until the user quits, or once: also where the output is no terminal.
-
-    Raises:
-        click.ClickException: No sidecar responds.
-    """
+    """Show the memory until the user quits, or once; also where there is no terminal. Raises click.ClickException."""
     try:
         if as_json:
             _print_json(url, once=once)

@@ -33,7 +33,7 @@ class EngineMetrics(Source):
 
     name = "engine_metrics"
 
-    async def read(self) -> Observation:  # noqa: D102 - as in Source
+    async def read(self) -> Observation:
         return Observation(load=parse_load(await self._engine.get_text("/metrics")))
 
 

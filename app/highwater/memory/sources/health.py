@@ -10,6 +10,6 @@ class Health(Source):
 
     name = "health"
 
-    async def read(self) -> Observation:  # noqa: D102 - as in Source
+    async def read(self) -> Observation:
         await self._engine.get_text("/health")
         return Observation()

@@ -13,10 +13,10 @@ class PauseState(Source):
     name = "pause_state"
     reach = "engine"
 
-    def available(self, capabilities: Capabilities) -> bool:  # noqa: D102 - as in Source
+    def available(self, capabilities: Capabilities) -> bool:
         return capabilities.is_paused
 
-    async def read(self) -> Observation:  # noqa: D102 - as in Source
+    async def read(self) -> Observation:
         response = await self._engine.get_json("/is_paused")
         paused = response.get("is_paused") if isinstance(response, dict) else None
         if not isinstance(paused, bool):

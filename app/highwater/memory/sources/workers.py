@@ -31,7 +31,7 @@ class Workers(Source):
         """Return whether our extension is known to be loaded."""
         return capabilities.collective_rpc
 
-    async def read(self) -> Observation:  # noqa: D102 - as in Source
+    async def read(self) -> Observation:
         responses = await self._engine.rpc("memory")
         for response in responses:
             if not response.get("ok"):

@@ -65,7 +65,6 @@ class Remedy:
 
     @property
     def name(self) -> str:
-        """Its name, as in rules, requests, events and metrics."""
         return self.traits.name
 
     @property
@@ -76,11 +75,8 @@ class Remedy:
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
         """Return why it must not run now, or ``None``.
 
-        Args:
-            capabilities: What the engine can do.
-            status: The engine at the last poll.
-            mode: ``safe``: must harm no request; ``now``: the operator wants it, and only what can hang or kill the
-                engine is refused.
+        ``safe`` must harm no request; with ``now`` an operator wants it, and only what can hang or kill the engine is
+        refused.
         """
         raise NotImplementedError
 
@@ -90,11 +86,7 @@ class Remedy:
         return False
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
-        """Do it once.
-
-        Raises:
-            EngineError: The engine gave no usable response.
-        """
+        """Do it once. Raises EngineError where the engine gave no usable response."""
         raise NotImplementedError
 
 
@@ -109,7 +101,6 @@ def operators_only(remedy: Remedy, capabilities: Capabilities, status: EngineSta
 
 
 def connector_refusal(capabilities: Capabilities) -> str | None:
-    """Return the refusal where something else keeps references into the encoder cache, or ``None``."""
     if not capabilities.ec_connector:
         return None
     return "an encoder-cache connector is configured, which keeps references into the cache"

@@ -21,11 +21,9 @@ class _Reset(Remedy):
 
     @property
     def path(self) -> str:
-        """The path, here and on the engine."""
         return f"/{self.name}"
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Refuse if the engine has no such route."""
         del status, mode
         if getattr(capabilities, self.name):
             return None
@@ -35,12 +33,10 @@ class _Reset(Remedy):
         return f"this engine has no {self.path}; vLLM {since} and newer with VLLM_SERVER_DEV_MODE=1 have it"
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
-        """Hold requests in safe mode."""
         del capabilities
         return mode == "safe"
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
-        """POST it."""
         answer = await engine.post(self.path, options.query)
         if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors
             return RunResult(ok=False, reason=f"the engine answered {answer.status}", answer=answer)
@@ -57,7 +53,6 @@ class ResetEncoderCache(_Reset):
     traits = TRAITS["reset_encoder_cache"]
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Refuse an engine that is asleep, and in safe mode one with a connector."""
         if (missing := super().refusal(capabilities, status, mode)) is not None:
             return missing
         if status.state == "sleeping":

@@ -49,12 +49,10 @@ class Release(Remedy):
     traits = TRAITS["release"]
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
-        """Refuse without the worker extension."""
         del mode, status
         return no_extension(capabilities)
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
-        """Call op ``release`` on every worker."""
         del options
         return await call_workers(engine, "release")
 
@@ -62,10 +60,7 @@ class Release(Remedy):
 class TrimEncoderCache(Remedy):
     """Moves least recently used encoder outputs to host memory; the next access brings each back.
 
-    The scheduler never notices.
-
-    Args:
-        host_budget_bytes: Host memory that moved outputs may take, per rank; ``None``: half of what the host has free.
+    The scheduler never notices. ``host_budget_bytes`` is for each rank; None: half of what the host has free.
     """
 
     traits = TRAITS["trim_encoder_cache"]
@@ -137,11 +132,7 @@ def _number(answer: Mapping[str, Any], name: str) -> int | None:
 
 
 async def call_workers(engine: Engine, op: str, payload: Mapping[str, Any] | None = None) -> RunResult:
-    """Run one operation on every worker.
-
-    Raises:
-        EngineError: The engine gave no usable response.
-    """
+    """Run one operation on every worker. Raises EngineError where the engine gave no usable response."""
     answers = await engine.rpc(op, payload)
     failed = [answer for answer in answers if not answer.get("ok")]
     if not failed:

@@ -1,0 +1,140 @@
+"""The pod without Kubernetes, with stand-ins for an engine: what the situations in the files beside this rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from highwater.host.cgroup import read_group
+from tests.patience import wait_until
+from tests.pod.kubelet import Kubelet
+from tests.pod.pod import Container, Pod, own_group, why_not
+
+MIB = 1024**2
+LIMIT_BYTES = 64 * MIB
+GREEDY = "kept = [bytearray(1 << 20) for _ in range(200)]"
+SLEEPY = "import time; time.sleep(3600)"
+ORDERLY = f"""
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("up", flush=True)
+{SLEEPY}
+"""
+LOOKS = """
+import json, os
+limit = open("/sys/fs/cgroup/memory/memory.limit_in_bytes").read()
+pids = [name for name in os.listdir("/proc") if name.isdigit()]
+print(json.dumps([os.getpid(), pids, int(limit), os.listdir("/dev/shm")]))
+open("/dev/shm/left", "w")
+"""
+# A test that is killed in the middle, in a process of its own.
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.pod.pod import Pod
+folder = Path(sys.argv[1])
+with Pod(folder) as pod:
+    pod.container("vllm", limit_bytes=None).start(sys.argv[2:], env=os.environ, cwd=folder)
+    print(pod.group, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    if reason := why_not(tmp_path / "tried"):
+        pytest.skip(reason)
+    with Pod(tmp_path / "pod") as made:
+        yield made
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", program]
+
+
+def run(container: Container, program: str) -> None:
+    container.start(python(program), env=os.environ, cwd=Path("/"))
+
+
+def run_to_the_end(container: Container, program: str) -> None:
+    run(container, program)
+    wait_until(lambda: not container.is_running())
+
+
+def test_the_kernels_kill_is_oom_killed(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    run_to_the_end(container, GREEDY)
+    ended = container.ended()
+    assert (ended.reason, ended.exit_code, ended.oom_kills, ended.peak_bytes) == ("OOMKilled", 137, 1, LIMIT_BYTES)
+
+
+def test_an_end_of_its_own_is_completed_or_an_error(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    run_to_the_end(container, "")
+    assert (container.ended().reason, container.ended().exit_code) == ("Completed", 0)
+    run_to_the_end(container, "raise SystemExit(3)")
+    assert (container.ended().reason, container.ended().exit_code) == ("Error", 3)
+
+
+def test_a_container_sees_itself_alone_and_shm_outlives_it(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    for _ in range(2):
+        run_to_the_end(container, LOOKS)
+    first, second = (json.loads(line) for line in container.log_path.read_text().splitlines())
+    assert first == [1, ["1"], LIMIT_BYTES, []]
+    assert second == [1, ["1"], LIMIT_BYTES, ["left"]]
+    assert pod.shm() == ["left"]
+
+
+def test_the_sidecars_own_group_does_not_count_the_engines_kill(pod: Pod) -> None:
+    engine, sidecar = pod.container("vllm", limit_bytes=LIMIT_BYTES), pod.container("highwater", limit_bytes=None)
+    run(sidecar, SLEEPY)
+    wait_until(sidecar.pids)
+    run_to_the_end(engine, GREEDY)
+    group = read_group(sidecar.pids()[0])
+    assert group is not None
+    assert group.events["oom_kill"] == 0
+
+
+def test_a_crash_loop_backs_off(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    with Kubelet(container, python(GREEDY), env=os.environ, cwd=Path("/")) as kubelet:
+        kubelet.wait_for_ends(3)
+    assert [each.reason for each in kubelet.states] == ["OOMKilled"] * 3
+
+
+def test_a_probe_that_fails_thrice_ends_the_container(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    probes = {"has_started": lambda: True, "is_alive": lambda: False}
+    with Kubelet(container, python(ORDERLY), env=os.environ, cwd=Path("/"), **probes) as kubelet:
+        kubelet.wait_for_ends(1)
+    assert kubelet.killed_by_probe >= 1
+
+
+def test_an_eviction_is_a_sigterm_first(pod: Pod) -> None:
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    with Kubelet(container, python(ORDERLY), env=os.environ, cwd=Path("/")) as kubelet:
+        wait_until(lambda: "up" in container.log_path.read_text())
+        kubelet.evict()
+    assert [each.reason for each in kubelet.states] == ["Completed"]
+
+
+def test_nothing_is_left_of_a_pod_whose_test_is_killed(pod: Pod, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *python(SLEEPY)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:
+        assert test.stdout is not None
+        group = Path(test.stdout.readline().strip())
+        container = group / "vllm-1"
+        wait_until(lambda: (container / "cgroup.procs").exists() and (container / "cgroup.procs").read_text())
+        pids = [*map(int, (container / "cgroup.procs").read_text().split())]
+        test.send_signal(signal.SIGKILL)
+    wait_until(lambda: not group.exists())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert group.parent == own_group()

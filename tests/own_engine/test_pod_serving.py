@@ -1,0 +1,202 @@
+"""A real engine under load in a pod, and what ends it: the kernel, at once and slowly, a probe, and an eviction.
+
+One engine after the other in the same container, in the order of the tests, each with fresh sidecars: one has the
+recorders' folder and the engine's log, two have one of them, and one has neither.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from highwater.demo.environment import EngineEnvironment
+from tests.patience import wait_until
+from tests.pod.engine import hog
+from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state
+from tests.pod.kubelet import Kubelet
+from tests.pod.serving import Outcome, Serving, say, serving
+from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, settle
+
+MIB = 1024**2
+LIMIT_BYTES = 3072 * MIB
+TOO_MUCH_BYTES = 64 * MIB
+SLOWLY_SECONDS = 45.0
+LOOKS, LATE_LOOKS = 5, 24
+WITH_RECORDERS = pytest.mark.parametrize("sees", [BOTH, RECORDERS])
+EACH = pytest.mark.parametrize("sees", [BOTH, RECORDERS, LOG, NEITHER])
+WITH_LOG = pytest.mark.parametrize("sees", [BOTH, LOG])
+UNCOUNTED = pytest.mark.parametrize("sees", [LOG, NEITHER])
+LONG = pytest.mark.long("recorder")
+
+
+@pytest.fixture(scope="module")
+def running(
+    engine_environment: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Serving, Kubelet]]:
+    with serving(engine_environment, tmp_path_factory.mktemp("serving"), LIMIT_BYTES) as both:
+        yield both
+
+
+def room_bytes(pod: Serving) -> int:
+    return LIMIT_BYTES - pod.container.kept_bytes()
+
+
+# --- killed by the kernel, at once ---
+
+
+@pytest.fixture(scope="module")
+def killed_at_once(running: tuple[Serving, Kubelet]) -> Outcome:
+    """Another process of the container takes all that is left: the kernel ends the worker."""
+    pod, kubelet = running
+    with pod.watched() as sidecars:
+        worker = pod.container.pid_of("VLLM::Worker")
+        size = room_bytes(pod) + TOO_MUCH_BYTES
+        return pod.wait_for_next(sidecars, lambda: hog(pod.container, size, victim=worker), kubelet)
+
+
+def test_kubernetes_would_say_oom_killed(killed_at_once: Outcome) -> None:
+    assert killed_at_once.state.reason == "OOMKilled"
+
+
+@EACH
+def test_a_kill_at_once_is_one_incident(killed_at_once: Outcome, sees: str) -> None:
+    assert kinds(killed_at_once.by[sees].incidents) == ["died"]
+
+
+@WITH_RECORDERS
+def test_a_kill_at_once_was_counted_by_the_kernel(killed_at_once: Outcome, sees: str) -> None:
+    (incident,) = killed_at_once.by[sees].incidents
+    assert "killed_by_kernel" in [each["name"] for each in incident["findings"]]
+    assert blames_host_memory(incident)
+
+
+@EACH
+def test_a_kill_at_once_never_acquits_memory(killed_at_once: Outcome, sees: str) -> None:
+    assert not acquits_memory(killed_at_once.by[sees].text), killed_at_once.by[sees].text
+
+
+@UNCOUNTED
+def test_a_kill_at_once_that_nobody_counted_is_not_known(killed_at_once: Outcome, sees: str) -> None:
+    assert names_last_state(killed_at_once.by[sees].text), killed_at_once.by[sees].text
+
+
+@WITH_RECORDERS
+def test_the_kernels_count_outlives_its_container(killed_at_once: Outcome, sees: str) -> None:
+    assert killed_at_once.by[sees].oom_kills >= 1
+
+
+# --- killed by the kernel, over 45 s ---
+
+
+@pytest.fixture(scope="module")
+def killed_slowly(running: tuple[Serving, Kubelet]) -> Outcome:
+    """EngineCore itself grows until the container is full."""
+    pod, kubelet = running
+    with pod.watched() as sidecars:
+        size = room_bytes(pod) + TOO_MUCH_BYTES
+        return pod.wait_for_next(sidecars, lambda: pod.engine.grow("EngineCore", size, SLOWLY_SECONDS), kubelet)
+
+
+@LONG
+@EACH
+def test_a_slow_kill_is_one_incident(killed_slowly: Outcome, sees: str) -> None:
+    assert killed_slowly.state.reason == "OOMKilled"
+    assert kinds(killed_slowly.by[sees].incidents) == ["died"]
+
+
+@LONG
+@WITH_RECORDERS
+def test_a_slow_kill_names_the_kernel_and_the_process_that_grew(killed_slowly: Outcome, sees: str) -> None:
+    said = killed_slowly.by[sees]
+    assert blames_host_memory(said.incidents[0]), said.incidents[0]["findings"]
+    assert any("EngineCore" in each["text"] for each in said.incidents[0]["findings"]), said.text
+
+
+@LONG
+@EACH
+def test_a_slow_kill_never_acquits_memory(killed_slowly: Outcome, sees: str) -> None:
+    assert not acquits_memory(killed_slowly.by[sees].text), killed_slowly.by[sees].text
+
+
+@LONG
+@UNCOUNTED
+def test_a_slow_kill_that_nobody_counted_is_not_known(killed_slowly: Outcome, sees: str) -> None:
+    assert names_last_state(killed_slowly.by[sees].text), killed_slowly.by[sees].text
+
+
+# --- a hang that the liveness probe ends ---
+
+
+@pytest.fixture(scope="module")
+def hang_ended(running: tuple[Serving, Kubelet]) -> Outcome:
+    """EngineCore is stopped with requests under way; the sidecar that sees most says 503, and the kubelet acts."""
+    pod, kubelet = running
+    with pod.watched() as sidecars:
+        return pod.wait_for_next(sidecars, lambda: wait_until(lambda: is_stopped_at_work(pod)), kubelet)
+
+
+def is_stopped_at_work(pod: Serving) -> bool:
+    """Stop EngineCore, and let it go on if it happened to have no request."""
+    core = pod.container.pid_of("VLLM::EngineCore")
+    os.kill(core, signal.SIGSTOP)
+    if all(pod.engine.requests_running() for _ in range(LOOKS)):  # its last words may just be on their way
+        return True
+    os.kill(core, signal.SIGCONT)
+    return False
+
+
+@LONG
+def test_the_probe_ended_the_hang(hang_ended: Outcome, running: tuple[Serving, Kubelet]) -> None:
+    assert running[1].killed_by_probe == 1
+    assert hang_ended.state.oom_kills == 0
+
+
+@LONG
+@WITH_RECORDERS
+def test_a_hang_that_was_ended_is_one_incident(hang_ended: Outcome, sees: str) -> None:
+    assert len(hang_ended.by[sees].incidents) == 1, kinds(hang_ended.by[sees].incidents)
+    assert hang_ended.by[sees].incidents[0]["id"].endswith("hung")
+
+
+@LONG
+@WITH_RECORDERS
+def test_a_hang_says_that_it_was_ended_from_outside(hang_ended: Outcome, sees: str) -> None:
+    said = hang_ended.by[sees].text
+    assert "probe" in said or "outside" in said, said
+
+
+@LONG
+@EACH
+def test_a_hang_never_acquits_memory(hang_ended: Outcome, sees: str) -> None:
+    assert not acquits_memory(hang_ended.by[sees].text), hang_ended.by[sees].text
+    assert hang_ended.by[sees].oom_kills == 0
+
+
+# --- an eviction; the last ---
+
+
+@pytest.fixture(scope="module")
+def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
+    """SIGTERM to process 1, and what is left after the grace is killed."""
+    pod, kubelet = running
+    with pod.watched() as sidecars:
+        kubelet.evict()
+        settle(sidecars, lambda each: each.report()["engine"]["state"] == "gone")
+        settle(sidecars, lambda each: each.incidents(), looks=LATE_LOOKS)  # for all that time there must be none
+        return Outcome(kubelet.states[-1], say(sidecars))
+
+
+@LONG
+@WITH_LOG
+def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) -> None:
+    assert evicted.by[sees].incidents == []
+    assert evicted.by[sees].events
+
+
+@LONG
+@EACH
+def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
+    assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
