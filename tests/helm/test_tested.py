@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from highwater.demo.environment import DEFAULT_VERSION
+from highwater.readings.versions import NEWEST_TESTED, text_of
 from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
 
 ROOT = HELM.parent
@@ -78,6 +80,7 @@ def test_the_versions_are_those_that_tests_start() -> None:
     """The default one first; the others are docs/compat.md's, whose results are there."""
     first, *others = [row["version"] for row in TESTED["engine"]]
     assert first == DEFAULT_VERSION
+    assert first == text_of(NEWEST_TESTED) == max([first, *others], key=Version)
     started = re.search(
         r"^VERSIONS = (.+)$", (ROOT / "tests/compat/conftest.py").read_text(encoding="utf-8"), re.MULTILINE
     )

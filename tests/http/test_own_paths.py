@@ -158,7 +158,7 @@ async def test_a_body_that_is_asked_for_costs_no_connection():
 
 async def test_an_upgrade_makes_no_get_of_another_method():
     """The engine would run the method."""
-    async with both_on_ports() as running:
+    async with both_on_ports(engine_root_path="/not-the-engines") as running:
         upgrade = ("connection", "upgrade"), ("upgrade", "websocket")
         for method, path in (("DELETE", "/v1/a/b/sleep"), ("POST", "/is_sleeping"), ("POST", "/v1/a/pause")):
             assert await running.raw(method, path, *upgrade) == 403
@@ -222,6 +222,45 @@ def test_another_engine_may_have_another_root_path():
     assert front(*asked).to == "nowhere"
     assert front.learn_root_path("") is None
     assert front(*asked).to == "engine"
+
+
+PAUSE = (b"POST", b"/v1/fine_tuning/jobs/ft-1/pause", False)
+
+
+def test_a_pause_of_something_else_passes_while_the_root_path_is_known():
+    """Not while another engine may have been started with one."""
+    front = Front(SidecarPaths(frozenset()), AllowList())
+    open_after = [(front.learn_root_path(said), front(*PAUSE).to)[1] for said in (None, "", None, "/v1", "/llm")]
+    assert open_after == ["nowhere", "engine", "nowhere", "nowhere", "engine"]
+
+
+@pytest.mark.parametrize("said", ["", "/llm"])
+def test_a_root_path_that_is_set_wrong_is_not_known(said):
+    """Nor does it become known while the engine is away."""
+    front = Front(SidecarPaths(frozenset()), AllowList(root_path="/other"))
+    assert front(*PAUSE).to == "engine"
+    assert "/other" in str(front.learn_root_path(said))
+    assert front(*PAUSE).to == "nowhere"
+    assert front.learn_root_path(None) is None
+    assert front(*PAUSE).to == "nowhere"
+
+
+async def test_an_engine_that_reports_nothing_may_be_said_to_have_no_root_path():
+    """The advice of the refusal works."""
+    for options, is_open in (({}, False), ({"engine_root_path": "/"}, True)):
+        async with sidecar_before(FakeEngine(openapi=False), **options) as running:
+            assert (await running.raw("POST", PAUSE[1].decode()) != 403) is is_open
+            assert await running.raw("POST", "/pause") == 403
+
+
+async def test_an_engine_that_was_stopped_may_come_back_with_a_root_path():
+    """Until it has been asked again, a path that could be a control path stays closed."""
+    async with sidecar_before(fake := FakeEngine()) as running:
+        assert await running.raw("POST", PAUSE[1].decode()) != 403
+        fake.down = True
+        await running.poll()
+        await running.poll()
+        assert await running.raw("POST", PAUSE[1].decode()) == 403
 
 
 @pytest.mark.parametrize(("said", "told"), [("/llm", None), ("", "no root path"), ("/other", "root path /other")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from highwater.accounting.known_sizes import difference, sum_known
 from highwater.accounting.pace import NO_TRACK, Track
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.time_to_full import time_to_full
-from highwater.readings.growth import Growth, RankGrowth
+from highwater.readings.growth import Growth
 from highwater.readings.rank import RankReading
 
 
@@ -28,9 +27,11 @@ def growth_since_ready(
     """
     grown, _ = total(compare(baseline, ranks))
     filling = tuple(time_to_full(rank, tracks.get(rank_key(rank), NO_TRACK)) for rank in ranks)
-    first = min((one for one in filling if one.seconds_to_full is not None), key=_left, default=None)
+    ending = (one for one in filling if one.seconds_to_full is not None)
+    first = min(ending, key=lambda one: one.seconds_to_full or 0.0, default=None)
     paces = [filling[place].bytes_per_second for place in first_of_each_card(ranks)]
     known = [pace for pace in paces if pace is not None]
+    rss = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
     return Growth(
         seconds_to_full=None if first is None else first.seconds_to_full,
         component=None if first is None else first.component,
@@ -38,20 +39,13 @@ def growth_since_ready(
         ranks=filling,
         since_ready_bytes=grown,
         bytes_per_second=sum(known) if known and len(known) == len(paces) else None,
-        host_since_ready_bytes=_rss_growth(baseline, ranks),
+        host_since_ready_bytes=sum_known(
+            difference(rank.host_memory.rss_bytes, rss.get(rank_key(rank))) for rank in ranks
+        ),
         baseline_taken_at=min((reading.taken_at for reading in baseline), default=None),
     )
-
-
-def _left(one: RankGrowth) -> float:
-    return math.inf if one.seconds_to_full is None else one.seconds_to_full
 
 
 def without_forecast(grown: Growth) -> Growth:
     """Return the growth without its forecast: old figures allow none."""
     return replace(grown, seconds_to_full=None, component=None, refill_seconds=None, bytes_per_second=None, ranks=())
-
-
-def _rss_growth(baseline: Sequence[RankReading], ranks: Sequence[RankReading]) -> int | None:
-    earlier = {rank_key(reading): reading.host_memory.rss_bytes for reading in baseline}
-    return sum_known(difference(rank.host_memory.rss_bytes, earlier.get(rank_key(rank))) for rank in ranks)

@@ -37,11 +37,6 @@ def reserve_bytes(reading: RankReading) -> int | None:
     return max(cached - (reading.torch.inactive_split_bytes or 0), 0) if cached is not None else None
 
 
-def _no_figure(reading: RankReading) -> PossibleGain:
-    del reading
-    return PossibleGain(None)
-
-
 def _releasable(reading: RankReading) -> PossibleGain:
     if reading.device.type == "cpu":  # free heap, of which the size is unknown
         return PossibleGain(None)
@@ -52,10 +47,6 @@ def _trimmable(reading: RankReading) -> PossibleGain:
     if reading.trimmable_bytes is None:
         return PossibleGain(_cached(reading), is_certain=False)
     return PossibleGain(reading.trimmable_bytes)
-
-
-def _resettable(reading: RankReading) -> PossibleGain:
-    return PossibleGain(_cached(reading))
 
 
 def _cached(reading: RankReading) -> int:
@@ -84,7 +75,7 @@ class RemedyTraits:
     frees: str
     does_not_free: str
     lowers: tuple[str, ...] = ()
-    can_give: Callable[[RankReading], PossibleGain] = _no_figure
+    can_give: Callable[[RankReading], PossibleGain] = lambda _: PossibleGain(None)
     components: tuple[str, ...] = ()
     components_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     has_own_figure: bool = False
@@ -135,7 +126,7 @@ _ROWS: Final = (
         frees="encoder outputs on the device; they go back to PyTorch's allocator, and with release to the device",
         does_not_free="weights, KV pool, processor caches on the host",
         lowers=_ENCODER_SIGNALS,
-        can_give=_resettable,
+        can_give=lambda reading: PossibleGain(_cached(reading)),
         components=_ENCODER_CACHE,
         needs_release=True,
         default_use="last_resort",

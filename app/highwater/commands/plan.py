@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from highwater.commands.plan_live import ask_sidecar, end_with, grant_for_model, print_json
-from highwater.commands.sizes import vllm_size_option
+from highwater.commands.sizes import device_size_option, vllm_size_option
 from highwater.exit_codes import DOES_NOT_FIT, INVALID, OK
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
@@ -48,7 +48,13 @@ _STATUS: Final = (
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
 @click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
-@_size("--device", "device_bytes", metavar="SIZE", help="the memory of one card, such as 80GiB")
+@click.option(
+    "--device",
+    "device_bytes",
+    callback=device_size_option,
+    metavar="SIZE",
+    help="the memory of one card, such as 80GiB",
+)
 @click.option(
     "--measured", type=click.Path(path_type=Path), metavar="FILE",
     help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
@@ -119,7 +125,7 @@ def plan(
         needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
         tensors = offline.read_tensors(model) if needs_weights else None
         start = None if measured is None else read_start(measured)
-        version = vllm_version or offline.NEWEST_VERSION
+        version = vllm_version or offline.DEFAULT_VERSION
         plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
         if wish is not None:
             end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)

@@ -22,6 +22,7 @@ from highwater.host.reading import NO_FILES
 from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
 from highwater.readings.report import Report
+from highwater.readings.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 from highwater.text.strict_json import part
 from highwater.text.table import missing_text, rank_title, waters_text
 from highwater.units import size_text, span_text
@@ -30,8 +31,6 @@ Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.
 ControlAccess: TypeAlias = Literal["token", "loopback", "no_token", "wrong_token", "closed", "unknown"]
 
-# The range tested (docs/engine.md).
-OLDEST, NEWEST = parse_version("0.11"), parse_version("0.33")
 RESETS_ENCODER_CACHE = parse_version(RESETS_SINCE["reset_encoder_cache"])
 _TO_WATCH = (
     "run `highwater extension --copy-to DIR` and start vLLM with PYTHONPATH=DIR and HIGHWATER_RECORDER_DIR, the "
@@ -163,12 +162,15 @@ def _version(facts: SetupFacts) -> _Judged:
     release = parse_version(reported)
     if not facts.knows_engine:
         return _UNKNOWN
-    if release is None or OLDEST is None or NEWEST is None or RESETS_ENCODER_CACHE is None:
+    if release is None or RESETS_ENCODER_CACHE is None:
         text = f"version {reported or 'unknown'}: remedies that depend on it are refused"
         return "warn", text, "let GET /version of the engine answer"
-    if release < OLDEST or release.release[:2] > NEWEST.release[:2]:
-        text = f"{reported} is outside the tested range {OLDEST} to {NEWEST}"
+    if release.release < OLDEST_KNOWN or release.release[:2] > NEWEST_KNOWN[:2]:
+        text = f"{reported} is none of the versions known, {text_of(OLDEST_KNOWN[:2])} to {text_of(NEWEST_KNOWN[:2])}"
         return "warn", text, "try every remedy with --dry-run first"
+    if release.release[:2] > NEWEST_TESTED[:2]:
+        text = f"{reported} was read, and not run here: the newest that was tested is {text_of(NEWEST_TESTED[:2])}"
+        return "note", text, "try every remedy with --dry-run first"
     if release < RESETS_ENCODER_CACHE:
         text = f"{reported} has no /reset_encoder_cache; trim_encoder_cache is there instead"
         change = f"use vLLM {RESETS_ENCODER_CACHE} or newer, best {EVERY_RESET_SAFE_SINCE}, where every remedy is safe"

@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 
 import click
 
+from highwater.units import GIB
+
 _Callback: TypeAlias = Callable[[click.Context, click.Parameter, str | None], int | None]
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -56,5 +58,15 @@ def _callback(read: Callable[[str], int]) -> _Callback:
     return size
 
 
+def device_size(text: str) -> int:
+    """Return a device's memory. Raises ValueError for a size that none has: somebody left the unit out."""
+    size = vllm_size(text)
+    if size < GIB:
+        meant = f"; {text.strip()}GiB?" if text.strip().isdecimal() else ""
+        raise ValueError(f"{text!r} is {size:,} bytes, less than any card has{meant}")
+    return size
+
+
 size_option: Final = _callback(size_given)
 vllm_size_option: Final = _callback(vllm_size)
+device_size_option: Final = _callback(device_size)

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from highwater.demo.errors import DemoError, last_lines
+from highwater.readings.versions import NEWEST_TESTED, text_of
 
-DEFAULT_VERSION = "0.32.0"
+DEFAULT_VERSION = text_of(NEWEST_TESTED)
 # Where pip's configured index has no CPU build of torch, PyTorch's own index has one.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 MARKER = "highwater-complete.json"

@@ -22,14 +22,11 @@ NOTABLE_BYTES = 128 * MIB
 
 
 class BudgetCase(NamedTuple):
-    """One rank's budget, and the encoder's part of every rank."""
-
     rank: RankBudget
     encoder: EncoderView | None
 
     @property
     def name(self) -> str:
-        """The rank's title, such as ``rank 0``."""
         return f"rank {rank_title(self.rank.dp_rank, self.rank.rank, UNKNOWN)}"
 
     @property
@@ -55,7 +52,9 @@ class Explained:
 def not_profiled(case: BudgetCase) -> Finding | None:
     """Report memory that this start needs and its formula does not count."""
     rank = case.rank
-    missed = [part for part in rank.uncounted if part.key != "others"]
+    graphs = rank.part("graphs")
+    elsewhere = {"others"} if graphs is None or graphs.bytes >= 0 else {"others", "graphs_uncounted"}
+    missed = [part for part in rank.uncounted if part.key not in elsewhere]
     size = sum(part.bytes for part in missed)
     if size < NOTABLE_BYTES:
         return None
@@ -69,8 +68,23 @@ def not_profiled(case: BudgetCase) -> Finding | None:
     )
 
 
+def negative_graphs_estimate(case: BudgetCase) -> Finding | None:
+    """Report an estimate below zero, by which the KV cache became larger than the budget."""
+    estimate, beyond = case.rank.part("graphs"), case.rank.part("graphs_uncounted")
+    if estimate is None or estimate.bytes >= 0:
+        return None
+    excess = -estimate.bytes if beyond is None else beyond.bytes
+    return finding(
+        "negative_graphs_estimate",
+        advice=("graphs_estimate", case.kv_cache_advice),
+        case=case,
+        excess=excess,
+        estimate=estimate.bytes,
+        captured=excess + estimate.bytes,
+    )
+
+
 def activation_above_profile(case: BudgetCase) -> Finding | None:
-    """Report that a step took more than the profiling pass."""
     row = next((row for row in case.rank.observed if row.key == "activation"), None)
     if row is None or row.risk_bytes is None or row.risk_bytes < NOTABLE_BYTES:
         return None
@@ -133,6 +147,7 @@ def allocator_environment(case: BudgetCase) -> Finding | None:
 
 BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
     not_profiled,
+    negative_graphs_estimate,
     activation_above_profile,
     encoder_not_profiled,
     without_expandable_segments,
@@ -141,7 +156,6 @@ BUDGET_RULES: Final[tuple[BudgetRule, ...]] = (
 
 
 def explained(explanation: Explanation, *, taken_at: float | None = None, engine_state: str | None = None) -> Explained:
-    """Judge an explanation by the rules."""
     found = budget_findings(explanation)
     return Explained(taken_at=taken_at, engine_state=engine_state, explanation=explanation, findings=found)
 

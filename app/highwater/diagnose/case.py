@@ -50,12 +50,10 @@ class RankCase:
 
     @property
     def name(self) -> str:
-        """The rank's title, such as ``rank 0``."""
         return name_of(self.now)
 
     @property
     def device_type(self) -> str | None:
-        """``npu``, ``cuda``, ``cpu``, ...; ``None`` where not known."""
         return self.now.device.type
 
     @property
@@ -70,7 +68,6 @@ class RankCase:
 
     @property
     def free_ratio(self) -> float | None:
-        """Free over total."""
         free, whole = self.now.free_bytes, self.now.total_bytes
         return free / whole if free is not None and whole else None
 
@@ -126,7 +123,6 @@ class Case:
 
     @property
     def device_type(self) -> str | None:
-        """The device type of the first rank that has one."""
         return next((rank.device_type for rank in self.ranks if rank.device_type), None)
 
     @property
@@ -136,7 +132,6 @@ class Case:
 
     @property
     def has_grown(self) -> bool:
-        """True if used bytes grew by more than noise."""
         return self.grown_bytes is not None and self.grown_bytes > self.notable_bytes
 
     def age_seconds(self, rank: RankCase) -> float:
@@ -169,7 +164,6 @@ def ahead(report: Report) -> Case:
 
 
 def name_of(reading: RankReading) -> str:
-    """Return the rank's title, such as ``rank 0``."""
     return f"rank {rank_title(reading.dp_rank, reading.rank)}"
 
 
@@ -188,18 +182,15 @@ def change(first: RankReading | None, now: RankReading | None, part: str) -> int
 
 
 def risen(first: RankReading | None, now: RankReading, read: Callable[[RankReading], int | None]) -> int | None:
-    """Return by how much a figure is higher now; ``None`` where it is not known."""
     was, is_now = None if first is None else read(first), read(now)
     return None if was is None or is_now is None else is_now - was
 
 
 def part_of(reading: RankReading, name: str) -> int | None:
-    """Return used bytes, or a component of them, by its name."""
     held: int | None = getattr(reading.components if name in COMPONENT_NAMES else reading, name)
     return held
 
 
 def highest(items: Iterable[_Item], read: Callable[[_Item], _Size | None]) -> tuple[_Size, _Item] | None:
-    """Return the item with the highest figure, and the figure; ``None`` where no item has one."""
     known = [(size, item) for item in items if (size := read(item)) is not None]
     return max(known, key=lambda each: each[0], default=None)

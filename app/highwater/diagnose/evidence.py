@@ -65,7 +65,6 @@ class RankEvidence:
 
     @property
     def name(self) -> str:
-        """The rank's title, such as ``rank 0``."""
         return f"rank {rank_title(self.dp_rank, self.rank)}"
 
 

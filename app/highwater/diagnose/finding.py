@@ -88,13 +88,11 @@ def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
 
 
 def without_advice(found: Finding, names: Collection[str]) -> Finding:
-    """Return the finding without the advice of these names."""
     dropped = advices(names)
     return replace(found, advice=tuple(each for each in found.advice if each not in dropped))
 
 
 def possible(found: Finding, engine: EngineStatus) -> Finding:
-    """Return the finding without advice that this engine cannot follow."""
     # Before an engine was asked what it can do, every capability is False, and no version is known.
     if engine.version is not None and engine.capabilities.get("reset_encoder_cache") is False:
         return without_advice(found, ("reset_encoder_cache",))
@@ -102,7 +100,6 @@ def possible(found: Finding, engine: EngineStatus) -> Finding:
 
 
 def times(count: int) -> str:
-    """Return ``once``, or ``3 times``."""
     return "once" if count == 1 else f"{count} times"
 
 

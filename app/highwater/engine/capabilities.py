@@ -94,13 +94,7 @@ def parse_version(text: str | None) -> Version | None:
 
 
 async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilities:
-    """Detect what the engine can do.
-
-    ``assume_extension``: the operator says that our extension is loaded under another name (a subclass).
-
-    Raises:
-        EngineError: The engine did not respond.
-    """
+    """Raises EngineError: it did not respond. ``assume_extension``: the operator says that a subclass is loaded."""
     version = await _version(engine)
     paths, root_path = await _routes(engine)
     # Only the JSON form contains worker_extension_cls. Versions that cannot dump it respond with 422 or 500.
@@ -134,20 +128,22 @@ async def _version(engine: Engine) -> str | None:
 
 async def _routes(engine: Engine) -> tuple[Collection[str], str | None]:
     page = await engine.get_json("/openapi.json")
-    routes = page.get("paths") if isinstance(page, dict) else None
-    if isinstance(routes, dict):
+    if isinstance(page, dict) and isinstance(routes := page.get("paths"), dict):
         return routes.keys(), _root_path(page)
     # Switched off (--disable-fastapi-docs) or never there (Rust front-end).
     paths = [path for path in PROBED_PATHS if await engine.has_post(path)]
     return paths + [path for path in _STATE_PATHS if await engine.exists(path)], None
 
 
-def _root_path(page: object) -> str:
-    """Return the page's first server (fastapi/applications.py, ``setup``)."""
-    servers = page.get("servers") if isinstance(page, dict) else None
-    first = servers[0] if isinstance(servers, list) and servers else None
-    url = first.get("url") if isinstance(first, dict) else None
-    return url.rstrip("/") if isinstance(url, str) and url.startswith("/") else ""
+def _root_path(page: Mapping[str, Any]) -> str | None:
+    """Return the first of the page's servers that is a path (fastapi/applications.py, ``setup``).
+
+    Empty where the page names no servers; None where it names only others, which vLLM does not.
+    """
+    servers = page.get("servers", [])
+    urls = [server.get("url") for server in servers if isinstance(server, dict)] if isinstance(servers, list) else [""]
+    paths = (url.rstrip("/") for url in urls if isinstance(url, str) and url.startswith("/"))
+    return next(paths, None if urls else "")
 
 
 def _value(

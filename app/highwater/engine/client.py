@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
-from tenacity import retry, retry_if_exception, stop_after_attempt
+from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from highwater.errors import (
     EngineGarbled,
@@ -34,6 +34,8 @@ RPC_METHOD = "highwater_rpc"
 # Under the 5 seconds after which vLLM's uvicorn closes an idle connection.
 KEEPALIVE_SECONDS = 4.0
 HTTP_ERROR = 400
+# A connection ended before its response; failures to connect and timeouts do not count.
+_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 # Larger responses of worker calls (thousands of cache entries) are parsed in a thread: that takes tens of milliseconds,
 # which every stream of the proxy would wait for. For smaller ones a thread costs more than it saves.
 _LARGE_BYTES = 256 * 1024
@@ -55,8 +57,6 @@ _KEEPALIVE = (
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """One whole HTTP response of the engine."""
-
     status: int
     content_type: str
     body: bytes
@@ -68,11 +68,6 @@ class EngineResponse:
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
-
-
-def _is_broken(exc: BaseException) -> bool:
-    """Return whether a connection ended before its response; failures to connect and timeouts do not count."""
-    return isinstance(exc, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
 
 
 class Engine:
@@ -159,11 +154,7 @@ class Engine:
             return None
 
     async def get_text(self, path: str) -> str:
-        """Return the text at ``path``.
-
-        Raises:
-            EngineRefused: The status is 400 or more.
-        """
+        """Return the text at ``path``. Raises EngineRefused: the status is 400 or more."""
         response = await self._read(path)
         if response.status >= HTTP_ERROR:
             raise EngineRefused(f"GET {path} answered {response.status}", response.status)
@@ -199,7 +190,8 @@ class Engine:
         max_bytes: int = MAX_RESPONSE_BYTES,
         headers: Mapping[str, str] | None = None,
     ) -> EngineResponse:
-        seconds = seconds or _patience(path) or self._request_seconds
+        # /server_info's first call collects the machine's description: seconds (vLLM serve/dev/server_info).
+        seconds = seconds or (60.0 if path == "/server_info" else self._request_seconds)
         # To compress it would cost the engine more than to send it over the loopback interface.
         plain = {"Accept-Encoding": "identity", **(headers or {})}
         # Connecting has an earlier deadline: unreachable is not unresponsive.
@@ -210,7 +202,7 @@ class Engine:
                 return await self._read_twice(path, max_bytes, params=params or None, headers=plain, timeout=connecting)
 
     # Sometimes the engine closes an idle connection just as it is used again: a harmless failure.
-    @retry(retry=retry_if_exception(_is_broken), stop=stop_after_attempt(2), reraise=True)
+    @retry(retry=retry_if_exception_type(_BROKEN), stop=stop_after_attempt(2), reraise=True)
     async def _read_twice(self, path: str, max_bytes: int, **options: Any) -> EngineResponse:  # noqa: ANN401 - httpx's own
         body = bytearray()
         async with self._client.stream("GET", path, **options) as response:
@@ -280,19 +272,16 @@ class Engine:
 
     @property
     def rpc_deadline_seconds(self) -> float:
-        """After this a worker call counts as unresponsive."""
         return self._rpc_deadline
 
     @property
     def rpc_outstanding_seconds(self) -> float | None:
-        """For how long the running worker call has waited for its response; ``None`` without one."""
         if self._outstanding is None or self._outstanding.done():
             return None
         return self._clock() - self._outstanding_since
 
     @property
     def rpc_answer_age_seconds(self) -> float | None:
-        """Since the workers responded last; ``None`` if they never did."""
         return None if self._answered_at is None else self._clock() - self._answered_at
 
     async def rpc(self, op: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -332,11 +321,6 @@ class Engine:
         if self._outstanding is not None and not self._outstanding.done():
             waited = self._clock() - self._outstanding_since
             raise EngineUnresponsive(f"worker call {self._outstanding_op} sent {waited:.0f} s ago has not come back")
-
-
-def _patience(path: str) -> float | None:
-    # /server_info's first call collects the machine's description: seconds (vLLM serve/dev/server_info).
-    return 60.0 if path == "/server_info" else None
 
 
 def _retrieve(call: asyncio.Task[httpx.Response]) -> None:

@@ -23,7 +23,6 @@ class Detection:
     monotonic seconds.
 
     Attributes:
-        capabilities: What the engine can do, as far as that is known.
         public_capabilities: The same as ``GET /memory`` shows it.
     """
 
@@ -39,7 +38,6 @@ class Detection:
 
     @property
     def is_current(self) -> bool:
-        """True if the engine that is there now has been detected."""
         return self._detected_at is not None
 
     @property
@@ -55,11 +53,7 @@ class Detection:
         return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
 
     async def detect(self) -> None:
-        """Detect what the engine can do.
-
-        Raises:
-            EngineError: The engine did not respond.
-        """
+        """Detect what the engine can do. Raises EngineError: the engine did not respond."""
         self._detected = await detect(self._engine, assume_extension=self._assume_extension)
         self._detected_at = self._clock()
         self._use(self._detected)

@@ -17,10 +17,7 @@ IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
-    """Return a sentence on the failure that ended a poll.
-
-    ``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before.
-    """
+    """``is_up``: at the poll before; ``was_there``: an engine has responded at the URL before."""
     is_absent = isinstance(failure, EngineUnreachable) and not isinstance(failure, EngineUntrusted)
     if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
@@ -30,16 +27,12 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 
 
 def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:
-    """Return the same of an engine without a response yet, of which a process runs: its name and pid.
-
-    ``earlier``: how its earlier starts ended.
-    """
+    """``process``: name and pid of one that runs; ``earlier``: how the engine's earlier starts ended."""
     text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
 
 
 def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
-    """Return how many starts have ended, and how the last one did."""
     memory = f", at {last.end.memory}" if last.end.memory else ""
     end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}"
     return (
@@ -50,7 +43,6 @@ def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:
-    """Return how far a start is whose slowest rank has completed these phases."""
     done = f"phases done: {', '.join(phase.name for phase in phases)}" if phases else "no phase is done yet"
     return f"the engine is loading ({done}); nothing answers yet at {url}"
 

@@ -1,10 +1,9 @@
 """The lives of the engine: which processes are the same engine, and which facts about it outlive the sidecar.
 
 A broken connection does not end a life: the same processes, by number and start time, are the same life. A start that
-ends before any worker was read is a life too (``start_attempts``). The first
-readings of it, its baseline, are kept in the state file, so that a restarted sidecar still knows how much the engine
-needs by itself. Where no sidecar saw an engine before it worked, its baseline is unknown: what is in use then may have
-leaked.
+ends before any worker was read is a life too (``start_attempts``). The first readings of a life, its baseline, are
+kept in the state file, so that a restarted sidecar still knows how much the engine needs by itself. Where no sidecar
+saw an engine before it worked, its baseline is unknown: what is in use then may have leaked.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ _RANKS = TypeAdapter(tuple[RankReading, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLife:
-    """One life of the engine, from its start to its end."""
-
     id: str  # another one after each restart of the engine
     started_at: float | None = None  # when its first process was started, in Unix seconds
     restarts: int = 0  # the number of lives before it that this sidecar has seen
@@ -81,10 +78,7 @@ class Lives:
         self.attempts.ended_after(at)
 
     def see(self, lives: Sequence[ProcessLife], at: float, *, is_absent: bool) -> tuple[EndedStart, ...]:
-        """Take what a look at the processes' files showed; return the starts that have ended, each once.
-
-        ``is_absent``: no engine responds.
-        """
+        """Return the starts that have ended by their processes' files, each once; ``is_absent``: no engine responds."""
         if not is_absent:
             self.attempts.responded(lives)
             return ()
@@ -122,10 +116,9 @@ class Lives:
             self._begin((), is_watched=True)
 
     def observe(self, ranks: Sequence[RankReading], *, is_watched: bool) -> bool:
-        """Note the workers of these readings; ``is_watched``: they have done no work yet, or were seen to start.
+        """Return whether these readings are of another engine, in place of the known one whose end was not seen.
 
-        Returns:
-            Whether another engine took the place of the known one whose end was not seen.
+        ``is_watched``: their workers have done no work yet, or were seen to start.
         """
         processes, life = _processes(ranks), self.present
         if life.processes and not any(process.is_same(known) for process in processes for known in life.processes):
@@ -156,7 +149,6 @@ class Lives:
             self.is_unsaved = self._state.configured
 
     def follow(self, recorder_instance: str | None) -> None:
-        """Keep the name of the present life's recorders."""
         if recorder_instance != self.present.recorder_instance:
             self.present = replace(self.present, recorder_instance=recorder_instance)
 

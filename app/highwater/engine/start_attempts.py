@@ -41,7 +41,10 @@ class EndedStart:
     id: str
     at: float
     end: EndedLife
-    is_in_order: bool = False
+
+    @property
+    def is_in_order(self) -> bool:
+        return self.end.how == _IN_ORDER.how
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,7 @@ class StartAttempts:
     def log_told(self, workers: frozenset[Process], at: float, *, is_silent: bool = False) -> bool:
         """Note that a start failed, by the engine's log; return whether that was not known.
 
-        Args:
-            workers: Those that were read of it.
-            at: The time, in Unix seconds.
-            is_silent: The log has no message of it, and begins again.
+        ``workers``: those that were read of it; ``is_silent``: the log has no message of it, and begins again.
         """
         while not is_silent and self._unconfirmed and at - self._unconfirmed[0] > SAME_END_SECONDS:
             self._unconfirmed.popleft()
@@ -145,7 +145,7 @@ class StartAttempts:
         # Without a process in common it is the oldest: the next one may have begun before the log was read.
         self._close(lives or [one.life for one in self._under_way[:1]])
         self._over_at = at + LAG_SECONDS
-        self._count(EndedStart(id="", at=at, end=end), is_told=True)
+        self._count("", at, end, is_told=True)
 
     def _go_on(self, known: _UnderWay | None, life: ProcessLife, at: float) -> None:
         if known is None:
@@ -160,16 +160,8 @@ class StartAttempts:
         self._over_at = max(self._over_at, life.last_at)
         # Its API server removed its own file: it had time for an orderly end, and killed the others.
         was_served = known is not None and known.life.has_server and not life.has_server
-        is_in_order = was_served and not life.end.oom_kills
-        return self._count(
-            EndedStart(
-                id=_id(life),
-                at=life.last_at,
-                end=replace(life.end, how=_IN_ORDER.how) if is_in_order else life.end,
-                is_in_order=is_in_order,
-            ),
-            is_told=known is not None and known.is_told,
-        )
+        end = replace(life.end, how=_IN_ORDER.how) if was_served and not life.end.oom_kills else life.end
+        return self._count(_id(life), life.last_at, end, is_told=known is not None and known.is_told)
 
     def _vanished(self, lives: Sequence[ProcessLife]) -> list[EndedStart]:
         present = _processes(lives)
@@ -178,17 +170,15 @@ class StartAttempts:
         ]
         self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
         return [
-            self._count(
-                EndedStart(id=_id(one.life), at=one.life.last_at, end=_IN_ORDER, is_in_order=True), is_told=one.is_told
-            )
+            self._count(_id(one.life), one.life.last_at, _IN_ORDER, is_told=one.is_told)
             for one in looked
             if one.missing >= MISSING_LOOKS
         ]
 
-    def _count(self, ended: EndedStart, *, is_told: bool) -> EndedStart:
-        self.failed, self.last = self.failed + 1, ended
+    def _count(self, start_id: str, at: float, end: EndedLife, *, is_told: bool) -> EndedStart:
+        self.failed, self.last = self.failed + 1, (ended := EndedStart(id=start_id, at=at, end=end))
         if not is_told:
-            self._unconfirmed.append(ended.at)
+            self._unconfirmed.append(at)
         return ended
 
     def _close(self, lives: Iterable[ProcessLife]) -> None:

@@ -48,8 +48,6 @@ def in_words(engine: EngineStatus) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The observations of one poll."""
-
     # `answered`: all that was requested. `worker_call_late`: the API server responds, a worker call has not come back.
     # `late`: the API server did not respond in time. `broken`: connections broke, or could not be made in time.
     # `refused`: no process listens.
@@ -67,8 +65,6 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVerdict:
-    """The state of the engine, and what the next round needs of those before it."""
-
     state: EngineState = "starting"
     since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
     reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
@@ -100,12 +96,10 @@ _REACHED: Final[frozenset[Contact]] = frozenset({"answered", "worker_call_late"}
 
 
 def has_responded(contact: Contact) -> bool:
-    """Return whether the API server responded."""
     return contact in _REACHED
 
 
 def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding | None:
-    """Return the state of an engine that is not up: it has not started yet, or it has ended."""
     if has_responded(seen.contact):
         return None
     if not counted.has_answered:
@@ -123,7 +117,6 @@ def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding 
 
 
 def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_seconds: float) -> _Finding:
-    """Return the state of an engine that is up, whether it responds or not."""
     progress, held = seen.progress, _held(counted.state, seen)
     late_seconds = 0.0 if counted.late_since is None else now - counted.late_since
     if seen.workers == "dead":

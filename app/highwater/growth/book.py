@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import NamedTuple
 
@@ -60,13 +60,14 @@ class FloorBook:
         if column is None:
             return []
         return [
-            Floor(row.at, row.wall, row.values[column], *_counts(row.work))
+            Floor(
+                row.at, row.wall, row.values[column], *(math.nan if one is None else one for one in astuple(row.work))
+            )
             for row in self.rows
             if column < len(row.values) and not math.isnan(row.values[column])
         ]
 
     def key(self, name: str) -> SeriesKey | None:
-        """Return the series of that name."""
         column = self._column_of.get(name)
         return None if column is None else self.columns[column]
 
@@ -84,13 +85,6 @@ class FloorBook:
                     row.values[column] = math.nan
 
 
-def _counts(work: WorkCounts) -> Iterator[float]:
-    for count in astuple(work):
-        yield math.nan if count is None else count
-
-
 def _fell(before: WorkCounts, now: WorkCounts) -> bool:
-    return any(
-        old is not None and new is not None and new < old
-        for old, new in ((before.requests, now.requests), (before.tokens, now.tokens))
-    )
+    counts = ((before.requests, now.requests), (before.tokens, now.tokens))
+    return any(old is not None and new is not None and new < old for old, new in counts)

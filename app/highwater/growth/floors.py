@@ -97,12 +97,10 @@ class Happening(NamedTuple):
 
 
 def superfluous(times: Sequence[float]) -> int:
-    """Return the index of the floor to drop: the one whose gap is the smallest for its age.
+    """Return the index of the floor to drop by their times, oldest first: its gap is the smallest for its age.
 
-    The newest and the first few are kept, because verdicts compare with the start of a series.
-
-    Args:
-        times: The floors' times, oldest first; more than ``_NEWEST_KEPT + _OLDEST_KEPT``.
+    The newest and the first few are kept, because verdicts compare with the start of a series: there are more than
+    ``_NEWEST_KEPT + _OLDEST_KEPT``.
     """
     now = times[-1]
     middle = range(_OLDEST_KEPT, len(times) - _NEWEST_KEPT)

@@ -24,10 +24,8 @@ _FILLED_BY: Final[frozenset[GrowthDriver]] = frozenset({"new_image", "image", "1
 def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
     """Yield each process's memory, descriptors and threads, and the used bytes of ``/dev/shm``.
 
-    Args:
-        reading: Taken in the present idle period.
-        idle_seconds: The length of that so far: older figures are of a time with requests.
-        ranks: The workers, whose encoder caches may lie on the host.
+    The present idle period has lasted for ``idle_seconds``: older figures are of a time with requests. The caches of
+    ``ranks`` may lie on the host.
     """
     cache = _processor_cache(reading)
     rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}

@@ -72,7 +72,6 @@ def life_of(host: str | None, pid: int | None, started: int | None) -> str:
 
 
 def device_series(rank: RankReading) -> Iterator[Measured]:
-    """Yield a rank's known components."""
     bound = encoder_cache_bound(rank)
     is_fragmented = may_fragment(rank) and rank.launch.expandable_segments is False
     for component in COMPONENTS:
@@ -114,7 +113,6 @@ def _rank_key(rank: RankReading, measure: str, place: Place) -> SeriesKey:
 
 
 def encoder_cache_bound(rank: RankReading) -> Bound | None:
-    """Return the budget of a rank's encoder cache in bytes; ``None`` where it is not known."""
     cache = rank.encoder_cache
     if cache is None or not cache.capacity_embeds or not cache.embeds:
         return None

@@ -97,7 +97,6 @@ def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
 
 
 def is_within(bound: Bound, value: float, scale: Scale) -> bool:
-    """Return whether a value is within a bound."""
     return value <= max(PASSED_RATIO * bound.limit, bound.limit + scale.min_growth)
 
 

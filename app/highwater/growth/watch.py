@@ -101,7 +101,6 @@ class GrowthWatch:
         self._report_ready.set()
 
     async def run(self) -> None:
-        """Examine every new report until cancelled."""
         while True:
             await self._report_ready.wait()
             self._report_ready.clear()
@@ -237,7 +236,7 @@ class GrowthWatch:
         """Return one verdict, by its series' name, which programs use, or by its title, which people see.
 
         Raises:
-            UnknownName: No such series has a verdict yet; the message lists the names of those that have.
+            UnknownName: No such series has a verdict yet; the message lists those that have.
         """
         for one in self._shown:
             if name in (one.series, series_title(one)):

@@ -30,7 +30,6 @@ def container_of(
     sees: Observer = "engine",
     is_private: bool = False,
 ) -> ContainerMemory:
-    """Return a container's memory, from a group's counters and their age."""
     kinds, kept = _kinds(raw), raw.kept
     if kept is None and raw.used is not None:
         kept = max(0, raw.used - (kinds["droppable_bytes"] or 0) - (kinds["reclaimable_kernel_bytes"] or 0))
@@ -87,7 +86,6 @@ def _sum(stat: dict[str, int], *names: str) -> int | None:
 
 
 def pressure_of(raw: dict[str, tuple[float, ...]] | None) -> PressureStall | None:
-    """Return the pressure of raw averages and sums."""
     if not raw:
         return None
     figures: dict[str, float] = {}

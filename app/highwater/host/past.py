@@ -52,7 +52,6 @@ class GrownPart:
 
     @property
     def has_grown(self) -> bool:
-        """True if it grew by more than noise."""
         return self.grown_bytes > max(NOTABLE_BYTES, NOTABLE_RATIO * (self.bytes - self.grown_bytes))
 
     @property
@@ -85,7 +84,6 @@ class Fill:
 
     @property
     def ratio(self) -> float:
-        """Used over whole."""
         return self.used_bytes / self.whole_bytes
 
 
@@ -167,10 +165,7 @@ class HostPast:
     def add(self, reading: HostReading) -> None:
         """Add a reading's values, and what the dead have left since the one before."""
         for key, part in (*_processes_in(reading.ended, reading.taken_at), *_parts_in(reading)):
-            if key in self._courses:
-                self._courses[key].add(part)
-            else:
-                self._courses[key] = _Course(part)
+            self._courses.setdefault(key, _Course(part)).add(part)  # of the same look again nothing is added
         newest = sorted(self._courses, key=lambda key: -self._courses[key].last_at)[:MAX_PARTS]
         since = reading.taken_at - 2 * SPAN_SECONDS
         self._courses = {key: self._courses[key] for key in newest if self._courses[key].last_at >= since}
@@ -262,6 +257,6 @@ def containers_of_engine(reading: HostReading) -> Iterator[ContainerMemory]:
     """Yield every look at a control group in which a process of the engine runs or has run."""
     keys = {one.container for one in (*reading.processes, *reading.ended)}
     ended = (one.last_container for one in reading.ended)
-    for one in (reading.container, *reading.other_containers, *ended):
+    for one in (*reading.containers, *ended):
         if one is not None and one.key in keys:
             yield one

@@ -106,7 +106,6 @@ def read_process(proc: Path, pid: int) -> ProcessMemory | None:
 
 
 def role_of(title: str) -> Role:
-    """Return a process's role, by its command line."""
     for mark, role in _TITLES:
         if mark in title:
             return role

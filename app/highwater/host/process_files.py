@@ -189,11 +189,7 @@ class ProcessFiles:
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:
-    """Return the record in a process file, whose name must fit its content.
-
-    Raises:
-        BadProcessFile: It is damaged, or its content is invalid.
-    """
+    """Raises BadProcessFile: the content is damaged or invalid, or does not fit the file's name."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             body = _body(file.fileno())

@@ -20,9 +20,6 @@ _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
 # A process writes once a second.
 _JUST_NOW_SECONDS: Final = 3.0
-# From such a share of the limit on it was short of memory: the last look is up to a second before the kernel's kill,
-# and of most processes up to ten.
-_NEARLY_FULL: Final = 0.9
 _MAX_NAMED: Final = 4
 _WITHOUT_A_WORD: Final = "ended without a word"
 _KILLED, _PROBABLY = "was killed by the kernel for memory", "probably killed by the kernel for memory"
@@ -51,17 +48,16 @@ class ProcessLives:
         self._kills: dict[str, int] = {}
 
     def look(self, reading: HostReading) -> None:
-        """Take the next reading."""
         running = [one for one in reading.processes if one.source == "file" and _is_engine(one)]
         seen = {_process(one) for one in (*running, *reading.ended)}
         running += [one for one in self._running if _process(one) not in seen and self._exists(one)]
         self._running = tuple(running)
         ended = [one for one in reading.ended if _is_engine(one)]
-        containers = {one.key: one for one in (reading.container, *reading.other_containers) if one is not None}
+        containers = {one.key: one for one in reading.containers}
         for process in running:
             container = containers.get(process.container or "")
             if container is not None and not container.is_private:  # a private one began with the engine
-                self._kills.setdefault(container.key, container.events.get("oom_kill", 0))
+                self._kills.setdefault(container.key, container.oom_kills)
         before = dict(self._kills)
         known = [*running, *ended]
         self._shares_host |= any(one.host == self._host for one in known)
@@ -73,7 +69,7 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
     """Return a group as a life; ``kills`` has those counted before it, by container, and is counted on."""
     ended = [one for one in group if isinstance(one, EndedProcess)]
     running = [one for one in group if not isinstance(one, EndedProcess)]
-    servers = [one for one in group if _is_server(one)]
+    servers = [one for one in group if one.role in _SERVERS or one.pid == _FIRST_PID]
     return ProcessLife(
         processes=frozenset(map(_process, group)),
         last_at=taken_at - min(one.age_seconds for one in group),
@@ -89,10 +85,10 @@ def _end(ended: Sequence[EndedProcess], before: dict[str, int]) -> EndedLife:
     last = min(containers, key=attrgetter("age_seconds"), default=None)
     if last is None:
         return EndedLife(how=_WITHOUT_A_WORD, processes=_named(ended))
-    counted = max(one.events.get("oom_kill", 0) for one in containers if one.key == last.key)
+    counted = max(one.oom_kills for one in containers if one.key == last.key)
     kills = max(counted - before.get(last.key, 0), 0)
     before[last.key] = max(counted, before.get(last.key, 0))
-    how = _KILLED if kills else f"{_WITHOUT_A_WORD}, {_PROBABLY}," if _is_nearly_full(last) else _WITHOUT_A_WORD
+    how = _KILLED if kills else f"{_WITHOUT_A_WORD}, {_PROBABLY}," if last.is_nearly_full else _WITHOUT_A_WORD
     return EndedLife(how=how, memory=_memory(last), processes=_named(ended), oom_kills=kills)
 
 
@@ -119,21 +115,12 @@ def _place(one: ProcessMemory) -> tuple[object, ...]:
     return one.role, one.rank, one.dp_rank, one.name.partition(" (pid ")[0]
 
 
-def _is_server(one: ProcessMemory) -> bool:
-    return one.role in _SERVERS or one.pid == _FIRST_PID
-
-
 def _is_engine(one: ProcessMemory) -> bool:
     return one.role in _ENGINE or one.pid == _FIRST_PID
 
 
 def _process(one: ProcessMemory) -> Process:
     return Process(one.host, one.pid, one.started)
-
-
-def _is_nearly_full(container: ContainerMemory) -> bool:
-    kept, limit = container.kept_bytes, container.limit_bytes
-    return kept is not None and bool(limit) and kept / (limit or 1) >= _NEARLY_FULL
 
 
 def _memory(container: ContainerMemory) -> str:

@@ -70,8 +70,6 @@ class ListedProcess(ProcessFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """The largest processes without files."""
-
     largest: Annotated[tuple[ListedProcess, ...], Field(max_length=32)] = ()
     mono: _Seconds = 0.0
 
@@ -113,5 +111,4 @@ class ProcessRecord(ProcessFigures):
 
     @property
     def name(self) -> str:
-        """Its display name."""
         return name_of(self.known_role, index=self.index, rank=self.rank, dp_rank=self.dp_rank, command=self.command)

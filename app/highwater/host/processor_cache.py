@@ -66,7 +66,6 @@ class ProcessorCaches(CacheCounts):
 
     @property
     def hit_ratio(self) -> float | None:
-        """The share of items that were found; ``None`` before the first."""
         return self.hits / self.queries if self.queries and self.hits is not None else None
 
     def may_have_grown(self, where: str | None) -> bool:
@@ -78,7 +77,6 @@ NOT_COUNTED: Final = CacheCounts()
 
 
 def processor_caches(reading: HostReading, counts: CacheCounts = NOT_COUNTED) -> ProcessorCaches:
-    """Return the copies of the processor cache and the most that they can take."""
     size_gb = None if reading.engine is None else reading.engine.mm_processor_cache_gb
     limit = None if size_gb is None else int(size_gb * GIB)
     kind, copies, why = _copies(reading.engine, limit)

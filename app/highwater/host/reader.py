@@ -50,15 +50,10 @@ _PROC_SECONDS = 10.0
 
 
 class HostReader:
-    """Reads host memory.
+    """Reads host memory; without a ``folder`` of recorders only this machine's ``/proc`` can show anything.
 
-    Args:
-        folder: The recorders' folder; ``None``: only this machine's ``/proc`` can show anything.
-        workers: Returns the workers that the poller knows.
-        clock: Unix seconds.
-        monotonic: ``CLOCK_MONOTONIC``.
-        root: The file system's root; tests replace it.
-        shm: The mount of shared memory; tests replace it.
+    ``workers`` returns those that the poller knows. ``clock`` returns Unix seconds, ``monotonic`` those of
+    ``CLOCK_MONOTONIC``. Tests replace ``root``, the file system's, and ``shm``, the mount of shared memory.
     """
 
     def __init__(
@@ -83,7 +78,6 @@ class HostReader:
         self._lock = threading.Lock()
 
     def read(self) -> HostReading:
-        """Return host memory now."""
         with self._lock:
             return self._read()
 

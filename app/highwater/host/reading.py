@@ -31,6 +31,10 @@ NO_FILES: Final = (
 )
 """The problem of a folder that the sidecar has been given and in which nobody has written."""
 
+# From such a share of the limit on a container was short of memory: the last look is up to a second before the kernel's
+# kill, and of most processes up to ten.
+NEARLY_FULL_RATIO: Final = 0.9
+
 Bytes: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 Index: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
 Pid: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -165,6 +169,19 @@ class ContainerMemory:
             return None
         return max(0, self.limit_bytes - self.kept_bytes)
 
+    @property
+    def kept_ratio(self) -> float | None:
+        """The share of its limit that cannot be dropped; ``None`` without a limit."""
+        return self.kept_bytes / self.limit_bytes if self.limit_bytes and self.kept_bytes is not None else None
+
+    @property
+    def is_nearly_full(self) -> bool:
+        return (self.kept_ratio or 0.0) >= NEARLY_FULL_RATIO
+
+    @property
+    def oom_kills(self) -> int:
+        return self.events.get("oom_kill", 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedProcess(ProcessMemory):
@@ -281,3 +298,7 @@ class HostReading:
     machine: MachineMemory = field(default_factory=MachineMemory)
     engine: EngineMemorySettings | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def containers(self) -> tuple[ContainerMemory, ...]:
+        return self.other_containers if self.container is None else (self.container, *self.other_containers)

@@ -16,7 +16,6 @@ from highwater.readings.report import HostSummary
 from highwater.readings.schema import RESPONSE_SCHEMA
 from highwater.units import share_text, size_text, span_text
 
-FULL_RATIO = 0.9
 SOON_SECONDS = 3600.0
 HIGH_PRESSURE = 10.0
 """Percent of the last minute in which a task waited for memory."""
@@ -64,7 +63,6 @@ def report_of(
     counts: CacheCounts = NOT_COUNTED,
     age_seconds: float = 0.0,
 ) -> HostReport:
-    """Return the report on a reading of that age, given its container's pace, its parts and the engine's counters."""
     parts, needs, caches = parts_of(reading), shm_needs(reading), processor_caches(reading, counts)
     container = reading.container or UNKNOWN_CONTAINER
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
@@ -121,19 +119,19 @@ def _container_findings(
 ) -> Iterator[HostFinding]:
     limit, kept, soon = container.limit_bytes, container.kept_bytes, outlook.seconds_to_limit
     is_soon = soon is not None and soon < SOON_SECONDS
-    if limit and kept is not None and (is_soon or kept / limit >= FULL_RATIO):
+    if limit and kept is not None and (is_soon or container.is_nearly_full):
         largest = [row for row in parts.rows if not row.can_be_dropped][:3]
         who = ", ".join(f"{row.name} {size_text(row.bytes)}" for row in largest)
         when = f"; at this pace it is full in {span_text(soon)}" if soon is not None else ""
         growing = next((part for part in grown if part.has_grown), None)
         which = f"; {growing.text}, {growing.pace_text}" if growing is not None else ""
         text = (
-            f"the engine's container keeps {size_text(kept)} of {size_text(limit)} ({share_text(kept / limit)}) that "
-            f"the kernel cannot drop{when}{which}; the largest parts: {who}"
+            f"the engine's container keeps {size_text(kept)} of {size_text(limit)} "
+            f"({share_text(container.kept_ratio)}) that the kernel cannot drop{when}{which}; the largest parts: {who}"
         )
         suspect = growing or next(iter(grown), None)
         yield HostFinding(name="container_nearly_full", text=text, advice=_against_full(suspect, caches))
-    if kills := container.events.get("oom_kill", 0):
+    if kills := container.oom_kills:
         text = f"the kernel has killed {kills} process{'' if kills == 1 else 'es'} of the engine's container for memory"
         yield HostFinding(name="container_oom_kills", text=text, advice="raise its memory limit")
     waited = None if container.pressure is None else container.pressure.some_avg60

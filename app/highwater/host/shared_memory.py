@@ -42,7 +42,6 @@ OWNERS: Final = (
 
 
 def owner_of(name: str) -> str:
-    """Return the owner of a file, by its name."""
     if "-cpushm" in name:
         return "cpu_collectives"
     return next((owner for start, owner in OWNERS if name.startswith(start)), "other")

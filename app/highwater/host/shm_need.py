@@ -48,7 +48,6 @@ class ShmNeeds:
 
     @property
     def unknown(self) -> tuple[ShmNeed, ...]:
-        """The users whose needs are not known."""
         return tuple(row for row in self.rows if row.bytes is None)
 
 

@@ -21,11 +21,8 @@ class StoppedEngine:
     def look(self, processes: Sequence[ProcessMemory], stopped: Iterable[ProcessMemory]) -> str | None:
         """Return in one sentence what holds every request, and what to do; ``None`` if nothing does.
 
-        That is an EngineCore, or all API servers: while one of several is stopped, the others serve.
-
-        Args:
-            processes: Those of the last reading.
-            stopped: The API servers and EngineCores among them that are stopped now.
+        That is an EngineCore, or all API servers: while one of several is stopped, the others serve. ``stopped`` are
+        the API servers and EngineCores among the last reading's ``processes`` that are stopped now.
         """
         now, before = self._monotonic(), self._since
         own = _above_workers(processes)

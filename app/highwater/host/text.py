@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from highwater.host.parts import SHM, SHM_TITLES
 from highwater.host.reading import EndedProcess
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
@@ -14,11 +12,12 @@ MAX_ENDED = 8
 
 
 def host_text(report: HostReport) -> str:
-    """Return headline, processes, parts, ``/dev/shm``, processor caches and findings."""
+    ended, beyond = report.reading.ended, len(report.reading.ended) - MAX_ENDED
+    more = [f"and {beyond} more that have ended in the last minutes"] if beyond > 0 else []
     parts = [
         _headline(report),
         _processes(report),
-        _ended(report.reading.ended),
+        "\n".join([*map(_ended_line, ended[:MAX_ENDED]), *more]),
         _parts(report),
         _shm(report),
         _caches(report),
@@ -39,7 +38,7 @@ def _headline(report: HostReport) -> str:
     if limit is None:
         stays = f"it has no limit, and the machine has {size_text(machine.available_bytes)} available"
     else:
-        share = share_text(None if kept is None else kept / limit)
+        share = share_text(container.kept_ratio)
         stays = f"{size_text(kept)} of it cannot be dropped, {share} of its limit of {size_text(limit)}"
     when = report.outlook.seconds_to_limit
     soon = f", full in {span_text(when)} at this pace" if when is not None else ""
@@ -64,13 +63,6 @@ def _processes(report: HostReport) -> str:
     return table(headers, rows, words=1) if rows else ""
 
 
-def _ended(ended: Sequence[EndedProcess]) -> str:
-    lines = [_ended_line(one) for one in ended[:MAX_ENDED]]
-    if len(ended) > MAX_ENDED:
-        lines.append(f"and {len(ended) - MAX_ENDED} more that have ended in the last minutes")
-    return "\n".join(lines)
-
-
 def _ended_line(one: EndedProcess) -> str:
     end = "has ended; its last look was" if one.is_known else "is silent, its last look was"
     line = (
@@ -79,11 +71,9 @@ def _ended_line(one: EndedProcess) -> str:
     container = one.last_container
     if container is None:
         return line
-    if container.limit_bytes and container.kept_bytes is not None:
-        share = share_text(container.kept_bytes / container.limit_bytes)
-        line = f"{line}, its container at {share} of {size_text(container.limit_bytes)}"
-    kills = container.events.get("oom_kill", 0)
-    return f"{line}, oom_kill {kills}" if kills else line
+    if container.kept_ratio is not None:
+        line = f"{line}, its container at {share_text(container.kept_ratio)} of {size_text(container.limit_bytes)}"
+    return f"{line}, oom_kill {container.oom_kills}" if container.oom_kills else line
 
 
 def _parts(report: HostReport) -> str:

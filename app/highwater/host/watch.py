@@ -106,20 +106,21 @@ class HostWatch:
             report_of, now.reading, outlook=now.outlook, grown=now.parts, counts=self._counts(), age_seconds=age
         )
 
+    @property
+    def _processes(self) -> tuple[ProcessMemory, ...]:
+        return () if self.now is None else self.now.reading.processes
+
     def engine_process(self) -> str | None:
         """Return name and pid of a process of the engine that ran at the last reading; ``None`` if none was seen."""
-        processes = () if self.now is None else self.now.reading.processes
-        return next((f"{one.name}, pid {one.pid}" for one in processes if one.role in _ENGINE_ROLES), None)
+        return next((f"{one.name}, pid {one.pid}" for one in self._processes if one.role in _ENGINE_ROLES), None)
 
     def stopped_processes(self) -> tuple[ProcessMemory, ...]:
         """Return the processes of the last reading that are stopped now and every request needs, workers aside."""
-        processes = () if self.now is None else self.now.reading.processes
-        return tuple(one for one in processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
+        return tuple(one for one in self._processes if one.role in _SERVING_ROLES and self._reader.is_stopped(one))
 
     def stopped_engine(self) -> str | None:
         """Return in one sentence which stopped processes every request waits for; ``None`` if none. For each poll."""
-        processes = () if self.now is None else self.now.reading.processes
-        return self._stopped_engine.look(processes, self.stopped_processes())
+        return self._stopped_engine.look(self._processes, self.stopped_processes())
 
     async def _read(self) -> HostNow:
         self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())

@@ -27,7 +27,6 @@ class Arrivals:
 
     @property
     def age_seconds(self) -> float:
-        """Since the oldest of the readings was taken."""
         now = self._clock()
         return max((now - arrival.mono for arrival in self._known.values()), default=0.0)
 

@@ -30,8 +30,6 @@ SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The knowledge of the engine before a request is made."""
-
     is_recorded: bool = False  # every rank's recorder writes and shows as much as the worker would report
     verdict: ProgressVerdict | None = None  # the progress that the recorders show; `None` without any
     still_seconds: float = 0.0  # since a worker was last seen to begin a call of the engine

@@ -53,8 +53,6 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class RankEntries:
-    """One rank's encoder cache as it was read."""
-
     head: Mapping[str, Any]  # all about it but its entries
     rows: Sequence[Mapping[str, Any]]  # its entries, largest first
     is_recorded: bool = False  # by its recorder, and not by its worker
@@ -94,15 +92,10 @@ class EncoderCacheEntries:
         self._answered: EntriesReading | None = None
 
     def age_seconds(self, reading: EntriesReading) -> float:
-        """Return how old a reading is now."""
         return self._clock() - reading.at + reading.age_seconds
 
     async def of_workers(self) -> EntriesReading:
-        """Call the workers (op ``encoder_cache``; worker_ext/README.md).
-
-        Raises:
-            EngineError: No valid response.
-        """
+        """Call the workers (op ``encoder_cache``; worker_ext/README.md). Raises EngineError: no valid response."""
         async with self._lock:
             if self._answered is None or not self._is_fresh(self._answered):
                 now = self._clock()

@@ -30,19 +30,15 @@ _STARTED = TypeAdapter(Started)
 
 
 class EngineBudgets:
-    """The last engine's budgets by worker process."""
-
     def __init__(self, engine: Engine, recorders: Recorders | None = None) -> None:
         self._engine = engine
         self._recorders = recorders
         self._known: Mapping[_Process, Started | None] = {}
 
     def of(self, host: str | None, pid: int | None, pid_started: int | None) -> Started | None:
-        """Return one worker's; ``None`` where it is unknown."""
         return self._known.get((host, pid, pid_started))
 
     def budget_of(self, reading: RankReading) -> EngineBudget | None:
-        """Return the report of one rank's worker on its start; ``None``: it has none."""
         for record in self._recorders.records if self._recorders is not None else ():
             is_this = record.identity.pid == reading.pid and record.identity.host == reading.host
             if is_this and record.table is not None and record.table.engine_budget is not None:

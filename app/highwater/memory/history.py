@@ -38,8 +38,6 @@ MAX_WATCHERS_PER_PEER = 16
 MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
-
-
 RELIEFS_KEPT = 8
 _ONE_RELIEF_SECONDS = 3.0
 _INSTANT = 0.01
@@ -51,8 +49,6 @@ _Identity: TypeAlias = tuple[int | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named moment, with the readings of that time."""
-
     name: str
     at: float
     ranks: tuple[RankReading, ...]
@@ -119,7 +115,6 @@ class History:
     # --- readings ---
 
     def add(self, report: Report) -> None:
-        """Keep a fresh report, and pass it to the watchers."""
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             self._samples.append(_pack(report, self._monotonic(), self._samples[-1] if self._samples else None))
@@ -175,7 +170,6 @@ class History:
         result: RemedyResult | None = None,
         caller: Caller | None = None,
     ) -> Event:
-        """Keep an event, and pass it to the watchers."""
         event = Event(
             id=self._next_id,
             at=self._clock(),
@@ -245,7 +239,6 @@ class History:
             self._watchers.pop(queue, None)
 
     def close(self) -> None:
-        """End every watcher."""
         for queue in tuple(self._watchers):
             self._end(queue)
 

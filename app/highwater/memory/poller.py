@@ -66,7 +66,6 @@ class Poller:
             sentence; ``None`` if none. Called once in each poll.
         unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
         launched: Returns a reading with what is known of its worker's start and of its device's other users.
-        last_load: The engine's last known load.
     """
 
     def __init__(
@@ -106,17 +105,14 @@ class Poller:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's capabilities."""
         return self._rounds.detection.capabilities
 
     @property
     def coverage(self) -> Coverage:
-        """The part of the engine that its recorders show."""
         return self._rounds.coverage
 
     @property
     def life(self) -> EngineLife:
-        """The engine's present life."""
         return self._lives.present
 
     async def run(self) -> None:
@@ -128,7 +124,7 @@ class Poller:
             missed = max(int((now() - next_at) // self._times.poll_seconds), 0)
             next_at += (missed + 1) * self._times.poll_seconds
             while (left := next_at - now()) > 0:
-                pace, read = self._guarded_next_read()
+                pace, read = self._next_read()
                 await asyncio.sleep(min(pace, left))
                 if pace < left:
                     await self._guarded(read)
@@ -142,18 +138,15 @@ class Poller:
             log.exception("poll failed unexpectedly")
             self._rounds.observer.poll_failed("poller", "unexpected")
 
-    def _guarded_next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
+    def _next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
         try:
-            return self._next_read()
+            seconds = self._times.poll_seconds if self.pace is None else self.pace(self.current())
         except Exception:
             # As above: polls go on without the policy's pace.
             self._internal_error()
             log.exception("the policy's pace failed")
             self._rounds.observer.poll_failed("poller", "unexpected")
             return self._times.poll_seconds, self.read_recorders
-
-    def _next_read(self) -> tuple[float, Callable[[], Awaitable[object]]]:
-        seconds = self._times.poll_seconds if self.pace is None else self.pace(self.current())
         if STATES[self._verdict.state].is_up and self.coverage.is_complete:
             return max(seconds, MIN_READ_SECONDS), self.read_recorders
         return max(seconds, MIN_POLL_SECONDS), partial(self.poll, spare_idle=True)
@@ -180,11 +173,7 @@ class Poller:
                 log.exception("a listener of reports failed: %s", getattr(listener, "__qualname__", listener))
 
     async def poll(self, *, spare_idle: bool = False) -> Report:
-        """Make one round now. Concurrent rounds run one after the other.
-
-        Args:
-            spare_idle: Read only the sources that are due; else all, workers included.
-        """
+        """Read all sources now, with ``spare_idle`` only those that are due. Rounds run one after the other."""
         async with self._lock:
             started = time.monotonic()
             outcome = await self._rounds.run(self._last, self.life.recorder_instance, spare_idle=spare_idle)
@@ -248,7 +237,6 @@ class Poller:
             log.warning("%s", failure.summary)
 
     def _note_start(self) -> None:
-        """Note since when the engine is up."""
         if STATES[self._verdict.state].is_absent:
             self._up_since = None
         elif self._up_since is None:

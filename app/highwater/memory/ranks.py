@@ -57,8 +57,6 @@ def workers_left(records: Sequence[RankRecord], expected: int | None) -> Literal
 
 
 class Sizes(NamedTuple):
-    """The parallel sizes that the engine was started with."""
-
     data_parallel: int
     pipeline_parallel: int
     tensor_parallel: int
@@ -72,7 +70,6 @@ class Sizes(NamedTuple):
 
     @classmethod
     def recorded(cls, records: Sequence[RankRecord]) -> Sizes | None:
-        """Return those of the first recorder that knows them."""
         return next((sizes for record in records if (sizes := cls.of(record.identity)) is not None), None)
 
 
@@ -83,10 +80,7 @@ def missing_ranks(
     before: Sequence[MissingRank] = (),
     was: Sequence[RankReading] = (),
 ) -> tuple[MissingRank, ...]:
-    """Return the ranks that should be present and are not, each with its last known figures.
-
-    ``before`` were missing at the last poll, ``was`` were present then.
-    """
+    """Return them with their last known figures; ``before`` were missing at the last poll, ``was`` were there then."""
     if sizes is None or not len(ranks) < math.prod(sizes) <= MAX_RANKS:
         return ()
     tensor_parallel = sizes.tensor_parallel

@@ -32,8 +32,6 @@ SERVER_ERROR = 500
 
 
 class PollObserver(Protocol):
-    """Counts polls."""
-
     def polled(self, seconds: float) -> None:
         """Count one round."""
 
@@ -43,8 +41,6 @@ class PollObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollTimes:
-    """The times of polls."""
-
     poll_seconds: float  # between two polls
     idle_poll_seconds: float  # between two calls of the workers of an engine without work, if they have no recorders
     stale_seconds: float  # the age from which a report is stale
@@ -53,8 +49,6 @@ class PollTimes:
 
 @dataclass(slots=True)
 class Round:
-    """The outcome of one poll's requests."""
-
     last: Report  # the report of the round before it
     recorder_instance: str | None  # the name of the recorders of the engine's present life, or of its last one
     # What the sources returned; of a source that was not read, what still holds.
@@ -89,9 +83,6 @@ class Rounds:
     """Makes the requests to one engine; ``clock`` returns monotonic seconds, ``wall_clock`` Unix seconds.
 
     ``requests_under_way`` counts those through this sidecar.
-
-    Attributes:
-        detection: What the engine can do.
     """
 
     def __init__(
@@ -131,12 +122,10 @@ class Rounds:
 
     @property
     def coverage(self) -> Coverage:
-        """The part of the engine that its recorders show."""
         return Coverage() if self.recorders is None else self.recorders.coverage(self.ranks_expected)
 
     @property
     def have_workers_answered(self) -> bool:
-        """True if the workers of this engine have responded to a call for their memory."""
         return "workers" in self._answered_at
 
     @property
@@ -175,7 +164,6 @@ class Rounds:
         return outcome
 
     async def read_recorders(self, last: Report, recorder_instance: str | None) -> Round:
-        """Read the recorders' files, and nothing else."""
         outcome = Round(last, recorder_instance, rested=True)
         await self._read_recorders(outcome)
         return outcome

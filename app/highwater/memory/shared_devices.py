@@ -67,7 +67,6 @@ class SharedDevices:
 
     @property
     def cards(self) -> frozenset[str]:
-        """The shared devices."""
         return frozenset(self.users)
 
     @property
@@ -76,7 +75,6 @@ class SharedDevices:
         return self._recorders is not None or self._nvml is not None
 
     async def run(self) -> None:
-        """Look every ``LOOK_SECONDS`` until cancelled."""
         while True:
             try:
                 await self.look()
@@ -87,7 +85,6 @@ class SharedDevices:
             await self._sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Read both sources about the devices of the last report."""
         ranks = [rank for rank in self._report().ranks if rank.device.type != "cpu" and device_id(rank) is not None]
         if not ranks or not self.has_witness:
             return

@@ -36,8 +36,6 @@ log = logging.getLogger("highwater.snapshots")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """One file in the folder."""
-
     name: str
     snapshot: str  # the part of the name that the files of one request share
     dp_rank: int | None  # from the name; `None` where the worker did not know it, as `rank`
@@ -61,11 +59,7 @@ class SnapshotFolder:
         return await asyncio.to_thread(self._listed)
 
     async def open(self, name: str) -> tuple[BinaryIO, int] | None:
-        """Open one of the files and return it with its size; ``None`` where it does not exist. The caller closes it.
-
-        Raises:
-            Refused: Our user may not read it.
-        """
+        """Return an open file, which the caller closes, and its size. Raises Refused: our user may not read it."""
         if self.folder is None or FILE_NAME.fullmatch(name) is None:
             return None
         return await asyncio.to_thread(_opened, self.folder / name)

@@ -50,14 +50,11 @@ class RankSnapshot:
 
     @property
     def file_name(self) -> str | None:
-        """The last part of the path."""
         return None if self.path is None else self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One request's outcome."""
-
     snapshot: str | None  # as in the names of its files; `None` after a dry run
     ranks: tuple[RankSnapshot, ...]  # the workers' responses, in rank order
     # The names of the files that are in our folder: a worker on another machine wrote into its own.
@@ -144,11 +141,7 @@ class Snapshots:
     async def record_stacks(
         self, minutes: float, entries: int, *, caller: Caller | None = None
     ) -> tuple[RankStacks, ...]:
-        """Have every worker's allocator record the stacks of allocations, for so many minutes; 0 ends it.
-
-        Raises:
-            RequestError: As ``take``.
-        """
+        """Have every allocator record stacks for so many minutes; 0 ends it. Raises RequestError: as ``take``."""
         if self._lock.locked():
             raise Refused("a snapshot is being taken; the history of allocations is turned on or off after it")
         self._check_engine()

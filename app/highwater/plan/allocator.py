@@ -32,9 +32,7 @@ def allocated_at_least(sizes: Iterable[int]) -> int:
 def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) -> int:
     """Return the bytes that the allocator counts after these tensors were allocated, in this order, and none freed.
 
-    Args:
-        sizes: The tensors' sizes in bytes.
-        expandable_segments: The allocator splits every block (the default on Ascend from vllm-ascend 0.14).
+    With ``expandable_segments`` it splits every block (the default on Ascend from vllm-ascend 0.14).
     """
     allocated = 0
     remainders: list[int] = []  # Of large blocks, sorted: the smallest that is large enough is taken.

@@ -25,10 +25,7 @@ _OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "neede
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a plan of a config.json, which has a name or folder, for programs.
-
-    `oracle` is the answer of vLLM's own functions; None: they were not called.
-    """
+    """`oracle` is the answer of vLLM's own functions; None: they were not called."""
     model, resolved = plan.model, plan.resolved
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
@@ -51,7 +48,9 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
             "blocks_high": None if high is None else high.blocks,
             "refusal": plan.pool.refusal.message if known and plan.pool.refusal is not None else None,
             "grades": {
-                name: "exact" if name in _OF_LAYERS else grade for name, value in figures.items() if value is not None
+                name: max(_rules(plan), "exact" if name in _OF_LAYERS else grade, key=GRADES.index)
+                for name, value in figures.items()
+                if value is not None
             },
         },
         "budget": None if plan.budget is None else plan.budget.as_json(),
@@ -122,11 +121,14 @@ def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
 
 
 def _grade(plan: OfflinePlan) -> Grade:
-    return "exact" if plan.budget is None else plan.budget.available.grade
+    return max(_rules(plan), "exact" if plan.budget is None else plan.budget.available.grade, key=GRADES.index)
+
+
+def _rules(plan: OfflinePlan) -> Grade:
+    return "estimated" if plan.resolved.doubts else "exact"
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
-    """Return a plan of a config.json for a person, with the answer of vLLM's own functions where they were called."""
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known, grade = plan.available_bytes is not None, _grade(plan)
     lines = [
@@ -173,7 +175,7 @@ def _verdict(plan: OfflinePlan) -> str:
     if plan.available_bytes is None:
         return f"Whether {length:,} tokens fit depends on the bytes for the KV cache, which are not known."
     if plan.fits:
-        return f"It fits: vLLM starts with --max-model-len {length}."
+        return f"It fits: vLLM starts with --max-model-len {length}. {_outside(plan)}"
     if plan.fits is None:
         return (
             f"It may not fit: one request of {length:,} tokens needs {size_text(pool.needed_bytes)}, and the bytes for"
@@ -183,6 +185,15 @@ def _verdict(plan: OfflinePlan) -> str:
     longest = pool.max_model_len_that_fits
     advice = f"the longest that fits is {longest:,}" if longest else "no length fits"
     return f"It does not fit: vLLM refuses to start with --max-model-len {length}; {advice}."
+
+
+def _outside(plan: OfflinePlan) -> str:
+    for_what = "for what no budget has, such as graphs beyond their estimate and the first large image or video"
+    budget, share = plan.budget, plan.resolved.flags.gpu_memory_utilization
+    if budget is None or share is None:
+        return f"What is left {for_what}, is not known: no card is named, or the KV cache was given."
+    outside = size_text(budget.total_bytes - int(budget.total_bytes * share))
+    return f"Outside the share of {share} are {outside}, {for_what}."
 
 
 def _budget_rows(plan: OfflinePlan) -> list[str]:

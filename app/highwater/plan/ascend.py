@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Release, Span, generation_of
+from highwater.plan.generations import Span, generation_of
+from highwater.readings.versions import Release
 
 KERNEL_BLOCK: Final = 128
 # Where layers are in several groups, the bytes are scaled down by a rule that is not modelled.
@@ -39,21 +40,12 @@ def skips_encoder(version: str | None) -> bool:
 
 
 def block_size(given: int | None, *, reuses_blocks: bool) -> int:
-    """Return the tokens of one block of a model without states.
-
-    Args:
-        given: `--block-size`; None: not given.
-        reuses_blocks: Prefix caching or chunked prefill is on.
-    """
+    """Tokens of one block of a model without states; ``reuses_blocks``: prefix caching or chunked prefill is on."""
     return KERNEL_BLOCK if given is None or reuses_blocks else given
 
 
 def check_hybrid(release: Release, model_type: str) -> None:
-    """Check that the pages of a model that mixes attention and Mamba layers can be planned.
-
-    Raises:
-        PlanError: vllm-ascend aligns them by rules that are not modelled, or not at all.
-    """
+    """Raises PlanError: vllm-ascend aligns attention and Mamba pages by rules that are not modelled, or not at all."""
     if release >= (0, 16):
         raise PlanError("--platform: 'ascend'; vllm-ascend from 0.16 on lays out a hybrid's states in a way of its own")
     if model_type != _ALIGNED_HYBRID:

@@ -40,8 +40,6 @@ _LAST_REMAINDER = (0, 14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A figure of the profile beside the same figure since, by its name for programs and its title for people."""
-
     key: str
     title: str
     profiled_bytes: int | None  # as the start counted it; None: not counted, or not known
@@ -77,12 +75,10 @@ class RankBudget:
     launch: Launch = field(default_factory=Launch)
 
     def part(self, key: str) -> BudgetPart | None:
-        """Return a part by its key."""
         return next((part for part in (*self.parts, *self.uncounted) if part.key == key), None)
 
 
 def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
-    """Explain one rank's memory, by its report of the start, its memory now, and the start's phases that were seen."""
     memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
     counting, total = rank.counting, rank.total
     available = available_bytes(budget)
@@ -118,8 +114,6 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
 
 
 class _Rank:
-    """One rank's report of its start, the phases of that, and its memory now."""
-
     def __init__(self, budget: EngineBudget, reading: RankReading, phases: Mapping[str, StartPhase]) -> None:
         self._budget, self._memory, self._reading, self._phases = budget, budget.memory, reading, phases
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
@@ -131,7 +125,6 @@ class _Rank:
         self._peak = None if peak is None else peak - (self.graphs if self.counting == "consumed" else 0)
 
     def at(self, phase: str, figure: str) -> int | None:
-        """Return a figure of a phase of the start; None where it was not seen."""
         return getattr(self._phases.get(phase), figure, None)
 
     def parts(self, whole: int | None) -> tuple[BudgetPart, ...]:
@@ -141,7 +134,6 @@ class _Rank:
         return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
 
     def _counted(self) -> list[BudgetPart]:
-        """Return the parts that are not the KV cache's."""
         memory, counting = self._memory, self.counting
         parts = self._weights()
         weights = sum(part.bytes for part in parts)
@@ -154,7 +146,8 @@ class _Rank:
         if counting == "parts" and memory.non_torch_bytes is not None:
             parts.append(part_of("non_torch", memory.non_torch_bytes))
         if self.graphs:
-            parts.append(part_of("graphs", self.graphs))
+            why = "a negative estimate, which the start added to the KV cache" if self.graphs < 0 else None
+            parts.append(part_of("graphs", self.graphs, why))
         return parts
 
     def _weights(self) -> list[BudgetPart]:
@@ -201,7 +194,6 @@ class _Rank:
         return [part_of("others", before)] if before else []
 
     def observed(self) -> tuple[Observed, ...]:
-        """Return the figures of the profile beside those seen since."""
         budget, memory, now = self._budget, self._memory, self._reading.components
         if self._reading.device.type == "cpu":
             return ()
@@ -251,13 +243,14 @@ def _counting(budget: EngineBudget, device: Device) -> Counting | None:
 
 
 def _counted_graphs(memory: StartMemory) -> int:
-    """Return the bytes of the budget that the start set aside for graphs.
+    """Return the bytes of the budget that the start set aside for graphs; negative where it gave them to the KV cache.
 
-    vLLM always makes the estimate, and takes it off where a variable says so, whose default differs by version; where
-    the variable cannot be read, the sum of the other parts shows it.
+    vLLM takes the estimate as it comes, and that of a device whose free memory grew meanwhile is below zero. It always
+    makes the estimate, and takes it off where a variable says so, whose default differs by version; where the variable
+    cannot be read, the sum of the other parts shows it.
     """
     estimate = memory.graphs_estimate_bytes
-    if not estimate or estimate < 0:
+    if not estimate:
         return 0
     if memory.graphs_estimate_counted is not None:
         return estimate if memory.graphs_estimate_counted else 0

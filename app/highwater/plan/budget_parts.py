@@ -11,8 +11,6 @@ from highwater.plan.figure import Grade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPart:
-    """A part of a budget, by its name for programs and its title for people."""
-
     key: str
     title: str
     bytes: int  # negative where vLLM's own figures sum to more than there is
@@ -87,6 +85,5 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
 
 
 def part_of(key: str, size: int, why: str | None = None) -> BudgetPart:
-    """Return a part of so many bytes; with `why` in place of what it usually holds."""
     title, grade, source, usual = _PARTS[key]
     return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)

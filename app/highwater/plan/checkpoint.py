@@ -20,8 +20,6 @@ _MAX_RATIO: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a checkpoint."""
-
     name: str
     shape: tuple[int, ...]
     bits: int  # the size of one element
@@ -30,7 +28,6 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """The number of its elements."""
         return math.prod(self.shape)
 
     @property

@@ -12,8 +12,9 @@ from highwater.accounting.launch import expandable_segments
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Release, Span, generation_of
+from highwater.plan.generations import Span, generation_of
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
+from highwater.readings.versions import Release
 
 # Model runner V2 profiles without the encoder (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702 with it).
 _V2_SKIPS_ENCODER: Final = Span((0, 25, 1), (0, 27))
@@ -42,7 +43,6 @@ class EncoderView:
 
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
-    """Explain the encoder's budget; ``None`` for a model of text."""
     encoder = budget.encoder
     if encoder is None:
         return None

@@ -24,9 +24,10 @@ from highwater.plan.checkpoint import Tensor, architecture, entries, text_config
 from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, Release, generation_of
+from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
+from highwater.readings.versions import Release
 from highwater.units import GIB, MIB, gib_text
 
 _Number = TypeVar("_Number", int, float)
@@ -59,8 +60,6 @@ class MeasuredStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBudget:
-    """One rank's memory as a start divides it."""
-
     total_bytes: int
     requested_bytes: int  # vLLM's budget of the device
     weights: Figure
@@ -73,7 +72,6 @@ class StartBudget:
     formula: str  # how this version computes what is left, in words
 
     def as_json(self) -> dict[str, Any]:
-        """Return the budget as a part of a plan."""
         names = ("weights", "activation", "non_torch", "graphs", "available")
         figures = {f"{name}_bytes": asdict(getattr(self, name)) for name in names}
         figures["graphs_bytes"]["subtracted"] = self.graphs_are_subtracted
@@ -101,12 +99,8 @@ def estimate_start(
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
-    Args:
-        model: The model.
-        flags: The command line with vLLM's defaults filled in; `device_bytes` is needed.
-        generation: The version.
-        measured_start: An earlier start to take parts from where its flags were the same.
-        stage: The pipeline stage of the rank, from 0.
+    ``flags`` have vLLM's defaults filled in, and `device_bytes`. Parts are those of ``measured_start`` where its flags
+    were the same. ``stage`` is the pipeline stage of the rank, from 0.
 
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
@@ -154,7 +148,6 @@ def subtracts_graphs(release: Release, platform: str) -> bool:
 
 
 def formula(release: Release, platform: str) -> str:
-    """Return how a version computes the KV cache's bytes, in words."""
     if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
@@ -194,7 +187,6 @@ def _needed(value: _Number | None, key: str, right: str) -> _Number:
 
 
 def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: int) -> Figure:
-    """Return the weights of one rank, from the checkpoint's files where they are known."""
     ranks = Ranks(
         tensor=flags.tensor_parallel_size,
         pipeline=flags.pipeline_parallel_size,
@@ -340,7 +332,6 @@ def _outside_torch(flags: EngineFlags) -> Figure:
 
 
 def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
-    """Estimate what captured graphs take."""
     text = text_config(model.config)
     layers = whole(text, "num_hidden_layers", "n_layer")
     mixture = whole(text, "num_experts", "num_local_experts", "n_routed_experts", default=0, least=0) > 0

@@ -43,14 +43,10 @@ def explain(
     vllm_version: str | None = None,
     why_missing: str = "nothing reports its start",
 ) -> Explanation:
-    """Explain an engine.
+    """Explain an engine by its ranks' readings, with the phases of their starts.
 
-    Args:
-        readings: Each rank now, with the phases of its start.
-        budget_of: Returns the report of a rank's worker on its start; ``None``: it has none.
-        model: The name that the engine serves.
-        vllm_version: The version that its server reports, where no worker reports one.
-        why_missing: The setting that a worker without a report needs.
+    ``budget_of`` returns the report of a rank's worker on its start; a rank without one needs the setting that
+    ``why_missing`` names. ``vllm_version`` is the server's, where no worker reports one.
     """
     reported = [(reading, budget) for reading in readings if (budget := budget_of(reading)) is not None]
     problems = tuple(
@@ -90,7 +86,6 @@ def tightest(ranks: Sequence[RankBudget]) -> RankBudget | None:
 
 
 def paragraph(explanation: Explanation) -> str:
-    """Return the explanation as text to paste."""
     rank = tightest(explanation.ranks)
     if rank is None:
         return ""

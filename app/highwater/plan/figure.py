@@ -34,7 +34,6 @@ def measured(size: int, why: str) -> Figure:
 
 
 def estimated(low: int, likely: int, high: int, why: str) -> Figure:
-    """Return an estimate between bounds."""
     return Figure(likely, min(low, likely), max(high, likely), "estimated", why)
 
 

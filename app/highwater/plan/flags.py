@@ -53,7 +53,6 @@ class EngineFlags:
 
     @property
     def compute_capability_major(self) -> int:
-        """The first number of the card's compute capability."""
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
 
 
@@ -64,7 +63,6 @@ def vllm_flags(flags: EngineFlags) -> dict[str, Any]:
 
 
 def given_flags(flags: EngineFlags) -> dict[str, Any]:
-    """Return vLLM's flags that differ from their defaults."""
     return {
         field.name: value
         for field in fields(EngineFlags)

@@ -1,7 +1,8 @@
 """The rules by which each version of vLLM sizes a KV cache, each with its source.
 
 A generation is the rules of the oldest version with every change applied that a later version has. The sources were
-read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of each); a file and line is
+read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of each) and in 0.33.0, which
+sizes as 0.32 does; a file and line is
 that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
 vllm/v1/kv_cache_interface.py.
 """
@@ -11,14 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from highwater.plan.errors import PlanError
-
-# The numbers of a version: 0.20.1 is (0, 20, 1). A minor release, (0, 20), compares with it too.
-Release: TypeAlias = tuple[int, ...]
-OLDEST: Final[Release] = (0, 11, 0)
-NEWEST: Final[Release] = (0, 32, 0)
+from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN, Release, text_of
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
@@ -39,13 +36,11 @@ class Span:
         return self.since <= release and (self.until is None or release < self.until)
 
     def __str__(self) -> str:
-        return f"{_text(self.since)} " + (f"to 0.{self.until[1] - 1}" if self.until else "and newer")
+        return f"{text_of(self.since)} " + (f"to 0.{self.until[1] - 1}" if self.until else "and newer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """The rules of one version."""
-
     version: str  # as vLLM writes it
     release: Release  # its three numbers
     note: str | None = None  # what is uncertain about these rules; None: nothing
@@ -140,13 +135,14 @@ def generation_of(version: str) -> Generation:
         PlanError: The version is not understood, or older than the oldest known.
     """
     release, suffix = _parse(version)
-    if release < OLDEST:
-        raise PlanError(f"vllm_version: {version!r} is older than the oldest version known, {_text(OLDEST)}")
+    if release < OLDEST_KNOWN:
+        raise PlanError(f"vllm_version: {version!r} is older than the oldest version known, {text_of(OLDEST_KNOWN)}")
     note = None
-    if release[:2] > NEWEST[:2]:
-        note = f"vLLM {version} is newer than {_text(NEWEST)}, the newest that was read; the rules of that are used."
+    if release[:2] > NEWEST_KNOWN[:2]:
+        newest = text_of(NEWEST_KNOWN)
+        note = f"vLLM {version} is newer than {newest}, the newest that was read; the rules of that are used."
     elif "dev" in suffix:
-        note = f"vLLM {version} is a development version; the rules of {_text(release)} are used."
+        note = f"vLLM {version} is a development version; the rules of {text_of(release)} are used."
     generation = Generation(version=version, release=release, note=note)
     for change in CHANGES:
         if change.since <= release:
@@ -157,9 +153,7 @@ def generation_of(version: str) -> Generation:
 def _parse(version: str) -> tuple[Release, str]:
     match = _VERSION.fullmatch(version.strip())
     if match is None or _SUFFIX.fullmatch(match[4]) is None:
-        raise PlanError(f"vllm_version: {version!r} is not understood; write it as vLLM does, such as {_text(NEWEST)}")
+        raise PlanError(
+            f"vllm_version: {version!r} is not understood; write it as vLLM does, such as {text_of(NEWEST_KNOWN)}"
+        )
     return (int(match[1]), int(match[2]), int(match[3] or 0)), match[4]
-
-
-def _text(release: Release) -> str:
-    return ".".join(map(str, release))

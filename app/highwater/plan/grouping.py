@@ -32,8 +32,6 @@ class _UnequalPages(PlanError):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables."""
-
     layers: Layers  # as the cache manager sees them; in a group that is not mixed all are equal
     is_mixed: bool = False  # its layers are of one type and of several sizes, each with memory of its own
     padding_layers: int = 0  # the layers whose room it wastes, to be as large as the other groups
@@ -103,7 +101,6 @@ def _merged(specs: Sequence[LayerSpec], generation: Generation) -> LayerSpec | N
 
 
 def _shape(spec: FullAttention, generation: Generation) -> FullAttention:
-    """Return what of a layer the merge compares."""
     value = spec.head_size_v if generation.merge_compares_value_size else None
     value = None if value == spec.head_size else value
     return replace(spec, window=None, chunk=None, head_size_v=value)

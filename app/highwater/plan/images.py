@@ -18,8 +18,6 @@ from highwater.plan.json_file import ConfigJson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """The cost of one image."""
-
     embeddings: int  # in the encoder cache
     # In the KV cache: the embeddings, and the marks around and between them.
     prompt_tokens: int
@@ -32,13 +30,9 @@ def takes_images(config: ConfigJson) -> bool:
 
 
 def image_tokens(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
-    """Count the tokens of an image.
+    """Count the tokens of an image of a width and height in pixels, at least one each.
 
-    Args:
-        config: The model's config.json.
-        preprocessor: Its preprocessor_config.json; empty where the folder has none.
-        width: The image's width in pixels, at least one.
-        height: Its height.
+    ``preprocessor`` is the preprocessor_config.json; empty where the folder has none.
 
     Raises:
         PlanError: The family is not known, a key that its rule needs is missing or makes no sense, or the family

@@ -30,7 +30,6 @@ def implied_tensors(config: ConfigJson) -> tuple[Tensor, ...]:
 
 
 def tied(config: ConfigJson) -> bool:
-    """Return whether the output layer is the input embedding."""
     text = text_config(config)
     family = FAMILIES.get(architecture(config))
     default = family.tied if family else False

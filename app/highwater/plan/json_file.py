@@ -15,15 +15,11 @@ ConfigJson: TypeAlias = Mapping[str, Any]
 
 
 def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Args:
-        path: The file; it may be a link, as those of a Hugging Face cache are.
-        limit: The bytes that it may have; no more than that are read.
-        needed: The file that is expected there, for the error.
+    """Return the object in a JSON file of ``limit`` bytes at most; a link is followed, as in a Hugging Face cache.
 
     Raises:
-        PlanError: It is not a regular file, cannot be read, is larger, or holds no JSON object.
+        PlanError: It is not a regular file, cannot be read, is larger, or holds no JSON object. ``needed`` says what
+            file is expected there.
     """
     try:
         content = read_regular(path, limit, follows_link=True)

@@ -52,14 +52,11 @@ class LiveWorker:
 
     @property
     def name(self) -> str:
-        """The rank, for errors."""
         return f"rank {rank_title(self.reading.dp_rank, self.reading.rank, UNKNOWN)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEngine:
-    """A running engine, ready to be planned with other flags."""
-
     layers: tuple[Layers, ...]  # of each worker
     available_bytes: tuple[int, ...]  # for the KV cache of each worker, as its profile returned them
     limits: Limits
@@ -75,7 +72,7 @@ class LiveEngine:
 
 
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
-    """Return the engine of these workers: all workers of one data-parallel engine, in the order of their ranks.
+    """Return the engine of all workers of one data-parallel engine, in the order of their ranks.
 
     Raises:
         PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
@@ -83,7 +80,8 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     if not workers:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
     layers = tuple(layers_of(worker) for worker in workers)
-    available = tuple(_available(worker) for worker in workers)
+    what = "the bytes for its KV cache (available_kv_cache_memory_bytes)"
+    available = tuple(_number(available_bytes(worker.budget), what, worker.name) for worker in workers)
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
@@ -176,11 +174,6 @@ def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
         _number(getattr(flags, name), name, worker.name)
     limits = worker.budget.limits or EngineLimits()
     return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
-
-
-def _available(worker: LiveWorker) -> int:
-    size = available_bytes(worker.budget)
-    return _number(size, "the bytes for its KV cache (available_kv_cache_memory_bytes)", worker.name)
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:

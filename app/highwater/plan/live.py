@@ -33,8 +33,6 @@ _MAX_NUMBER = 2**48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePlan:
-    """The KV cache of the running engine under other flags."""
-
     flags: EngineFlags  # all flags, the changed ones among them
     changed: Mapping[str, Any]  # the flags that differ from the running engine's
     pool: KvPool
@@ -44,12 +42,9 @@ class LivePlan:
 
 
 def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
-    """Size the KV cache of the running engine under other flags.
+    """Size the KV cache of the running engine under other flags and images in a prompt; None: as it runs.
 
-    Args:
-        engine: The running engine.
-        requested: The flags to change, by the names of `EngineFlags`; None: as it runs.
-        images_per_prompt: The images that a prompt may have; None: as it runs.
+    ``requested`` has the flags to change, by the names of `EngineFlags`.
 
     Raises:
         PlanError: A flag cannot be planned from a running engine, or its value makes no sense; or vLLM of this version

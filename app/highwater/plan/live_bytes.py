@@ -34,7 +34,7 @@ class LiveBytes:
 
 
 def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> LiveBytes:
-    """Return the bytes of each of so many workers where some flags, by the names of `EngineFlags`, are changed.
+    """Return the bytes of each of so many workers with some flags ``changed``, by the names of `EngineFlags`.
 
     Raises:
         PlanError: The start did not report what a flag needs, or vLLM would refuse to start.
@@ -88,7 +88,6 @@ class _Carried:
         self._notes.append("Weights, activation, graphs and non-torch memory are those of the running engine's start.")
 
     def split_weights(self, ratio: float) -> None:
-        """Spread the weights over more ranks or fewer."""
         weights = [_reported(start.weights_bytes, "tensor_parallel_size", "weights_bytes") for start in self._starts]
         # The rank that loses least, or takes on most. Norms and other small layers are on every rank, whole.
         gain = round((min(weights) if ratio < 1 else max(weights)) * (1 - ratio))
@@ -104,11 +103,9 @@ class _Carried:
         )
 
     def change_activation(self, tokens: float, sequences: float) -> None:
-        """Let the peak of activation grow with the tokens of a step; fewer are not taken to free anything.
+        """Let the peak of activation grow with a step's tokens and sequences, multiples of those of the measured start.
 
-        Args:
-            tokens: The batched tokens, as a multiple of those that the start was measured with.
-            sequences: The sequences, likewise: only the sampler's part of the peak grows with them, which is small.
+        Fewer are not taken to free anything. With the sequences only the sampler's part grows, which is small.
         """
         self._grade = "estimated"
         peaks = [start.peak_activation_bytes for start in self._starts if start.peak_activation_bytes is not None]

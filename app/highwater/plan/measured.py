@@ -20,7 +20,7 @@ def read_answer(path: Path) -> dict[str, Any]:
 
 
 def read_start(path: Path) -> MeasuredStart:
-    """Return the start that a file of `highwater explain --json` describes: of several ranks the largest of each part.
+    """Return the start in a file of `highwater explain --json`: of several ranks the largest of each part.
 
     Raises:
         PlanError: It cannot be read, or describes no start.

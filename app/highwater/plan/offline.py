@@ -12,7 +12,7 @@ from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import NEWEST, Generation, generation_of
+from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
 from highwater.plan.limits import Limits
@@ -20,22 +20,23 @@ from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.resolve import Resolved, resolve
+from highwater.plan.resolve import Resolved, resolve, speculative_method
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
+from highwater.readings.versions import NEWEST_TESTED, text_of
 
-NEWEST_VERSION: Final = ".".join(map(str, NEWEST))
+DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
 # ModelOpt up to 0.29 describes its quantization there (transformers_utils/config.py); later ones in the config.json.
 MODELOPT_CONFIG: Final = "hf_quant_config.json"
+# What drafters need no model of their own (vllm 0.32.0 config/speculative.py).
+_WITHOUT_WEIGHTS: Final = (None, "ngram", "ngram_gpu", "suffix")
 ANY_BYTES: Final = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePlan:
-    """The KV cache that a command line makes for a model."""
-
     model: Model
     generation: Generation
     resolved: Resolved
@@ -61,11 +62,7 @@ class OfflinePlan:
 
 
 def read_config(place: str) -> Mapping[str, Any]:
-    """Return a model's config.json, from its own path or its folder's.
-
-    Raises:
-        PlanError: The file is missing, or does not hold a JSON object.
-    """
+    """Takes its path or its folder's. Raises PlanError: the file is missing, or does not hold a JSON object."""
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
     values = _read_object(path)
@@ -100,20 +97,15 @@ def read_tensors(place: str) -> tuple[Tensor, ...] | None:
 def plan_offline(
     values: Mapping[str, Any],
     flags: EngineFlags,
-    version: str = NEWEST_VERSION,
+    version: str = DEFAULT_VERSION,
     *,
     tensors: tuple[Tensor, ...] | None = None,
     measured: MeasuredStart | None = None,
 ) -> OfflinePlan:
-    """Plan a command line for a model.
+    """Plan a command line for a model, of this config.json.
 
-    Args:
-        values: The model's config.json.
-        flags: The command line.
-        version: The version of vLLM.
-        tensors: The tensors of the checkpoint's files, which give the weights of a device's budget; None: they are
-            estimated.
-        measured: An earlier start, whose measures replace estimates where its flags were the same.
+    ``tensors`` of the checkpoint's files give the weights of a device's budget; None: they are estimated. What an
+    earlier start ``measured`` replaces estimates where its flags were the same.
 
     Raises:
         PlanError: vLLM would refuse it, or it follows a rule that is not modelled.
@@ -159,15 +151,18 @@ def _left(
         return _Left(available=[flags.kv_cache_memory_bytes] * stages)
     if flags.device_bytes is None:
         return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
-    notes: tuple[str, ...] = ()
-    if flags.speculative_config is not None:
-        notes = ("The budget of the device does not count the weights and the activation of the drafter.",)
+    if speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None:
+        return _unknown("the weights and the activation of a drafter are not counted in the budget of a device")
     try:
         budgets = [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]
     except PlanError as exc:
-        unknown = f"The bytes for the KV cache are not known: {exc}. Give --kv-cache-memory-bytes."
-        return _Left(notes=(*notes, unknown), why_unknown=str(exc))
-    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets, notes=notes)
+        return _unknown(str(exc))
+    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets)
+
+
+def _unknown(why: str) -> _Left:
+    note = f"The bytes for the KV cache are not known: {why}. Give --kv-cache-memory-bytes."
+    return _Left(notes=(note,), why_unknown=why)
 
 
 def _pool(layers: Sequence[Layers], available: Sequence[int] | None, limits: Limits, generation: Generation) -> KvPool:

@@ -27,14 +27,11 @@ _TIMEOUT_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The arguments of one call of `plan_pool`."""
-
     workers: Sequence[Layers]
     available_bytes: Sequence[int]
     limits: Limits
 
     def as_json(self) -> str:
-        """Return the line that the script reads."""
         workers = [
             {name: {"kind": spec.kind, **asdict(spec)} for name, spec in worker.items()} for worker in self.workers
         ]
@@ -57,13 +54,9 @@ def ask_oracle(
     environ: Mapping[str, str] | None = None,
     timeout_seconds: float = _TIMEOUT_SECONDS,
 ) -> Answers:
-    """Call the vLLM of an interpreter.
+    """Size pools with the vLLM that an interpreter can import; ``environ`` is added to its environment.
 
-    Args:
-        python: The interpreter; vLLM must be importable in it.
-        questions: The pools to size.
-        environ: Variables to add to its environment.
-        timeout_seconds: The limit, the import of vLLM included.
+    ``timeout_seconds`` include the import of vLLM.
 
     Raises:
         PlanError: It could not be started, took too long, or did not answer every question.

@@ -62,7 +62,6 @@ class LogReader:
         self.concurrency: list[float] = []
 
     def info(self, text: str, *args: Any, **_options: Any) -> None:
-        """Keep the figures of a line."""
         if found := _TOKENS.search(text % args if args else text):
             self.tokens.append(int(found[1].replace(",", "")))
         if "Maximum concurrency" in text:
@@ -113,7 +112,6 @@ class Oracle:
         utils.check_enough_kv_cache_memory = by_layers
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the pool that vLLM makes for a question, or the error it ends with."""
         self.checks.clear()
         try:
             config = self._config(question["limits"])

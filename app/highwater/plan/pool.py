@@ -98,7 +98,6 @@ class _Check:
         return 0 < self.available_bytes >= self.needed_bytes(length)
 
     def longest(self, max_model_len: int) -> int:
-        """Return the longest length that fits, up to the one asked for."""
         return largest(max_model_len, lambda length: self.needed_bytes(length) <= self.available_bytes)
 
 
@@ -172,7 +171,6 @@ class _Sizing:
 
     @property
     def blocks_per_request(self) -> int:
-        """The blocks that one request of the maximum length takes of all groups."""
         return sum(self.blocks(group.spec, self.limits.max_model_len) for group in self.groups)
 
     def bytes_per_block(self, worker: Layers) -> int:

@@ -74,7 +74,6 @@ class PoolView:
 
 
 def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> PoolView:
-    """Explain the pool of one data-parallel engine, from its workers (at least one) and their budgets, in one order."""
     first = workers[0].budget
     sizes = [(size, rank.rank) for worker, rank in zip(workers, ranks, strict=True)
              if (size := available_bytes(worker.budget)) is not None]  # fmt: skip

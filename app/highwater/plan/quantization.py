@@ -40,7 +40,7 @@ _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_
 
 
 def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
-    """Return how a checkpoint is quantized, or how vLLM does it at load by `--quantization`; None: not at all.
+    """Return how a checkpoint is quantized, or vLLM does it at load by `--quantization`; None: not at all.
 
     Raises:
         PlanError: The scheme is unknown.

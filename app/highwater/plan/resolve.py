@@ -12,12 +12,13 @@ from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
-from highwater.plan.generations import Generation, Release
+from highwater.plan.generations import Generation
 from highwater.plan.limits import Limits
 from highwater.plan.models.blocks import Blocks, block_sizes
 from highwater.plan.models.drafts import speculative_object
 from highwater.plan.models.elements import Elements, resolve_elements
 from highwater.plan.models.kept import Model
+from highwater.readings.versions import Release
 from highwater.units import GIB
 
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
@@ -40,15 +41,13 @@ class Resolved:
     elements: Elements
     blocks: Blocks
     speculative_tokens: int  # the tokens of a draft; 0: no drafter
+    # Why the figures are not exact: a default that was assumed, or a rule of that version that is not settled here.
+    doubts: tuple[str, ...]
     notes: tuple[str, ...]  # assumptions, in sentences
 
 
 def resolve(flags: EngineFlags, model: Model, generation: Generation, *, speculative_tokens: int = 0) -> Resolved:
-    """Fill in the flags that were not given.
-
-    Raises:
-        PlanError: vLLM of this version would refuse a flag, or its value makes no sense.
-    """
+    """Raises PlanError: vLLM of this version would refuse a flag, or its value makes no sense."""
     _check(flags, model)
     notes: list[str] = []
     length = _length(flags, model)
@@ -83,6 +82,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         mamba_cache_mode=mode,
     )
     v2_model_runner = _second_runner(flags, model, generation)
+    doubts = tuple(_doubts(flags, model, generation))
     return Resolved(
         given=flags,
         flags=filled,
@@ -91,8 +91,46 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         elements=elements,
         blocks=blocks,
         speculative_tokens=speculative_tokens,
-        notes=(*notes, *_assumptions(flags, model, blocks)),
+        doubts=doubts,
+        notes=(*notes, *_assumptions(flags, model, blocks), *doubts),
     )
+
+
+def _doubts(flags: EngineFlags, model: Model, generation: Generation) -> Iterator[str]:
+    release, card = generation.release, flags.device_bytes
+    recurrent = model.is_hybrid or not model.has_attention
+    if (
+        recurrent
+        and (0, 26, 0) <= release < (0, 32, 0)
+        and None in (flags.enable_prefix_caching, flags.mamba_cache_mode)
+    ):
+        yield (
+            f"Not exact: which states vLLM {generation.version} keeps by default is not settled here; it differs by"
+            " version from 0.26 to 0.31. Give --enable-prefix-caching or --no-enable-prefix-caching, and"
+            " --mamba-cache-mode."
+        )
+    if model.is_encoder_decoder:
+        yield (
+            "Not exact: vLLM sizes cross attention by the tokens of a step of the encoder, the plan by the encoder's"
+            " own length."
+        )
+    windows = any(getattr(one, key, None) for one in model.kept for key in ("window", "chunk"))
+    if windows and "Qwen2_5Omni" in model.architecture:
+        yield "Not exact: vLLM drops the window of Qwen2.5-Omni unless its config asks for one."
+    given = (flags.max_num_batched_tokens, flags.max_num_seqs)
+    if flags.platform != "cuda" or None not in given or not (windows or speculative_method(flags)):
+        return
+    if card is None or LARGE_CARD_BYTES <= card < LARGEST_CARD_BYTES:
+        which = "an A100, or a card of another size," if card is None else "an A100"
+        yield (
+            f"Not exact: {which} has other defaults of --max-num-batched-tokens and --max-num-seqs (an A100 2,048 and"
+            " 256), on which windows and drafters depend. Give both."
+        )
+    elif card >= LARGEST_CARD_BYTES and (0, 28, 0) <= release < (0, 32, 0):
+        yield (
+            "Not exact: on cards from 160 GiB on the defaults of --max-num-batched-tokens and --max-num-seqs are not"
+            " settled here for vLLM 0.28 to 0.31. Give both."
+        )
 
 
 def _assumptions(flags: EngineFlags, model: Model, blocks: Blocks) -> Iterator[str]:
@@ -253,7 +291,6 @@ def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
 
 
 def speculative_method(flags: EngineFlags) -> str | None:
-    """Return the method of the speculative config, as written; None: no drafter."""
     if flags.speculative_config is None:
         return None
     given = speculative_object(flags.speculative_config)

@@ -78,11 +78,7 @@ def _indexed_names(index: Path) -> Iterable[str]:
 
 
 def read_header(path: Path) -> tuple[Tensor, ...]:
-    """Return the tensors of one safetensors file.
-
-    Raises:
-        PlanError: It cannot be read, or is not a safetensors file.
-    """
+    """Return the tensors of one safetensors file. Raises PlanError: it cannot be read, or is not a safetensors file."""
     with _open(path) as file:
         size = path.stat().st_size
         start = file.read(_LENGTH_BYTES)

@@ -13,11 +13,7 @@ _MAX_LAYERS: Final = 1024
 
 
 def tower_tensors(config: ConfigJson) -> Iterator[Tensor]:
-    """Yield the tensors of a model's vision tower and projector; none of a model of text.
-
-    Raises:
-        PlanError: A key is missing or makes no sense.
-    """
+    """Those of the projector too; none of a model of text. Raises PlanError: a key is missing or makes no sense."""
     tower = config.get("vision_config")
     if not isinstance(tower, Mapping):
         return
@@ -34,7 +30,6 @@ def tower_tensors(config: ConfigJson) -> Iterator[Tensor]:
 
 
 def _block(name: str, hidden: int, inner: int, *, gated: bool = False, bias: bool = True) -> Iterator[Tensor]:
-    """Yield one layer of a vision transformer."""
     for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
         yield from module(f"{name}.self_attn.{part}", hidden, hidden, bias=bias)
     if gated:

@@ -30,8 +30,6 @@ _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embeddi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The spread of a model over ranks, and one of them."""
-
     tensor: int = 1
     pipeline: int = 1
     stage: int = 0  # the pipeline stage of the rank, from 0
@@ -42,12 +40,8 @@ class Ranks:
 def weights_from_config(
     config: ConfigJson, ranks: Ranks, *, quantization: str | None = None, dtype: str | None = None
 ) -> Figure:
-    """Return the weights of one rank as a config.json implies them."""
     scheme = quantization_of(config, quantization)
-    tensors: Iterable[Tensor] = implied_tensors(config)
-    if scheme is not None:
-        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
-    low, likely, high = _held(config, tensors, ranks, dtype, scheme)
+    low, likely, high = _held(config, implied_tensors(config), ranks, dtype, scheme)
     slack = max(scheme.slack if scheme else 0.0, 0.002)
     named = f"{scheme.name} weights" if scheme else "weights in the model's dtype"
     why = f"{named}, from the config.json: no safetensors files were given"
@@ -65,8 +59,6 @@ def weights_from_files(
     """Return the weights of one rank as the headers of a checkpoint's files give them."""
     stored_quantized = bool(config.get("quantization_config") or text_config(config).get("quantization_config"))
     scheme = None if stored_quantized else quantization_of(config, quantization)
-    if scheme is not None:
-        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
     low, likely, high = _held(config, tensors, ranks, dtype, scheme)
     source = "from the headers of the safetensors files"
     if scheme is not None or stored_quantized:
@@ -84,6 +76,8 @@ def _held(
     """Count what one rank holds, at least, likely and at most: its parts of the tensors, joined, and rotary tables."""
     text = text_config(config)
     element = element_bytes(dtype or model_dtype(config))
+    if scheme is not None:
+        tensors = tuple(part for tensor in tensors for part in quantized(tensor, scheme))
     split = _Splitter(config, text, ranks)
     joined: dict[str, list[int]] = {}
     for tensor in sorted(_stacked(tensors), key=_load_order):
@@ -127,7 +121,6 @@ def _kernel_padding(text: ConfigJson, tensor: Tensor, ranks: Ranks) -> float:
 
 
 def model_dtype(config: ConfigJson) -> str:
-    """Return the dtype that vLLM runs a model in when `--dtype` is auto."""
     declared = text_config(config)
     named = (place.get(key) for place in (config, declared) for key in ("dtype", "torch_dtype"))
     name = next((str(name) for name in named if name), "")
@@ -135,11 +128,7 @@ def model_dtype(config: ConfigJson) -> str:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the bytes of one element of the model's dtype.
-
-    Raises:
-        PlanError: The dtype is unknown.
-    """
+    """Return the bytes of one element of the model's dtype. Raises PlanError: the dtype is unknown."""
     name = dtype.removeprefix("torch.")
     if name not in MODEL_BYTES:
         raise PlanError(f"dtype is {dtype!r}: it should be one of {', '.join(MODEL_BYTES)}")

@@ -56,8 +56,6 @@ Planner: TypeAlias = Callable[[Flags], KvPool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The images of one conversation."""
-
     count: int
     width: int | None = None  # in pixels; None: the tokens were given, or no size
     height: int | None = None
@@ -66,8 +64,6 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The conversations that are to fit at once."""
-
     conversations: int
     tokens: int  # of each, without its images
     images: Images | None = None  # the images of each; None: no images
@@ -75,8 +71,6 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to run."""
-
     flags: Flags  # the flags that are changed
     conversations: int  # at once
     length: int  # of each, in tokens, images included
@@ -88,8 +82,6 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """The answer to a wish."""
-
     wish: Wish
     image: ImageTokens | None  # the cost of one image; None: no images
     length: int  # the length of one conversation with its images
@@ -102,11 +94,7 @@ class Granted:
 
 
 def parse_wish(text: str) -> Wish:
-    """Read a wish.
-
-    Raises:
-        PlanError: It is not understood; the message names the place, and shows a wish.
-    """
+    """Read a wish. Raises PlanError: it is not understood; the message names the place, and shows a wish."""
     if len(text) > MAX_TEXT:
         raise PlanError(f"wish: {len(text)} characters are too many; at most {MAX_TEXT}, as in '{EXAMPLE}'")
     stripped = " ".join(text.split())
@@ -136,14 +124,9 @@ def grant(
 ) -> Granted:
     """Find the smallest command line that a wish fits in, or what comes nearest.
 
-    Args:
-        wish: The wish.
-        plan: Sizes the KV cache with other flags.
-        image: The cost of one image; needed where the wish has images.
-        utilization: The present ``gpu_memory_utilization``; None where it does not size the KV cache.
-        kv_cache_dtype: The present one, as `tensor_parallel_size`.
-        tensor_parallel_size: The ranks of a stage.
-        images_per_prompt: The images that a prompt may have at present; None: not known.
+    ``plan`` sizes the KV cache with other flags than the present ones, which are given: ``utilization`` is None where
+    it does not size the KV cache, ``images_per_prompt`` where it is not known. ``image`` is the cost of one image,
+    needed where the wish has images.
 
     Raises:
         PlanError: The wish cannot be planned at all: vLLM would refuse the layers, or a number makes no sense.

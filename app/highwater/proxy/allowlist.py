@@ -14,6 +14,8 @@ from highwater.flaws import masked
 
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
+NO_ROOT_PATH = "/"
+"""Its value for an engine that has none: all is served at the root."""
 
 # What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is for browsers (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -49,13 +51,14 @@ METRICS = "/metrics"
 
 # Endpoints of vLLM 0.11 to 0.33 that steer the engine, load its weights, show its configuration with the tokens in it
 # (/server_info, which the sidecar serves itself), or run inference outside every guarded prefix (/invocations). An
-# operator may open one by its exact name; a prefix never opens them. The list decides only below the prefixes above,
-# should one of them be the engine's root path: everywhere else what is not listed is refused anyway.
+# operator may open one by its exact name; a prefix never opens them. Outside the prefixes above what is not listed is
+# refused anyway.
 CONTROL_PATHS = frozenset(
     {
         "/abort_requests",
         "/finish_weight_update",
         "/get_world_size",
+        "/inference/v1/abort_requests",
         "/init_weight_transfer_engine",
         "/invocations",
         "/is_scaling_elastic_ep",
@@ -142,8 +145,10 @@ class AllowList:
             API: below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
             endpoints too; ``/collective_rpc`` opens by none.
         root_path: The engine's root path as the operator set it.
-        unset_root_path: The engine's root path as the engine reports it, where the operator set none: nothing below it
+        unset_root_path: The engine's root path as it last reported it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.
+        knows_root_path: True if it is certain which root path the engine has, or that it has none. While it is not, a
+            path that would be a control endpoint below some root path is refused.
         has_metrics: True if the engine's ``/metrics`` can be read.
 
     Raises:
@@ -153,6 +158,7 @@ class AllowList:
     extra_paths: tuple[str, ...] = ()
     root_path: str | None = None
     unset_root_path: str | None = None
+    knows_root_path: bool = False
     has_metrics: bool = False
 
     def __post_init__(self) -> None:
@@ -196,7 +202,9 @@ class AllowList:
         return path in self.extra_paths and not path.endswith("/")
 
     def _look_up(self, method: str, path: str, decoded: str) -> RouteDecision:
-        for entry in self.extra_paths:
+        # Looked up without a prefix, a control path of several segments may be none.
+        prefixes = () if _is_control(decoded) else self.extra_paths
+        for entry in prefixes:
             if entry.endswith("/") and path.startswith(entry):
                 at = len(entry) - 1
                 decision = self._look_up_plain(method, path[at:], decoded[at:])
@@ -210,13 +218,9 @@ class AllowList:
             return RouteDecision(admitted=True, route=decoded)
         if self.has_metrics and path == METRICS and method in ("GET", "HEAD"):
             return RouteDecision(admitted=True, route=decoded)
-        if _is_control(decoded) or (method not in SAFE_METHODS and _ends_as_control(decoded)):
-            because = _REASONS.get(_last_segment(decoded), "")
-            return _refused(
-                403,
-                f"{decoded} is one of the engine's control paths{because and f' ({because})'}; "
-                f"{SETTING} can allow it by that exact name",
-            )
+        control = self._why_control(method, decoded)
+        if control is not None:
+            return _refused(403, f"{decoded} {control}")
         if decoded in READ_ONLY_PATHS and method not in ("GET", "HEAD"):
             return _refused(
                 403, f"{decoded} can be read only, with GET or HEAD; {SETTING} can allow it by that exact name"
@@ -224,6 +228,20 @@ class AllowList:
         if path in OPEN_PATHS or path in READ_ONLY_PATHS or path.startswith(INFERENCE_PREFIXES):
             return RouteDecision(admitted=True, route=decoded)
         return _refused(404, f"{decoded} is not on the proxy's allow list; {SETTING} can add it")
+
+    def _why_control(self, method: str, decoded: str) -> str | None:
+        if _is_control(decoded):
+            because = _REASONS.get(_last_segment(decoded), "")
+            return (
+                f"is one of the engine's control paths{because and f' ({because})'}; "
+                f"{SETTING} can allow it by that exact name"
+            )
+        if self.knows_root_path or not _may_be_control(method, decoded):
+            return None
+        return (
+            "could be one of the engine's control paths, below a root path that is not known here; set "
+            f"{ROOT_PATH_SETTING} to vLLM's --root-path, or to {NO_ROOT_PATH} where it has none"
+        )
 
 
 def _below(prefix: str | None, path: str) -> str | None:
@@ -235,6 +253,8 @@ def _below(prefix: str | None, path: str) -> str | None:
 
 def root_path_flaw(root_path: str) -> str | None:
     """Return what is wrong with a root path's form; None where nothing is."""
+    if root_path == NO_ROOT_PATH:
+        return None
     if root_path.endswith("/"):
         return "must not end in '/': vLLM would serve nothing below it"
     if "%" in root_path or read_path(root_path.encode()).flaw:
@@ -265,24 +285,20 @@ def _is_never(decoded: str) -> bool:
 
 
 def _is_control(decoded: str) -> bool:
-    """Return whether a decoded path is a control endpoint, or one below a first segment (``--root-path /v1``)."""
     path = decoded.lower().rstrip("/")
-    below = path[path.find("/", 1) :]
-    return (
-        path in CONTROL_PATHS
-        or below in CONTROL_PATHS
-        or decoded.lower().startswith(CONTROL_PREFIX)
-        or below.startswith(CONTROL_PREFIX)
-        or path == CONTROL_PREFIX[:-1]
-    )
+    return path in CONTROL_PATHS or f"{path}/".startswith(CONTROL_PREFIX)
 
 
-def _ends_as_control(decoded: str) -> bool:
-    """Return whether a path ends in a control endpoint, as a longer ``--root-path`` would have it.
+def _may_be_control(method: str, decoded: str) -> bool:
+    """Return whether a path would be a control endpoint below some root path.
 
-    Safe methods are not checked for it: further down it may be the name of a model.
+    Below one of a single segment (``--root-path /v1``) for every method. Safe methods are not checked for a longer one:
+    further down it may be the name of a model.
     """
-    return _last_segment(decoded) in CONTROL_PATHS or CONTROL_PREFIX in f"{decoded.lower().rstrip('/')}/"
+    if _is_control(decoded[decoded.find("/", 1) :]):
+        return True
+    ends_so = _last_segment(decoded) in CONTROL_PATHS or CONTROL_PREFIX in f"{decoded.lower().rstrip('/')}/"
+    return ends_so and method not in SAFE_METHODS
 
 
 def _last_segment(decoded: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from highwater.proxy.allowlist import METRICS, ROOT_PATH_SETTING, AllowList, read_path
+from highwater.proxy.allowlist import METRICS, NO_ROOT_PATH, ROOT_PATH_SETTING, AllowList, read_path
 from highwater.proxy.destination import LIVE_STREAM, Destination, path_class
 from highwater.proxy.failures import Failure
 
@@ -51,7 +51,7 @@ class Front:
 
     def __init__(self, sidecar_paths: SidecarPaths, allowed: AllowList, *, has_control_port: bool = False) -> None:
         self._sidecar_paths = sidecar_paths
-        self._allowed = replace(allowed, has_metrics=has_control_port)
+        self._allowed = replace(allowed, has_metrics=has_control_port, knows_root_path=allowed.root_path is not None)
         self._has_control_port = has_control_port
         self._remembered = lru_cache(maxsize=1024)(self._decide)
 
@@ -59,18 +59,21 @@ class Front:
         """Compare the engine's root path with the setting, and use it where no setting names one.
 
         Args:
-            root_path: As the engine reports it: empty where it has none; None where it does not report it.
+            root_path: As the engine reports it: empty where it has none; None where it does not report it, or where it
+                may have been restarted with another since.
 
         Returns:
             What is wrong with the setting, or None.
         """
-        if root_path is None:
-            return None
-        is_set = self._allowed.root_path
-        if is_set is None and (root_path or None) != self._allowed.unset_root_path:
-            self._allowed = replace(self._allowed, unset_root_path=root_path or None)
+        is_set, was_known = self._allowed.root_path, self._allowed.knows_root_path
+        is_known = is_set is not None and was_known if root_path is None else is_set in (None, root_path)
+        allowed = replace(self._allowed, knows_root_path=is_known)
+        if is_set is None and root_path is not None:
+            allowed = replace(allowed, unset_root_path=root_path or None)
+        if allowed != self._allowed:
+            self._allowed = allowed
             self._remembered.cache_clear()
-        if root_path == (is_set or ""):
+        if root_path is None or root_path == (is_set or ""):
             return None
         if is_set is None:
             return (
@@ -78,6 +81,7 @@ class Front:
                 f"nothing below it is proxied; set {ROOT_PATH_SETTING}={root_path}"
             )
         has = f"has the root path {root_path}" if root_path else "has no root path"
+        is_set = is_set or NO_ROOT_PATH
         return f"{ROOT_PATH_SETTING} is {is_set}, and the engine {has} (vLLM's --root-path): set it to the same"
 
     def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:

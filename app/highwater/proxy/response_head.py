@@ -15,8 +15,24 @@ _RESPONSE_HOP_BY_HOP = HOP_BY_HOP - {b"transfer-encoding", b"trailer"}
 _LOCATIONS = frozenset({b"location", b"content-location"})
 # A head in lower case without any of these goes on unchanged.
 _REWRITTEN = re.compile(rb"\n(?:%b):" % b"|".join(sorted(_RESPONSE_HOP_BY_HOP | _LOCATIONS | {b"x-request-id"})))
-_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]+)")
+_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([^\r]*)")
 _BODILESS = frozenset({204, 304})
+
+
+def repeats_length(head: bytes) -> bool:
+    """Return whether a response's head, or its beginning, names its length more than once, which llhttp refuses."""
+    lengths = _LENGTH.findall(head.lower())
+    return len(lengths) > 1 or b"," in b"".join(lengths)
+
+
+def with_one_length(head: bytes) -> bytes | None:
+    """Return a response's head with one length for equal ones; None where they are not equal (RFC 9112 6.3)."""
+    lengths = {each.strip(b" \t") for line in _LENGTH.findall(head.lower()) for each in line.split(b",")}
+    if len(lengths) != 1:
+        return None
+    first, *lines = head.split(b"\r\n")
+    kept = (line for line in lines if not line.lower().startswith(b"content-length:"))
+    return b"\r\n".join([first, b"content-length: " + lengths.pop(), *kept])
 
 
 class EngineOrigin:
@@ -66,19 +82,22 @@ class ResponseHead:
         self.chunked = b"\ntransfer-encoding:" in lowered
         self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
 
-    def has_surplus(self, data: bytes, body_bytes: int) -> bool:
-        """Return whether line ends follow the body, which the parser skips silently and a client would not expect.
+    def surplus_bytes(self, body_bytes: int) -> int:
+        """Return how many of the bytes after the head are more than the whole body that it declares.
 
-        Args:
-            data: The last read, in which the parser has seen the end.
-            body_bytes: The length of everything after the head.
+        0 for a chunked one: where that ended only the parser knows.
         """
-        if not data.endswith((b"\r", b"\n")):
-            return False
-        if self.chunked:
-            return not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
-        length = _LENGTH.search(self._lowered)
-        return length is not None and body_bytes > int(length[1])
+        if not self.has_body:
+            return body_bytes
+        length = None if self.chunked else _LENGTH.search(self._lowered)
+        return 0 if length is None else body_bytes - int(length[1])
+
+    def has_line_ends_behind(self, data: bytes) -> bool:
+        """Return whether line ends follow a chunked body, which the parser skips silently and a client does not expect.
+
+        ``data`` is the last read, in which the parser has seen the end.
+        """
+        return self.chunked and not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
         """Return the head for the client; `unchunked`, for HTTP/1.0, without the body's framing.

@@ -22,7 +22,7 @@ from highwater.proxy.failures import (
     NO_DESCRIPTORS,
     Failure,
 )
-from highwater.proxy.response_head import EngineOrigin, ResponseHead
+from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
 from highwater.proxy.roles import Requester
 from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteBatch, WriteSide, has_hung_up, keep_alive
 
@@ -30,6 +30,7 @@ INFORMATIONAL = range(100, 200)
 SWITCHING_PROTOCOLS = 101
 _NONE = -1
 _HEAD_ENDS = b"\r\n\r\n"
+_INTERIM = b"HTTP/1.1 1"
 # No engine's head is longer; one that never ends must not fill the memory.
 _MAX_HEAD_BYTES = 256 * 1024
 # This process, or the machine, may have no more files open.
@@ -79,7 +80,7 @@ class EngineConnection:
         self.write_side.keep_unsent()
         if requester.wants_bare_body:
             self._bare_body = []
-            self._parser = httptools.HttpResponseParser(_WithBody(self, self._bare_body))
+            self._parser = self._new_parser()
 
     def release(self) -> None:
         """Keep it for the next request: this one and its response are complete."""
@@ -153,15 +154,40 @@ class EngineConnection:
         except httptools.HttpParserUpgrade as switch:
             self._switch(requester, data, switch.args[0])
         except httptools.HttpParserError:
-            self._fail(requester)
+            self._refused(requester, data)
         else:
             self._hand_on(requester, data)
 
-    def _hand_on(self, requester: Requester, data: bytes) -> None:
-        """Hand on data that the parser accepted."""
-        if self._has_surplus:
+    def _refused(self, requester: Requester, data: bytes) -> None:
+        """Take data that the parser did not accept: what follows a whole response is no part of it."""
+        if self._has_ended:
+            self._has_surplus = True
+            self._hand_on(requester, data)
+        elif self._status < INFORMATIONAL.stop and repeats_length(self._head + data):
+            self._parse_again(requester, self._head + data)
+        else:
             self._fail(requester)
-        elif self._response is not None:
+
+    def _parse_again(self, requester: Requester, data: bytes) -> None:
+        """Parse a head that names its length more than once, behind whole heads of 1xx."""
+        for _ in range(self._interims):
+            end = data.index(_HEAD_ENDS) + 4
+            requester.interim_response(data[:end])
+            data = data[end:]
+        self._interims, self._status, self._head = 0, _NONE, data
+        head, ends, body = data.partition(_HEAD_ENDS)
+        if not ends and len(head) <= _MAX_HEAD_BYTES:
+            return
+        mended = with_one_length(head)
+        if not ends or mended is None or head.startswith(_INTERIM):
+            self._fail(requester)
+            return
+        self._head, self._parser = b"", self._new_parser()
+        self.data_received(mended + ends + body)
+
+    def _hand_on(self, requester: Requester, data: bytes) -> None:
+        """Hand on data of a response, and not what follows it."""
+        if self._response is not None:
             self._body(requester, self._response, data)
         elif self._status != _NONE:
             self._take_head(requester, self._head + data)
@@ -169,6 +195,9 @@ class EngineConnection:
             self._head += data
             if len(self._head) > _MAX_HEAD_BYTES:
                 self._fail(requester)
+
+    def _new_parser(self) -> httptools.HttpResponseParser:
+        return httptools.HttpResponseParser(self if self._bare_body is None else _WithBody(self, self._bare_body))
 
     def _take_head(self, requester: Requester, data: bytes) -> None:
         """Split the data that completed a head: heads of 1xx may come before it, and a body behind it."""
@@ -184,9 +213,6 @@ class EngineConnection:
         response = ResponseHead(data[:end], self._status, to_head=requester.to_head, origin=self._pool.origin)
         data = data[end:]
         if not response.has_body:
-            if data:
-                self._fail(requester)
-                return
             if not self._has_ended:  # the parser would wait for the length that the response to a HEAD declares
                 self._parser = httptools.HttpResponseParser(self)
             self._has_ended = True
@@ -197,11 +223,17 @@ class EngineConnection:
 
     def _body(self, requester: Requester, response: ResponseHead, data: bytes) -> None:
         self._body_bytes += len(data)
-        if self._has_ended and response.has_surplus(data, self._body_bytes):
-            self._fail(requester)
-            return
+        if self._has_ended:
+            if response.has_body and response.chunked and (self._has_surplus or response.has_line_ends_behind(data)):
+                self._fail(requester)  # the parser does not tell where the body ended
+                return
+            surplus = response.surplus_bytes(self._body_bytes)
+            if surplus:
+                data = data[:-surplus]
+                self._keeps_alive = False
         if self._bare_body is not None:
-            data = self._bare(self._bare_body)
+            bare = self._bare(self._bare_body)
+            data = bare if response.chunked else data
         if self._response is None:
             self._response = response
             requester.response_begins(response, data)

@@ -20,7 +20,6 @@ class Coverage:
 
 
 def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
-    """Compare the records of the engine's present life with the number of ranks that there should be, if known."""
     alive = [record for record in records if record.status == "alive"]
     writing = tuple(record for record in alive if record.newest is not None)
     is_complete = expected is not None and sum(_shows_all(record.newest) for record in writing) >= expected
@@ -35,7 +34,6 @@ def coverage(records: Sequence[RankRecord], expected: int | None) -> Coverage:
 
 
 def ranks_expected(records: Sequence[RankRecord]) -> int | None:
-    """Return how many workers the engine has by its recorders; ``None`` where none says it."""
     return max((record.identity.ranks_expected or 0 for record in records), default=0) or None
 
 

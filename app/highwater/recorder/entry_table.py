@@ -27,8 +27,6 @@ _ROW = struct.Struct("<64sQdB7x")
 
 
 class EntryRow(TypedDict):
-    """One entry of a rank's encoder cache, as JSON has it."""
-
     mm_hash: str  # its first 64 characters
     bytes: int
     residency: str  # `device` or `host`
@@ -36,7 +34,6 @@ class EntryRow(TypedDict):
 
 
 def largest_first(row: EntryRow) -> tuple[int, str]:
-    """Return the key that sorts entries."""
     return -row["bytes"], row["mm_hash"]
 
 
@@ -68,11 +65,7 @@ class EntryTable:
     engine_budget: EngineBudget | None = None  # `None` where the file has none, or an invalid one
 
     def entries(self, mono: float) -> Iterator[EntryRow]:
-        """Return the entries, in the order in which they were first seen; invalid ones are left out.
-
-        Args:
-            mono: The time as of which their ages are, on the writer's monotonic clock.
-        """
+        """Return the valid entries, as first seen one after another; ages as of ``mono``, on the writer's clock."""
         for name, nbytes, seen_mono, is_on_host in _ROW.iter_unpack(self.rows):
             if nbytes <= MAX_NUMBER and 0 <= seen_mono <= MAX_NUMBER:
                 yield EntryRow(

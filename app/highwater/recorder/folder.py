@@ -45,14 +45,11 @@ class OtherRing:
 
     @property
     def is_alive(self) -> bool:
-        """True if its worker writes."""
         return self.record is not None and self.record.status == "alive"
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The outcome of ``remove_stale``."""
-
     removed: tuple[str, ...]  # the names of the files that were removed
     problems: tuple[str, ...]  # a sentence for each file that could not be removed, or that is not a recorder's
 
@@ -104,7 +101,6 @@ class RecorderFolder:
                 self._instance = instance
 
     def close(self) -> None:
-        """Close all files."""
         with self._lock:
             for file in self._files.values():
                 file.ring.close()
@@ -126,7 +122,9 @@ class RecorderFolder:
                 except RingUnusable as exc:
                     self._drop(name)
                     self._unusable[name] = (None, exc.reason)
-            records.sort(key=_newest_last)
+            records.sort(
+                key=lambda one: (one.status == "alive", one.identity.started_at, one.identity.pid)
+            )  # newest last
             ranks = {_key(record.identity): record for record in records}
             self._duplicates = tuple(
                 f"{record.name} is also written by pid {newest.identity.pid}, which counts"
@@ -203,11 +201,7 @@ class RecorderFolder:
         return OtherRing(path=path, instance=instance, record=record, problem=file.problem)
 
     def last_samples(self, path: Path) -> tuple[Identity, tuple[MemoryPoint, ...]]:
-        """Return the writer of a file of this folder, and its samples, oldest first. Reads the whole file.
-
-        Raises:
-            RingUnusable: It cannot be read.
-        """
+        """Return a file's writer and samples, oldest first. Reads all of it. Raises RingUnusable: it cannot be read."""
         with closing(Ring(path)) as ring:
             return ring.identity, read_samples(ring, MAX_RECORDS)
 
@@ -239,11 +233,7 @@ class RecorderFolder:
         return Removal(tuple(removed), tuple(problems))
 
     def _silent_seconds(self, path: Path, instance: str) -> float | None:
-        """Return for how long nothing was written into a file; ``None``: it is written, or has gone.
-
-        Raises:
-            RingUnusable: It is not known to be a recorder's.
-        """
+        """``None``: it is written, or has gone. Raises RingUnusable: it is not known to be a recorder's."""
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -268,10 +258,6 @@ def _key(identity: Identity) -> tuple[object, ...]:
     """Return what two writers cannot both be. Those that do not know their rank are distinguished by their process."""
     process = identity.pid if identity.rank is None else None
     return identity.host, identity.dp_rank, identity.pp_rank, identity.tp_rank, identity.rank, process
-
-
-def _newest_last(record: RankRecord) -> tuple[bool, float, int]:
-    return record.status == "alive", record.identity.started_at, record.identity.pid
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:

@@ -63,11 +63,7 @@ _IDENTITY = TypeAdapter(Identity)
 
 
 def parse_identity(content: bytes, file_name: str) -> Identity:
-    """Return the identity in a header.
-
-    Raises:
-        RingUnusable: It is invalid, or does not fit the file's name.
-    """
+    """Return the identity in a header. Raises RingUnusable: it is invalid, or does not fit the file's name."""
     given = json_object(content)
     if given is None:
         raise RingUnusable("corrupt identity: it is no JSON object")

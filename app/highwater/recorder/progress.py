@@ -39,8 +39,6 @@ _WHY_LOST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The work that the engine has at this time."""
-
     requests_running: int | None = None  # by the engine's counts; `None` where it does not report them
     requests_waiting: int | None = None
     # Under way through this sidecar. They count only where the engine reports none: the API server may spend a minute
@@ -56,10 +54,7 @@ _Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
 
 
 def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
-    """Return since when there have been requests without a break; ``None`` without any.
-
-    ``before`` is the last return value, ``now`` of any monotonic clock.
-    """
+    """``before`` is the last return value, ``now`` of any monotonic clock; ``None``: there are no requests."""
     if _requests(demand) is None:
         return None
     return now if before is None else before
@@ -72,10 +67,9 @@ def judge(
     requested_seconds: float = 0.0,
     max_step_seconds: float = MAX_STEP_SECONDS,
 ) -> Progress:
-    """Return the verdict over all ranks.
+    """There have been requests without a break for ``requested_seconds`` (``requested_since``).
 
-    There have been requests without a break for ``requested_seconds`` (``requested_since``); ``max_step_seconds`` is
-    the longest normal step, or call of ours.
+    ``max_step_seconds`` is the longest normal step, or call of ours.
     """
     verdict, since, summary = (
         _lost(ranks)
@@ -98,13 +92,16 @@ def judge(
 
 def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
     alive = [rank for rank in ranks if rank.status == "alive"]
-    lost = [rank for rank in ranks if rank.status in LOST and rank.age_seconds >= _patience(rank.status)]
+    limits = {status: SILENT_SECONDS if status == "silent" else LOST_SECONDS for status in LOST}
+    lost = [rank for rank in ranks if rank.status in limits and rank.age_seconds >= limits[rank.status]]
     # Where no rank writes, the engine has ended, or its files have moved: the polls show which. A process that is held
     # is a fact by itself.
     if lost and (alive or any(rank.status == "stopped" for rank in lost)):
         beside = f"; {_count(len(alive), 'other rank')} alive" if alive else ""
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in lost)
-        return "stuck", max(rank.age_seconds for rank in lost), named + beside + _to_do(lost)
+        stopped = [rank.pid for rank in lost if rank.status == "stopped"]
+        to_do = f"; {how_to_continue(stopped)}" if stopped else ""
+        return "stuck", max(rank.age_seconds for rank in lost), named + beside + to_do
     if not alive:
         named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in ranks)
         return "unknown", None, f"no rank writes: {named}" if ranks else "no rank has a recorder"
@@ -116,17 +113,7 @@ def how_to_continue(pids: Iterable[int | None]) -> str:
     return f"run kill -CONT {' '.join(map(str, pids))}, or detach the debugger"
 
 
-def _to_do(lost: Sequence[RankRecord]) -> str:
-    stopped = [rank.pid for rank in lost if rank.status == "stopped"]
-    return f"; {how_to_continue(stopped)}" if stopped else ""
-
-
-def _patience(status: RankStatus) -> float:
-    return SILENT_SECONDS if status == "silent" else LOST_SECONDS
-
-
 def _held_up(ranks: Sequence[RankRecord], max_step_seconds: float) -> _Finding | None:
-    """Return the longest step or call that a rank is in."""
     holds = [(hold[1], hold[0], rank) for rank in ranks if rank.status == "alive" and (hold := _hold(rank.progress))]
     if not holds:
         return None

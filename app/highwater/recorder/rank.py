@@ -30,8 +30,6 @@ _IDENTITY_FIELDS = ("rank", "local_rank", "dp_rank", "tp_rank", "pp_rank", "host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """The newest contents of one rank's recorder file."""
-
     identity: Identity
     # Its memory as of the last valid sample, as the worker would report it; `None` before the first. While the worker
     # has done nothing since that sample and still writes, it is of the last heartbeat's time.
@@ -45,7 +43,6 @@ class RankRecord:
 
     @property
     def name(self) -> str:
-        """The rank as an operator calls it."""
         return self.identity.name
 
     @property
@@ -55,7 +52,6 @@ class RankRecord:
 
     @property
     def entries_total(self) -> int | None:
-        """The number of entries in its encoder cache; ``None`` where that is unknown."""
         return None if self.table is None else self.table.total
 
     def entry_rows(self) -> Iterator[EntryRow]:
@@ -77,8 +73,6 @@ class _Record(NamedTuple):
 
 
 class RankFile:
-    """A rank's ring, and what was read of it so far."""
-
     def __init__(self, ring: Ring, machine: Machine) -> None:
         self.ring = ring
         self._machine = machine
@@ -102,7 +96,6 @@ class RankFile:
 
     @property
     def problem(self) -> str | None:
-        """The problem of the file, or of its content; ``None`` without one."""
         return self.ring.problem or self._sample_problem
 
     def read(self, *, whole_file: bool = False) -> RankRecord:
@@ -221,11 +214,7 @@ class RankFile:
 
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:
-    """Return the samples of a whole file, oldest first; figures that are invalid are unknown.
-
-    Raises:
-        RingUnusable: It cannot be read any more.
-    """
+    """Those of the whole file, oldest first; invalid figures are unknown. Raises RingUnusable: it cannot be read."""
     bodies = ((number(body.get("at")), body) for body in ring.newest(max_records) if body.get("kind") == "sample")
     return tuple(_point(at, part(body, "memory")) for at, body in bodies if at is not None)
 

@@ -68,9 +68,9 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
 
 
 def parse_stack(dump: str, thread: int | None) -> tuple[str, ...]:
-    """Return one thread's innermost frames as ``file.py:line function``.
+    """Return one thread's innermost frames as ``file.py:line function``, of a dump by Python's ``faulthandler``.
 
-    ``dump`` is as Python's ``faulthandler`` writes it; without a thread of that number the first is taken.
+    Without a thread of that number the first is taken.
     """
     threads = dump.split("\n\n")
     mark = "" if thread is None else f"0x{thread:016x}"

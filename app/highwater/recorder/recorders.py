@@ -55,7 +55,6 @@ class Recorders:
     those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
 
     Attributes:
-        files: The folder's files.
         records: Their last contents; after the engine's end too.
         show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
     """
@@ -94,12 +93,10 @@ class Recorders:
 
     @property
     def ranks_expected(self) -> int | None:
-        """The number of the engine's workers, by their files."""
         return ranks_expected(self.records)
 
     @property
     def model(self) -> str | None:
-        """The name under which the engine serves its model."""
         return next((record.identity.model for record in self.records if record.identity.model), None)
 
     @property
@@ -108,17 +105,14 @@ class Recorders:
         return tuple(sorted({record.identity.extension for record in self.records if record.identity.extension}))
 
     def coverage(self, expected: int | None) -> Coverage:
-        """Compare the recorders of the engine's present life with the ranks that there should be, if known."""
         return coverage(self.records, expected) if self.are_followed else Coverage()
 
     @property
     def are_followed(self) -> bool:
-        """True if ``records`` are of the present life of the engine."""
         return self.files.instance is not None
 
     @property
     def are_alive(self) -> bool:
-        """True if any recorder that is followed writes."""
         return self.are_followed and any(record.status == "alive" for record in self.records)
 
     @property
@@ -217,7 +211,6 @@ class Recorders:
         self._begun_at = self._requested = None
 
     def close(self) -> None:
-        """Close the files."""
         self.files.close()
 
     # --- reading ---

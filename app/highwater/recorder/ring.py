@@ -130,7 +130,6 @@ class Ring:
         self._cursor = 0  # where the next search for records that are not in their place begins
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -275,11 +274,7 @@ class Ring:
 
 
 def has_magic(path: Path) -> bool:
-    """Return whether it is a regular file that begins as a ring does, of whatever version.
-
-    Raises:
-        RingUnusable: It cannot be opened.
-    """
+    """Return if a regular file begins as a ring of any version does. Raises RingUnusable: it cannot be opened."""
     descriptor = _open(path)
     try:
         return os.pread(descriptor, len(MAGIC), 0) == MAGIC

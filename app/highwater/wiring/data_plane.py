@@ -11,13 +11,14 @@ from highwater.memory.history import History
 from highwater.process.descriptors import control_connections, default_connections
 from highwater.process.internal_errors import InternalErrors
 from highwater.proxy.access_log import AccessLog
-from highwater.proxy.allowlist import AllowList
+from highwater.proxy.allowlist import NO_ROOT_PATH, AllowList
 from highwater.proxy.client import protocol
 from highwater.proxy.front import ControlFront, Front, SidecarPaths
 from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
 from highwater.proxy.proxy import Proxy
 from highwater.proxy.traffic import ProxyTraffic
+from highwater.readings.engine import STATES
 from highwater.readings.report import Report
 from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks
@@ -49,9 +50,9 @@ class RootPathWatch:
         self._history = history
         self._reported: str | None = None
 
-    def notice(self, _: Report) -> None:
+    def notice(self, report: Report) -> None:
         """Compare again: another engine may have been started."""
-        problem = self._front.learn_root_path(self._root_path())
+        problem = self._front.learn_root_path(self._root_path() if STATES[report.engine.state].is_up else None)
         if problem is not None and problem != self._reported:
             self._history.record("state", problem)
             log.warning("%s", problem)
@@ -77,7 +78,7 @@ def wire_data_plane(
         tls=tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
         forwarded=settings.proxy.forwarded,
-        root_path=settings.engine_root_path,
+        root_path=_root_path(settings),
         withhold=withhold,
         internal_error=internal_errors.counter("proxy"),
     )
@@ -85,8 +86,12 @@ def wire_data_plane(
 
 
 def make_front(settings: Settings, paths: SidecarPaths) -> Front:
-    allowed = AllowList(settings.proxy.extra_paths, settings.engine_root_path)
+    allowed = AllowList(settings.proxy.extra_paths, _root_path(settings))
     return Front(paths, allowed, has_control_port=settings.control_port is not None)
+
+
+def _root_path(settings: Settings) -> str | None:
+    return None if settings.engine_root_path is None else settings.engine_root_path.removesuffix(NO_ROOT_PATH)
 
 
 def listening_ports(settings: Settings, proxy: Proxy, front: Front, paths: SidecarPaths) -> tuple[ListeningPort, ...]:

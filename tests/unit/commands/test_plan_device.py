@@ -44,6 +44,22 @@ def test_a_device_is_divided_and_each_part_says_how_it_is_known(folder: Path) ->
     assert made["kv_cache"]["available_bytes"] / GIB == pytest.approx(58.11, abs=0.05)
 
 
+@pytest.mark.parametrize(("given", "said"), [("80", "80GiB?"), ("0.5GiB", "any card has"), ("80B", "any card has")])
+def test_a_device_without_its_unit_is_refused(folder: Path, given: str, said: str) -> None:
+    result = CliRunner().invoke(plan, [str(folder), "--device", given])
+    assert (result.exit_code, said in result.output) == (2, True)
+
+
+def test_what_fits_says_what_is_left_outside_the_share(folder: Path) -> None:
+    """For what no budget has; without a card that is not known."""
+    fits = CliRunner().invoke(plan, [str(folder), "--device", "80GiB", "--max-model-len", "8192"])
+    assert "Outside the share of 0.92 are 6.40 GiB, for what no budget has" in fits.output
+    fits = CliRunner().invoke(plan, [str(folder), "--kv-cache-memory-bytes", "40GiB"])
+    assert "no budget has, such as graphs beyond their estimate and the first large image or video, is not known" in (
+        fits.output
+    )
+
+
 def test_the_files_of_a_folder_make_the_weights_exact(folder: Path) -> None:
     """Their headers are read; the data may be a hole of 16 GB."""
     header, place = {}, 0

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from highwater.accounting.engine_budget import EngineBudget, KvCacheMade, StartMemory
 from highwater.api.budget_text import comparison
 from highwater.diagnose.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
 from highwater.readings.rank import Launch, TorchMemory
 from tests.fakes.started import GIB
-from tests.unit.plan.readings import LARGER, STORY, rank, story_rank
+from tests.unit.plan.readings import GEMMA, LARGER, STORY, rank, story_rank
 
 
 def names(reading, budget) -> list[str]:
@@ -38,6 +39,49 @@ def test_it_weighs_more_where_it_does_not_fit():
 def test_little_is_no_finding():
     """Less than what moves by itself."""
     assert names(rank(), STORY) == []
+
+
+def started_with(estimate: int, *, counted: bool | None = True, captured: int = 783_831_531) -> EngineBudget:
+    """A start of vLLM 0.26 beside a process that gave 20.5 GiB back during the profile."""
+    memory = StartMemory(
+        total_bytes=130_599_218_053,
+        init_non_torch_bytes=9_105_330_668,
+        init_free_bytes=121_493_887_385,
+        requested_bytes=104_475_079_475,
+        weights_bytes=23_622_320_128,
+        peak_activation_bytes=3_221_225_472,
+        non_torch_bytes=2_362_232_012,
+        graphs_estimate_bytes=estimate,
+        graphs_estimate_counted=counted,
+        available_bytes=75_269_301_863 - (0 if counted is False else estimate),
+        graphs_bytes=captured,
+        utilization=0.8,
+    )
+    return replace(GEMMA, memory=memory, kv_cache=KvCacheMade())
+
+
+@pytest.mark.parametrize("counted", [True, None])
+def test_a_negative_estimate_of_graphs_makes_the_kv_cache_too_large(counted):
+    """By the estimate and what was captured; the parts sum, and the formula has the term."""
+    explanation = explain([rank(total=130_599_218_053)], lambda _: started_with(-22_011_707_392, counted=counted))
+    (budget,) = explanation.ranks
+    found = {finding.name: finding for finding in budget_findings(explanation)}
+    assert budget.part("graphs").bytes == -22_011_707_392
+    assert budget.part("unexplained") is None
+    assert str(budget.formula).endswith("- graphs' estimate")
+    finding = found["negative_graphs_estimate"]
+    assert (finding.weight, "21.23 GiB larger than the budget allows" in finding.title) == ("likely", True)
+    assert "Counted rightly, 69.37 GiB" in finding.text
+    assert [one.setting for one in finding.advice] == [
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+        "--kv-cache-memory-bytes",
+    ]
+    assert "not_profiled" not in found
+
+
+@pytest.mark.parametrize(("estimate", "counted"), [(-22_011_707_392, False), (2**30, True), (0, True)])
+def test_an_estimate_that_took_nothing_too_much_is_no_such_finding(estimate, counted):
+    assert "negative_graphs_estimate" not in names(rank(), started_with(estimate, counted=counted))
 
 
 def test_steps_above_the_profile_are_a_finding():

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from highwater.plan.answer import plan_json
 from highwater.plan.budget import rank_budget
 from highwater.plan.figure import GRADES, add, estimated, exact, measured
+from highwater.plan.flags import EngineFlags
+from highwater.plan.offline import plan_offline
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import STORY, STORY_START, rank, story_rank
 
@@ -32,3 +39,42 @@ def test_a_sum_is_known_as_well_as_its_worst_part() -> None:
     assert add([exact(1, "a rule"), measured(1, "a start")], "both").grade == "measured"
     assert add([], "nothing").grade == "exact"
     assert GRADES == ("engine", "exact", "measured", "estimated")
+
+
+CONFIGS = Path(__file__).parent / "configs"
+BATCH = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
+
+
+def plan_grades(config: str, version: str = "0.32.0", **flags) -> set[str]:
+    values = json.loads((CONFIGS / f"{config}.json").read_text("utf-8"))
+    planned = plan_offline(values, EngineFlags(**flags), version)
+    return set(plan_json(planned, "m")["kv_cache"]["grades"].values())
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "flags", "grade"),
+    [
+        ("llama-3.1-8b", "0.32.0", {}, "exact"),
+        ("gemma-3-27b", "0.32.0", {}, "estimated"),
+        ("gemma-3-27b", "0.32.0", BATCH, "exact"),
+        ("gemma-3-27b", "0.30.0", {"device_bytes": 192 * GIB}, "estimated"),
+        ("gemma-3-27b", "0.30.0", {"device_bytes": 192 * GIB, **BATCH}, "exact"),
+        ("gemma-3-27b", "0.32.0", {"device_bytes": 192 * GIB}, "exact"),
+        ("gemma-3-27b", "0.32.0", {"device_bytes": 80 * GIB}, "estimated"),
+        ("gemma-3-27b", "0.32.0", {"device_bytes": 24 * GIB}, "exact"),
+        ("qwen3.6-35b-a3b-nvfp4", "0.27.0", {}, "estimated"),
+        ("qwen3.6-35b-a3b-nvfp4", "0.32.0", {}, "exact"),
+    ],
+)
+def test_no_figure_is_exact_that_rests_on_an_assumed_default(config, version, flags, grade) -> None:
+    """Of a card that is not named, an A100 among those of 80 GB, or a rule that this version has otherwise."""
+    assert plan_grades(config, version, kv_cache_memory_bytes=40 * GIB, **flags) == {grade}
+
+
+def test_a_device_with_a_drafter_has_no_budget() -> None:
+    """Its weights are counted nowhere: the bounds would not hold."""
+    values = json.loads((CONFIGS / "qwen3.6-35b-a3b-nvfp4.json").read_text("utf-8"))
+    for method, is_unknown in (("mtp", True), ("ngram", False)):
+        drafter = json.dumps({"method": method, "num_speculative_tokens": 1, "prompt_lookup_max": 2})
+        planned = plan_offline(values, EngineFlags(device_bytes=80 * GIB, speculative_config=drafter))
+        assert ("drafter" in str(planned.why_unknown)) is is_unknown, planned.why_unknown

@@ -9,11 +9,11 @@ import pytest
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import NEWEST, OLDEST
 from highwater.plan.models.architectures import ARCHITECTURES, served
 from highwater.plan.models.model import read_model
 from highwater.plan.offline import OfflinePlan, plan_offline
 from highwater.plan.specs import LayerSpec, MambaState, MlaAttention, SlidingWindow
+from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN
 
 RELEASE = (0, 19, 0)
 SMALL: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -309,8 +309,8 @@ def test_an_architecture_that_a_version_no_longer_has_is_refused():
 def test_every_architecture_names_the_versions_that_have_it():
     """No version that is planned for is left open, and none is named that has no rules."""
     assert served().keys() == ARCHITECTURES.keys()
-    assert all(OLDEST <= one.since <= NEWEST for one in served().values())
-    assert all(one.until is None or one.since[:2] < one.until <= NEWEST[:2] for one in served().values())
+    assert all(OLDEST_KNOWN <= one.since <= NEWEST_KNOWN for one in served().values())
+    assert all(one.until is None or one.since[:2] < one.until <= NEWEST_KNOWN[:2] for one in served().values())
 
 
 def test_every_architecture_has_a_rule():

@@ -236,7 +236,7 @@ async def http(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
 # By file and function: the part whose counter moves, and what brings it about.
 PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch], Awaitable[None]]]] = {
     ("memory/poller.py", "_guarded"): ("poller", poller),
-    ("memory/poller.py", "_guarded_next_read"): ("poller", pace),
+    ("memory/poller.py", "_next_read"): ("poller", pace),
     ("memory/poller.py", "_notify"): ("poller", listener),
     ("policy/governor.py", "run"): ("policy", policy),
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),

@@ -102,6 +102,34 @@ def test_nothing_is_done_by_a_control_path_further_down(path):
     assert status("POST", path, AllowList(("/",))) == 403
 
 
+@pytest.mark.parametrize("root_path", [None, "", "/llm"])
+@pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs/ft-1/pause", "/v1/jobs/7/Resume/", "/v2/x/fault_tolerance/y"])
+def test_what_is_a_control_path_below_no_known_root_path_passes(path, root_path):
+    """The path of a later version or of a plugin, which ends in an ordinary verb."""
+    assert status("POST", path, AllowList(root_path=root_path, knows_root_path=True)) == 200
+    assert status("POST", path, AllowList(root_path=root_path)) == 403
+
+
+def test_a_path_that_may_be_a_control_path_is_refused_as_that():
+    """It is not called one, and the advice is one that can be followed for a path with an id in it."""
+    reason = DEFAULT.decide("POST", read_path(b"/v1/fine_tuning/jobs/ft-1/pause")).reason
+    assert "could be one of the engine's control paths, below a root path that is not known" in reason
+    assert "set engine_root_path to vLLM's --root-path, or to / where it has none" in reason
+
+
+@pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
+@pytest.mark.parametrize("root_path", ["/v1", "/v1/jobs/7", "/inference", "/inference/v1", "/llm"])
+def test_a_known_root_path_closes_what_lies_below_it(path, root_path):
+    """As the operator set it, and as the engine reports it; one that begins so is then another route to the engine."""
+    for allow in (
+        AllowList(root_path=root_path, knows_root_path=True),
+        AllowList(unset_root_path=root_path, knows_root_path=True),
+        AllowList((f"{root_path}/", "/"), unset_root_path=root_path, knows_root_path=True),
+    ):
+        assert status("POST", root_path + path, allow) == 403
+        assert path.startswith(f"{root_path}/") or status("POST", path, allow) == 403
+
+
 def test_a_model_may_be_called_like_a_control_path():
     """Two levels down it is a name."""
     assert status("GET", "/v1/models/pause") == 200
@@ -249,7 +277,7 @@ def test_a_prefix_entry_says_that_a_root_path_is_meant():
     assert [status("POST", path, allow) for path in paths] == [200, 404, 403, 200]
 
 
-@pytest.mark.parametrize("root_path", ["/llm/", "llm", "", "/", "/a//b", "/a/../b", "/a?b", "/a%2Fb"])
+@pytest.mark.parametrize("root_path", ["/llm/", "llm", "", "/a//b", "/a/../b", "/a?b", "/a%2Fb"])
 def test_a_root_path_that_cannot_be_meant_has_a_flaw(root_path):
     """For readers of the list: a plain path, as vLLM would match it."""
     assert root_path_flaw(root_path)
@@ -257,7 +285,7 @@ def test_a_root_path_that_cannot_be_meant_has_a_flaw(root_path):
 
 def test_a_plain_root_path_has_none():
     """Of one segment or several."""
-    assert [root_path_flaw(path) for path in ("/llm", "/llm/prod", "/v1")] == [None, None, None]
+    assert [root_path_flaw(path) for path in ("/llm", "/llm/prod", "/v1", "/")] == [None] * 4
 
 
 def test_aborting_by_name_is_refused_with_its_reason():
@@ -294,7 +322,14 @@ ROOT_PATHS = [None, "/llm", "/llm/prod", "/v1", "/v2", "/inference", "/cohere", 
 def test_what_steers_any_vllm_is_admitted_below_no_root_path(path, root_path):
     """Whether the operator has set it, has named it as a prefix, or does not know of it."""
     sent = (root_path or "") + path
-    for allow in (AllowList(), AllowList(("/", f"{root_path or ''}/")), AllowList(root_path=root_path)):
+    entries = ("/", f"{root_path or ''}/")
+    unaware = (AllowList(), AllowList(entries), AllowList(root_path=root_path))
+    aware = (
+        AllowList(extra, set_, reported, knows_root_path=True)
+        for extra in ((), entries)
+        for set_, reported in ((root_path or "", None), (None, root_path))
+    )
+    for allow in (*unaware, *aware):
         assert status("POST", sent, allow) in (403, 404), allow
 
 
@@ -346,12 +381,17 @@ PATHS = st.one_of(
 )
 
 
-@given(path=PATHS, method=st.sampled_from(["GET", "POST"]), extra=st.sampled_from([(), ("/",), ("/v1/x", "/custom/")]))
-@example(path="/v1/%2e%2e/collective_rpc", method="POST", extra=())
-@example(path="/v1/..%2fpause", method="POST", extra=("/",))
-def test_no_admitted_path_resolves_to_a_denied_one(path, method, extra):
+@given(
+    path=PATHS,
+    method=st.sampled_from(["GET", "POST"]),
+    extra=st.sampled_from([(), ("/",), ("/v1/x", "/custom/")]),
+    known=st.booleans(),
+)
+@example(path="/v1/%2e%2e/collective_rpc", method="POST", extra=(), known=False)
+@example(path="/v1/..%2fpause", method="POST", extra=("/",), known=True)
+def test_no_admitted_path_resolves_to_a_denied_one(path, method, extra, known):
     """However often it is decoded, resolved as a path and compared without case."""
-    if not AllowList(extra).decide(method, read_path(path.encode("latin-1"))).admitted:
+    if not AllowList(extra, knows_root_path=known).decide(method, read_path(path.encode("latin-1"))).admitted:
         return
     for _ in range(3):
         resolved = posixpath.normpath(path.replace("\\", "/")).lower()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from highwater.proxy.chunks import Chunks
 from highwater.proxy.failures import BadRequest, Failure, head_too_large
 from highwater.proxy.request_head import TAKEN_OUT, RequestHead, parse_head
-from highwater.proxy.response_head import EngineOrigin, ResponseHead
+from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
 
 HOST = b"host: engine\r\n"
 CAP = 300
@@ -425,21 +425,42 @@ def test_what_stands_between_chunks_is_capped(start, more):
 
 
 @pytest.mark.parametrize(
-    ("framing", "body", "surplus"),
+    ("body", "surplus"),
+    [(b"1\r\n\n\r\n0\r\n\r\n", b"\r\n"), (b"0\r\nx: y\r\n\r\n", b"\r"), (b"0\r\n\r\n", b"\n\r\n")],
+)
+def test_line_ends_behind_a_chunked_answer_are_seen(body, surplus):
+    """However much of the body came in the last read."""
+    head = answer(b"transfer-encoding: chunked")
+    for at in range(len(body)):
+        assert not head.has_line_ends_behind(body[at:])
+    for at in range(len(body) - 3):
+        assert head.has_line_ends_behind(body[at:] + surplus)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 4", b"Content-Length:4 ", b"x: y\r\nCONTENT-LENGTH:  4"])
+def test_what_is_more_than_a_length_is_counted(framing):
+    """A body of line ends too; nothing of a chunked one, whose end another reader finds."""
+    assert [answer(framing).surplus_bytes(count) for count in (4, 5, 40)] == [0, 1, 36]
+    assert answer(b"transfer-encoding: chunked").surplus_bytes(40) == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "one"),
     [
-        (b"content-length: 2", b"{}", b"\r\n"),
-        (b"content-length: 4", b"{}\r\n", b"\r\n"),
-        (b"Content-Length:4", b"{}\n\n", b"\n"),
-        (b"transfer-encoding: chunked", b"1\r\n\n\r\n0\r\n\r\n", b"\r\n"),
-        (b"transfer-encoding: chunked", b"0\r\nx: y\r\n\r\n", b"\r"),
-        (b"transfer-encoding: chunked", b"0\r\n\r\n", b"\n\r\n"),
+        ([b"Content-Length: 4", b"content-length:  4 "], b"4"),
+        ([b"content-length: 4, 4"], b"4"),
+        ([b"content-length: 4", b"content-length: 4,4"], b"4"),
+        ([b"content-length: 4", b"content-length: 5"], None),
+        ([b"content-length: 4", b"content-length: 04"], None),
+        ([b"content-length: 4,"], None),
     ],
 )
-def test_line_ends_behind_an_answer_are_seen(framing, body, surplus):
-    """However much of the body came in the last read."""
-    head = answer(framing)
-    for at in range(len(body)):
-        last = body[at:]
-        assert not head.has_surplus(last, len(body))
-    for at in range(len(body) - 3 if head.chunked else len(body)):
-        assert head.has_surplus(body[at:] + surplus, len(body + surplus))
+def test_equal_lengths_of_a_response_are_one(lengths, one):
+    head = b"\r\n".join([b"HTTP/1.1 200 OK", *lengths, b"X: y"])
+    assert repeats_length(head)
+    expected = None if one is None else b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\nX: y" % one
+    assert with_one_length(head) == expected
+
+
+def test_one_length_is_not_repeated():
+    assert not repeats_length(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nx-content-length: 4, 5\r\nx: content-length: 4")

@@ -166,7 +166,8 @@ def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
     if not known or len(known) < len(sizes):
         return None
     # Tensors with a stride lie in one allocation, of which each names the whole size (vllm 0.27.0
-    # v1/core/kv_cache_utils.py:1351, vllm 0.32.0 v1/core/kv_cache_utils.py:1668).
+    # v1/core/kv_cache_utils.py:1351, vllm 0.32.0 v1/core/kv_cache_utils.py:1668,
+    # vllm 0.33.0 v1/core/kv_cache_planning.py:722).
     is_packed = any(whole(look_up(tensor, "block_stride")) for tensor in on_device)
     return max(known) if is_packed else sum(known)
 

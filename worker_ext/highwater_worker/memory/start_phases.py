@@ -5,7 +5,8 @@ v1/worker/worker_base.py:44, `WorkerBase`). A phase that fails is kept too: it i
 
 Two more are not methods of the worker. `before` is the memory in use before the engine took any: as it looks at its
 device first, once that can be used. `graphs` is the runner's method, called within `warm_up` (vllm 0.12.0
-v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
+v1/worker/gpu_worker.py:427, vllm 0.32.0 v1/worker/gpu_worker.py:962,
+vllm 0.33.0 v1/worker/gpu_worker.py:994, vllm_ascend 0.12.0rc1 worker/worker_v1.py:358,
 vllm_ascend 0.23.0 worker/worker.py:732).
 """
 

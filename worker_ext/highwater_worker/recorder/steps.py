@@ -84,8 +84,9 @@ class Steps:
                 self._wrappers[name] = weakref.ref(vars(worker)[name])
         if _STEP not in self._wrappers:
             notes.add("moving.steps_begun", f"the worker has no {_STEP}: its steps cannot be counted")
-        # Ray's first executor runs steps on the runner, past the worker (vllm 0.32.0 v1/executor/ray_utils.py:144,
-        # `execute_model_ray`): there, no step seen does not mean no step run.
+        # Ray's first executor, gone in 0.33 (vllm 0.33.0 v1/executor/abstract.py:76), runs steps on the runner, past
+        # the worker (vllm 0.32.0 v1/executor/ray_utils.py:144, `execute_model_ray`): there, no step seen does not mean
+        # no step run.
         backend = look_up(worker, "vllm_config", "parallel_config", "distributed_executor_backend")
         self._is_bypassed = "ray" in str(backend).lower()
 

@@ -33,7 +33,8 @@ def other_holders(owner: object, name: str) -> list[str]:
 
     References are counted first, which takes no time and misses none. Only where there are too many does the garbage
     collector look for them: it walks every object, and sees neither references in C nor objects that the engine has
-    frozen (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`). A
+    frozen (`gc.freeze()` after warming up: vllm 0.32.0 v1/worker/gpu_worker.py:1082, `compile_or_warm_up_model`, and
+    vllm 0.33.0 v1/worker/gpu_worker.py:1114, which that wraps). A
     frame is not a holder: it belongs to a call that ends.
     """
     if is_held_once(owner, name):

@@ -111,7 +111,6 @@ class Incidents:
 
     @property
     def folder(self) -> Path | None:
-        """The folder; ``None``: in memory only."""
         return self._store.folder
 
     @property
@@ -121,7 +120,6 @@ class Incidents:
 
     @property
     def has_log(self) -> bool:
-        """True if the engine's log is known."""
         return self._log is not None
 
     @property
@@ -136,7 +134,6 @@ class Incidents:
 
     @property
     def is_late_due(self) -> bool:
-        """True if the log of an incident is to be read once more now."""
         return any(late.due <= self._monotonic() for late in self._late)
 
     async def complete(self, *, at_once: bool = False) -> tuple[Headline, ...]:
@@ -184,17 +181,12 @@ class Incidents:
         return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` without such an incident.
-
-        Raises:
-            UnreadableIncident: It exists, and this version cannot read it.
-        """
+        """Raises UnreadableIncident: it exists, and this version cannot read it."""
         incident = await asyncio.to_thread(self._store.read, incident_id)
         counted = self._tracked.get(incident_id)
         return incident if incident is None or counted is None else _counted(incident, counted)
 
     def close(self) -> None:
-        """Close the engine's log."""
         if self._log is not None:
             self._log.close()
 

@@ -22,8 +22,6 @@ from highwater.text.table import rank_title
 
 # An earlier kill is another matter.
 RECENT_SECONDS: Final = 60.0
-# A container that keeps so much of its limit has been killed for that, whenever its counter began.
-_FULL_RATIO: Final = 0.9
 _BY_CONTAINER: Final = "counted in the engine's container"
 _MAX_RISES, _MAX_GROUPS = 64, 256
 
@@ -77,9 +75,9 @@ class OomKillWatch:
 
     def _began_at_zero(self, container: ContainerMemory, *, has_ended: bool) -> bool:
         """Return whether all of a count that was never seen before is the engine's: on a bare machine it may be old."""
-        full = container.limit_bytes and (container.kept_bytes or 0) / container.limit_bytes >= _FULL_RATIO
         if has_ended:
-            return container.is_private or bool(full)
+            # One that is nearly full has been killed for that, whenever its counter began.
+            return container.is_private or container.is_nearly_full
         # Beside a new sidecar the engine may have run for days.
         return self._has_looked and container.is_private
 
@@ -96,9 +94,7 @@ class OomKillWatch:
     def recent(self, reading: HostReading | None = None, alive: Iterable[RankReading] = ()) -> OomKills | None:
         """Return the kills of the last minute; ``None`` where no counter was read after the engine's end.
 
-        Args:
-            reading: Made after the end.
-            alive: The ranks that have outlived it, and report their counters.
+        ``reading`` was made after the end; ``alive`` are the ranks that have outlived it, and report their counters.
         """
         recent: dict[str, OomKills] = {}
         for at, group, kills in self._rises:
@@ -108,7 +104,7 @@ class OomKillWatch:
         # Several groups report the same kill: those of ranks, and the container's.
         if recent:
             return max(recent.values(), key=lambda kills: kills.count)
-        if reading is not None and any(map(_is_after_the_end(reading), containers_of_engine(reading))):
+        if reading is not None and _is_counted_after_the_end(reading):
             return OomKills(count=0, where=_BY_CONTAINER)
         outlived = [rank for rank in alive if rank.host_memory.cgroup_oom_kills is not None]
         if not outlived:
@@ -116,14 +112,12 @@ class OomKillWatch:
         return OomKills(count=0, where=f"counted where rank {rank_title(*rank_key(outlived[0]))} runs")
 
 
-def _is_after_the_end(reading: HostReading) -> Callable[[ContainerMemory], bool]:
+def _is_counted_after_the_end(reading: HostReading) -> bool:
+    """Return whether a counter was read later than the last sign of a process of its container that has ended."""
     silent: dict[str | None, float] = {}
     for one in (*reading.processes, *reading.ended):
         silent[one.container] = max(one.age_seconds, silent.get(one.container, 0.0))
-
-    def is_after(container: ContainerMemory) -> bool:
-        """Return whether the counter was read later than the last sign of a process that has ended."""
-        is_now = container.sees == "sidecar" or silent[container.key] >= container.age_seconds + SILENT_SECONDS
-        return "oom_kill" in container.events and is_now
-
-    return is_after
+    return any(
+        "oom_kill" in one.events and (one.sees == "sidecar" or silent[one.key] >= one.age_seconds + SILENT_SECONDS)
+        for one in containers_of_engine(reading)
+    )

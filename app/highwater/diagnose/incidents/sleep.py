@@ -34,7 +34,6 @@ class Sleep:
     after: tuple[RankReading, ...] = ()
 
     def note(self, ranks: tuple[RankReading, ...]) -> None:
-        """Take the next readings."""
         if not any(rank.asleep_tags for rank in ranks):
             self.before, self.after = ranks, ()
         elif not self.after:

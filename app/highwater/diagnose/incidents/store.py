@@ -76,13 +76,10 @@ class _InMemory(NamedTuple):
 class IncidentStore:
     """The incidents. Every method may block on the disk, and may be called from any thread.
 
-    Args:
-        folder: An absolute path to an existing folder; ``None``: memory only.
-        keep: The highest number of files.
-        max_bytes: The largest size of a file.
+    At most ``keep`` files are kept, of ``max_bytes`` each.
 
     Attributes:
-        folder: The folder, links followed once.
+        folder: The folder, absolute, which must exist; links are followed once. ``None``: memory only.
         problem: Why the last incident could not be written, in one sentence; ``None`` if it could.
     """
 
@@ -134,16 +131,11 @@ class IncidentStore:
         return [headlines[name] for name in sorted(headlines, reverse=True)[:MAX_LISTED]]
 
     def has(self, incident_id: str) -> bool:
-        """Return whether an incident has this id."""
         with self._lock:
             return incident_id in self._memory or (self.folder is not None and incident_id in _names(self.folder))
 
     def read(self, incident_id: str) -> Incident | None:
-        """Return the incident; ``None`` without such an incident.
-
-        Raises:
-            UnreadableIncident: It exists, and this version cannot read it.
-        """
+        """Raises UnreadableIncident: it exists, and this version cannot read it."""
         content = self._content(incident_id)
         if content is None:
             return None
@@ -265,7 +257,6 @@ def _file(folder: Path, incident_id: str) -> Path:
 
 
 def listing(headlines: Sequence[Headline], folder: Path | None, problem: str | None) -> dict[str, Any]:
-    """Return a list of incidents as one JSON object."""
     listed = [asdict(headline) for headline in headlines]
     where = str(folder) if folder is not None else None
     return {"schema": SCHEMA, "incidents": listed, "folder": where, "problem": problem}

@@ -57,8 +57,6 @@ log = logging.getLogger("highwater.diagnose.incidents")
 
 @dataclass(slots=True)
 class _LifeKnown:
-    """The last knowledge of this life of the engine."""
-
     engine_life: str = ""
     instance: str | None = None
     records: tuple[RankRecord, ...] = ()

@@ -30,7 +30,8 @@ from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
 
 # What vLLM 0.12 to 0.33 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
-# comes once from each data-parallel engine. The files keep a client's words from being taken for them.
+# comes once from each data-parallel engine. The files keep a client's words from being taken for them. From
+# 0.33 on it is startup.py (vllm 0.33.0 entrypoints/common/startup.py:18, vllm 0.33.0 entrypoints/common/startup.py:96).
 _ENGINE_CORE: Final = 3
 _API_SERVER_FILES: Final = re.compile(r"(?:api_server|api_utils|utils|startup)\.py")
 _HEADERS: Final = (

@@ -38,11 +38,7 @@ class EngineMetrics(Source):
 
 
 def parse_load(text: str) -> EngineLoad:
-    """Return the load that an exposition shows, summed over its engines; the KV usage is the fullest engine's.
-
-    Raises:
-        EngineGarbled: It is no exposition.
-    """
+    """Sums over the engines; the KV usage is the fullest engine's. Raises EngineGarbled: it is no exposition."""
     try:
         samples = [sample for sample in _samples(text.splitlines()) if math.isfinite(sample[2])]
     except ValueError as exc:

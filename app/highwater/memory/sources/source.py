@@ -41,8 +41,4 @@ class Source(ABC):
 
     @abstractmethod
     async def read(self) -> Observation:
-        """Read it once.
-
-        Raises:
-            EngineError: No valid response.
-        """
+        """Read it once. Raises EngineError: no valid response."""

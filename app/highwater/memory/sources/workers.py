@@ -28,7 +28,6 @@ class Workers(Source):
         self._budgets = budgets
 
     def available(self, capabilities: Capabilities) -> bool:
-        """Return whether our extension is known to be loaded."""
         return capabilities.collective_rpc
 
     async def read(self) -> Observation:

@@ -16,15 +16,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from highwater.plan.generations import Release, Span
+from highwater.plan.generations import Span
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
+from highwater.readings.versions import Release
 
 
 @cache
 def served() -> Mapping[str, Span]:
-    """Return the versions of vLLM that have each architecture."""
-
     def span(since: str, last: str | None) -> Span:
         major, minor = map(int, last.split(".")) if last else (0, 0)
         return Span(tuple(map(int, since.split("."))), (major, minor + 1) if last else None)
@@ -35,8 +34,6 @@ def served() -> Mapping[str, Span]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The rule for one architecture."""
-
     build: Builder
     hybrid: bool = False  # vLLM aligns its attention's blocks to its states (is_hybrid)
     states_only: bool = False  # it has no attention at all

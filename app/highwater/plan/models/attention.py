@@ -21,11 +21,7 @@ FULL = "full_attention"
 
 
 def kv_heads(config: Config) -> int:
-    """Return the KV heads of a whole model (vLLM's get_total_num_kv_heads).
-
-    Raises:
-        PlanError: The number does not divide the attention heads.
-    """
+    """A whole model's (vLLM's get_total_num_kv_heads). Raises PlanError: they do not divide the attention heads."""
     heads, queries = _kv_heads(config), config.number("num_attention_heads")
     if heads > queries or queries % heads:
         raise config.refused("num_key_value_heads", heads, f"it must divide the {queries} attention heads")
@@ -128,11 +124,7 @@ def by_layer_type(config: Config) -> tuple[Kept, ...]:
 
 
 def wrapped(config: Config) -> tuple[Kept, ...]:
-    """The language model inside a wrapper, which may be one of many.
-
-    Raises:
-        PlanError: The language model is not a known one.
-    """
+    """The language model inside a wrapper, which may be one of many. Raises PlanError: it is not a known one."""
     if config.model_type not in WRAPPED:
         raise config.refused("model_type", config.model_type, f"inside this architecture, {sorted(WRAPPED)} are known")
     return (qwen2 if config.model_type in QWEN2 else by_layer_type)(config)

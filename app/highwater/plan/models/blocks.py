@@ -23,8 +23,6 @@ FLASHINFER_HEAD_SIZE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """The block sizes of one engine."""
-
     attention: int  # tokens a block of attention layers holds
     state: int  # tokens that one state of a recurrent layer stands for
     state_page_bytes: int | None = None  # the size that the states' pages are padded to; None: they are not
@@ -40,11 +38,7 @@ def block_sizes(
     mamba_cache_mode: str,
     speculative: int,
 ) -> Blocks:
-    """Return the block sizes that vLLM ends up with.
-
-    Raises:
-        PlanError: A given size makes no sense.
-    """
+    """Return the block sizes that vLLM ends up with. Raises PlanError: a given size makes no sense."""
     start = _starting_size(model, flags, generation, elements)
     given_state = flags.mamba_block_size
     if given_state is not None and mamba_cache_mode == "none":

@@ -36,14 +36,12 @@ _EAGLE_HEADS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A drafter."""
-
     tokens: int = 0  # drafted at a time
     kept: tuple[Kept, ...] = ()
 
 
 def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Draft:
-    """Return what `--speculative-config` (None: not given) adds to a model with this config.json.
+    """Return what `--speculative-config` adds to a model with this config.json; None: it was not given.
 
     Raises:
         PlanError: The method is not known here, or its configuration cannot be read.
@@ -65,11 +63,7 @@ def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Dra
 
 
 def speculative_object(text: str) -> Mapping[str, Any]:
-    """Return the object that `--speculative-config` holds.
-
-    Raises:
-        PlanError: The text is not a JSON object.
-    """
+    """Return the object that `--speculative-config` holds. Raises PlanError: the text is not a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:

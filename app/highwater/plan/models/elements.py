@@ -8,8 +8,9 @@ from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, Release
+from highwater.plan.generations import Generation
 from highwater.plan.models.kept import Model, Role
+from highwater.readings.versions import Release
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 # vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).
@@ -39,8 +40,6 @@ SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """The element types of one engine."""
-
     model: str  # of weights and activations
     cache: str  # of the KV cache, as vLLM names it once resolved; ``auto``: the model's
     convolution: str  # of the convolutions' states
@@ -69,11 +68,7 @@ class Elements:
 
 
 def resolve_elements(model: Model, generation: Generation, flags: EngineFlags) -> Elements:
-    """Return the element types that vLLM uses for these flags.
-
-    Raises:
-        PlanError: The config names an unknown element type.
-    """
+    """Raises PlanError: the config names an unknown element type."""
     own = _model_type(model, flags.dtype)
     conv = _state_type("mamba_cache_dtype", flags.mamba_cache_dtype, generation)
     conv = own if conv == "auto" else conv

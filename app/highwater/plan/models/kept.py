@@ -65,8 +65,6 @@ class StateForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentState(Kept):
-    """A recurrent state."""
-
     form: StateForm
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
-from highwater.plan.generations import Release
 from highwater.plan.models.reading import MAX_NUMBER, Config
+from highwater.readings.versions import Release
 
 # model_arch_config_convertor.py, derive_max_model_len_and_key: the smallest of these counts.
 LENGTH_KEYS: Final = (
@@ -33,8 +33,6 @@ UNNAMED_LENGTH: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """The lengths that a model allows."""
-
     longest: float | None  # the derived maximum; None: the configuration names none
     key: str | None  # the key that it was read from
     default: int  # the length that vLLM takes where none is given
@@ -42,7 +40,6 @@ class Length:
 
 
 def length_of(config: Config, release: Release) -> Length:
-    """Return how long a sequence a model allows in a release of vLLM."""
     longest, key = math.inf, None
     for name in LENGTH_KEYS:
         value = config.optional(name)

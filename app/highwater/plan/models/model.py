@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Release
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, RecurrentState
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
 from highwater.plan.models.recurrent import zamba2_head_size
+from highwater.readings.versions import Release
 
 # Keys that change what a cache holds, in ways that are not modelled here: a model that sets one is refused by name.
 NOT_MODELLED: Final = {
@@ -32,11 +32,7 @@ EXPERT_KEYS: Final = ("num_experts", "moe_num_experts", "n_routed_experts", "num
 
 
 def read_model(values: Mapping[str, Any], release: Release) -> Model:
-    """Return a model as far as the size of its KV cache goes, as a release of vLLM serves it.
-
-    Raises:
-        PlanError: The architecture is not known, or a key makes no sense.
-    """
+    """Raises PlanError: the architecture is not known, or a key makes no sense."""
     name, architecture = _architecture(values, release)
     config = language_config(values)
     if not config.model_type:

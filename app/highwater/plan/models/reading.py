@@ -67,20 +67,14 @@ class Config:
         return {**values, **aliased}
 
     def gives(self, key: str) -> bool:
-        """Return whether the file itself gives a key a value."""
         return self._values.get(key) is not None
 
     def refused(self, key: str, value: object, right: str) -> PlanError:
-        """Return the error of a key's value."""
         shown = "absent" if value is None else short(value)
         return PlanError(f"{self.prefix}{key}: {shown}; {right}")
 
     def optional(self, key: str, least: int = 1) -> int | None:
-        """Return a whole number, or None where the file and its type say nothing.
-
-        Raises:
-            PlanError: The value is not a whole number, or out of range.
-        """
+        """None where the file and its type say nothing. Raises PlanError: it is not a whole number, or out of range."""
         value = self.get(key)
         if value is None:
             return None
@@ -93,22 +87,14 @@ class Config:
         return value
 
     def number(self, key: str, least: int = 1) -> int:
-        """Return a whole number that must be there.
-
-        Raises:
-            PlanError: It is missing, not a whole number, or out of range.
-        """
+        """Raises PlanError: it is missing, not a whole number, or out of range."""
         value = self.optional(key, least)
         if value is None:
             raise self.refused(key, None, f"a whole number of {least} or more is needed")
         return value
 
     def names(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of names, one for each layer; None if the config has no such list.
-
-        Raises:
-            PlanError: The value is not a list of names, one for each layer.
-        """
+        """Return a list of names, one for each layer; None if there is none. Raises PlanError: it is no such list."""
         value = self.get(key)
         if value is None:
             return None
@@ -117,11 +103,7 @@ class Config:
         return tuple(value)
 
     def mapping(self, key: str) -> Mapping[str, Any]:
-        """Return a nested object; an empty one where it is absent.
-
-        Raises:
-            PlanError: The value is not an object.
-        """
+        """Return a nested object; an empty one where it is absent. Raises PlanError: the value is not an object."""
         value = self.get(key)
         if value is None:
             return {}
@@ -135,11 +117,7 @@ class Config:
 
 
 def language_config(values: Mapping[str, Any]) -> Config:
-    """Return the part of a config.json that describes the language model.
-
-    Raises:
-        PlanError: That part is not an object.
-    """
+    """Raises PlanError: the part that describes the language model is not an object."""
     part, outer, prefix = values, str(values.get("model_type") or ""), ""
     model_type = outer
     for _ in range(2):  # Qwen's Omni models nest twice

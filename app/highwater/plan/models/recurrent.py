@@ -211,7 +211,6 @@ def kimi_linear(config: Config) -> tuple[Kept, ...]:
 
 
 def plain_head_size(config: Config) -> int:
-    """Return the head size of models that take no head_dim."""
     return config.number("hidden_size") // config.number("num_attention_heads")
 
 
