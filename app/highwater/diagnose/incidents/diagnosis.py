@@ -88,10 +88,10 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     """
     cause, likely = _cause(log), [finding.title for finding in findings if finding.weight == "likely"]
     said = cause or next((message for message in log.messages if _part(message) != "event"), None)
-    is_known = cause is not None or bool(likely)
+    raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
-    if cause is None and log.exception is not None:
-        parts.append(f"{exception_title(log.exception)}: {_quoted(log.exception.text)}")
+    if cause is None and raised is not None and (said is None or not raised.follows):
+        parts.append(exception_title(raised) + (f": {_quoted(raised.text)}" if raised.text else ""))
     if said is not None:
         parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
     parts += likely[:2]
@@ -99,14 +99,18 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     if _had_room(evidence, findings, log):
         room = next(finding.title for finding in findings if finding.name == "device_had_room")
         parts += [f"device memory was not short ({room})"] if is_acquitted(case_of(evidence, log)) else [room]
-    elif not is_known and log.exception is None:
+        is_outside = any(finding.name == "hang_ended" and finding.weight == "likely" for finding in findings)
+        parts += [finding.title for finding in findings if finding.name == "kill_not_known" and not is_outside]
+    elif not is_known and (raised is None or raised.follows):
         parts += [finding.title for finding in findings if finding.weight == "clue"][:1]
-    if evidence.kind == "start_failed" and evidence.reason and said is None and log.exception is None:
+    if evidence.kind == "start_failed" and evidence.reason and said is None and raised is None:
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
+    if evidence.kind == "start_failed" and said is None and raised is None and log.was_understood:
+        parts.insert(0, "by its log it ended without a word")
     if not parts:
         parts = ["nothing that is known explains it"]
-    if said is None and log.exception is None and (log.lines > 0 or not likely):
+    if said is None and raised is None and (log.lines > 0 or not likely):
         parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
@@ -115,7 +119,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
     """Return whether the log tells of an orderly end, and nothing of another cause."""
     is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
-    has_cause = _cause(log) is not None or log.exception is not None or bool(log.failed)
+    has_raised = log.exception is not None and not log.exception.before
+    has_cause = _cause(log) is not None or has_raised or bool(log.failed)
     return evidence.kind == "died" and log.ended_in_order and not is_killed and not has_cause
 
 
@@ -133,7 +138,11 @@ def unheard(log: LogStory) -> str:
 def exception_title(exception: QuotedException) -> str:
     """Return whose exception it is, as a clause: ``the last exception of Worker_TP0 (pid 1037)``."""
     name = exception.process.partition(" pid=")[0] or "a process of the engine"
-    return f"the last exception of {name}" + (f" (pid {exception.pid})" if exception.pid is not None else "")
+    name += f" (pid {exception.pid})" if exception.pid is not None else ""
+    before = f", {exception.before} before the log's end" if exception.before else ""
+    if not exception.text:
+        return f"{name} hit an exception that the log does not show{before}"
+    return f"an exception of {name}{before}" if before else f"the last exception of {name}"
 
 
 def _quoted(words: str) -> str:

@@ -207,11 +207,7 @@ class Incidents:
             stored = self._stored(last.id)
             if stored is not None and stored.start == evidence.start.id:
                 return last, False  # an earlier sidecar's
-            if (
-                stored is not None
-                and _fails_again(last, evidence)
-                and _cause(stored.messages) == _cause(evidence.start.story.messages)
-            ):
+            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start.story):
                 counted = self._repeated(last, evidence)
                 self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
                 return counted, False
@@ -413,8 +409,11 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
     )
 
 
-def _cause(messages: Sequence[LogMessage]) -> str:
-    return messages[0].name if messages else ""
+def _cause(told: Incident | LogStory) -> str:
+    """Return what the log says of it: a known message, or the name of an exception."""
+    if told.messages:
+        return told.messages[0].name
+    return told.exception.text.partition(":")[0] if told.exception is not None else ""
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

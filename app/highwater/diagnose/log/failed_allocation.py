@@ -10,12 +10,14 @@ An engine may live through such a failure. One counts only if it is its process'
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.diagnose.log.messages import WhichMemory
+from highwater.diagnose.log.record import LogLine
 from highwater.readings.rank import RankReading
 from highwater.text.printable import plain
 from highwater.units import GIB, KIB, MIB
@@ -43,8 +45,10 @@ _DEVICE: Final = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?:WorkspaceAllocator)?\b")
 _OF_NODE: Final = re.compile(r"\bwas (\d{1,9}\.\d{1,2})GB / (\d{1,9}\.\d{1,2})GB\b")
 _OF_PROCESS: Final = re.compile(r"\s*(\d{1,9})\s{1,40}(\d{1,9}\.\d{1,2})\s{1,40}(\S.*)")
 _LIST_LINES: Final = 16
-# vLLM's time of a line, or a container runtime's. The year is not said: that of a leap year stands for any.
-_TIME: Final = re.compile(r"\b(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)\b")
+# A collector's time at the beginning of a line, else vLLM's in its record: a client's words stand in neither. The year
+# is not said: that of a leap year stands for any.
+_TIME: Final = re.compile(r"(?:\d{4}-|\b)(\d\d-\d\d[ T]\d\d:\d\d:\d\d)\b")
+_OPENS: Final = re.compile(r'\{\s?"[@\w]{1,20}": ?"')
 _MOST_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
 
@@ -122,11 +126,15 @@ class FailedAllocations:
 
     def __init__(self) -> None:
         self._found: dict[tuple[WhichMemory, int | None], tuple[Moment, FailedAllocation | None]] = {}
+        self._is_untimed = False
         self._node: tuple[tuple[WhichMemory, int | None], int] | None = None  # Ray's list of processes is to come
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line, known = found
+        if self._is_untimed and at.is_timed:
+            self._found = {key: (was.settled(at), failed) for key, (was, failed) in self._found.items()}
+            self._is_untimed = False
         if known is None or known.of_memory in (None, "unclear"):
             self._note_process(line.message, at)
         elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
@@ -135,6 +143,7 @@ class FailedAllocations:
             if key in self._found or len(self._found) < _MOST_PROCESSES:
                 failed = _parsed(line.message, key[1], known.of_memory)
                 self._found[key] = at, failed
+                self._is_untimed = self._is_untimed or not at.is_timed
                 self._node = (key, at.number) if failed is not None and failed.node_gb is not None else self._node
 
     def _note_process(self, message: str, at: Moment) -> None:
@@ -156,26 +165,47 @@ class FailedAllocations:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A line's place in a log: its number, and the last time that was named until then."""
+    """A line's place in a log: its number, and its time, or else the last one until then (``is_timed`` is false)."""
 
     number: int = 0
     time: datetime | None = None
+    is_timed: bool = True
 
-    def next(self, text: str) -> Moment:
-        """Return that of the next line."""
-        return Moment(self.number + 1, _time_of(text) or self.time)
+    def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
+        """Return that of the next line of the log, with the lines in it."""
+        opens = _OPENS.match(text)
+        found = _TIME.match(text, opens.end() if opens is not None else 0)
+        for line in lines if found is None else ():
+            if line.file is not None and found is None:
+                found = _TIME.search(line.text, 0, max(len(line.text) - len(line.message), 0))
+        time = None if found is None else _time_of(found[1])
+        return Moment(self.number + 1, time or self.time, time is not None)
+
+    def settled(self, later: Moment) -> Moment:
+        """Return it with the time of the next line that has one, if it has none: an idle engine writes nothing."""
+        return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
 
     def is_near(self, end: Moment) -> bool:
         """Return whether it is at most a minute before the end; where the log has no times, lines count."""
+        gap = self._gap(end)
+        return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
+
+    def before(self, end: Moment) -> str:
+        """Return how long before the end it is, as a part of a sentence."""
+        gap = self._gap(end)
+        return f"{end.number - self.number:,} lines" if gap is None else f"{gap / timedelta(minutes=1):,.0f} min"
+
+    def _gap(self, end: Moment) -> timedelta | None:
+        """Return the time between; ``None`` where it is not known, or the times go backwards."""
         if self.time is None or end.time is None:
-            return end.number - self.number < NEAR_LINES
-        return (end.time - self.time) % _YEAR <= timedelta(seconds=NEAR_SECONDS)
+            return None
+        gap = (end.time - self.time) % _YEAR
+        return gap if gap < _YEAR / 2 else None
 
 
-def _time_of(line: str) -> datetime | None:
-    found = _TIME.search(line[:200])
+def _time_of(stamp: str) -> datetime | None:
     try:
-        return None if found is None else datetime.fromisoformat(f"{_ANY_YEAR}-{found[0]}Z")
+        return datetime.fromisoformat(f"{_ANY_YEAR}-{stamp}Z")
     except ValueError:  # no such day or hour
         return None
 

@@ -1,18 +1,18 @@
 """The last words of the engine's processes: the exception nearest to the cause, and an orderly end. Pure.
 
-Exceptions of the API server are never among them: clients' words stand there. Those that only follow from another
-process's are shown where there is nothing else.
+Once it listens, exceptions of the API server are never among them: clients' words stand there. Those that only follow
+from another process's are shown where there is nothing else, and so is one that is announced and then missing.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from highwater.diagnose.log.failed_allocation import Moment
 from highwater.diagnose.log.lines import RecognizedLine, quoted
-from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
+from highwater.diagnose.log.record import API_SERVER, MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
 
 _MOST_PROCESSES: Final = 64
@@ -29,9 +29,29 @@ _PROCESS: Final = re.compile(r"Process (\S{1,60}):\s*$")
 _API_SERVERS_FRAME: Final = re.compile(
     r'\s*File ".{0,400}(?:/vllm/entrypoints/|/uvicorn/|/starlette/|/fastapi/|/async_llm\.py|/core_client\.py)'
 )
+# The first frame of a traceback that nothing caught: a script's (not a library's, which may print what it caught as it
+# is imported), runpy's, or that of a process that Python started.
+_OUTERMOST: Final = re.compile(
+    r'\s*File "(?:(?!.{0,300}(?:site|dist)-packages/(?!vllm/entrypoints/)).{0,400}", line \d{1,9}, in <module>'
+    r'|.{0,400}", line \d{1,9}, in (?:_run_module_as_main|_bootstrap))\s*$'
+)
+# How C++, Python's faulthandler, shells and UCX say that a process was aborted, each a line of its own.
+_ABORTS: Final = re.compile(
+    r"(?:terminate called (?:after throwing|without an active)|Fatal Python error: |!{3,9} Segfault encountered"
+    r"|(?:\S{1,80}: (?:line \d{1,6}: +\d{1,9} )?)?(?:Segmentation fault|Aborted) {1,20}\(core dumped\)"
+    r"|Segmentation fault\b|\[\S{1,80}\] Caught signal \d{1,2} )"
+)
+_WHAT: Final = re.compile(r"\s*what\(\): +(?=\S)")
+# Before an exception in the same process: vLLM 0.32.0 v1/executor/multiproc_executor.py:953 and 1063,
+# v1/engine/core.py:1510; up to 0.10 worker_base.py.
+_ANNOUNCES: Final = re.compile(
+    r"WorkerProc (?:hit an exception|failed)|EngineCore (?:encountered a fatal error|failed to start|hit an exception)"
+    r"|Error executing method "
+)
 # They follow from another process's end.
 _FOLLOWS: Final = re.compile(
     r"[\w.]*(?:EngineDeadError|ActorDiedError|RayActorError|RayTaskError|BrokenPipeError|EOFError|ConnectionResetError)\b"
+    r"|[\w.]+: .{0,200}(?:remote process exited or there was a network error|ncclRemoteError|Connection closed by peer)"
     r"|\w+: (?:Engine core initialization failed|WorkerProc (?:initialization failed|failed to start)|Executor failed"
     r"|cancelled|Worker failed with error|Engine process failed to start|Worker \d+ failed to initialize)"
 )
@@ -53,14 +73,20 @@ _UVICORN_STOPS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedException:
-    """The exception of a worker or of EngineCore that is nearest to the cause, known or not; ``text`` is its line, cut.
+    """The exception of a process of the engine that is nearest to the cause, known or not.
 
-    ``process`` is as the log names it, such as ``Worker_TP0 pid=1037``; it is empty where the log does not.
+    Attributes:
+        process: As the log names it, such as ``Worker_TP0 pid=1037``; empty where it does not.
+        text: Its line, cut; empty where the log does not show it.
+        follows: It only follows from another process's end.
+        before: How long before the log's end; empty where it stands near it.
     """
 
     process: str
     text: str
     pid: int | None = None
+    follows: bool = False
+    before: str = ""
 
 
 def says_stop(line: LogLine) -> bool:
@@ -71,42 +97,68 @@ def says_stop(line: LogLine) -> bool:
 
 
 class LastWords:
-    """The exceptions among lines that come one after another, and whether the end was orderly."""
+    """The exceptions among lines that come one after another, and whether the end was orderly.
 
-    def __init__(self) -> None:
-        self._tracebacks: dict[str, bool] = {}  # by process: the exception's line is to come
+    With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
+
+    Attributes:
+        is_uncaught: A process ended with an exception that nothing caught.
+        is_last: An exception that no record printed is the last word; perhaps nothing caught it.
+    """
+
+    def __init__(self, *, of_start: bool = False) -> None:
+        self._of_start = of_start
+        # By process: the exception's line is to come. Whether nothing caught it; ``None`` until the first frame.
+        self._tracebacks: dict[str, bool | None] = {}
         # A traceback without a process: whose it is, and whether the next one is chained to it.
         self._bare, self._is_servers, self._goes_on = "", False, False
         self._found: dict[str, QuotedException] = {}
+        self._announced: dict[str, QuotedException] = {}
         self._following: QuotedException | None = None
-        self._last: Moment | None = None
-        self._has_failed = False
-        self.in_order = False
+        self._last = Moment()
+        self._has_failed = self._has_raised = False
+        self.in_order = self.is_uncaught = self.is_last = False
 
-    @property
-    def exception(self) -> QuotedException | None:
-        """The last exception of the process that failed first."""
-        return next(iter(self._found.values()), self._following)
+    def exception(self, end: Moment) -> QuotedException | None:
+        """Return the last exception of the process that failed first, as it stands in a log that ends there."""
+        others = [*self._announced.values(), *filter(None, [self._following])]
+        others.sort(key=lambda one: one.follows or not one.text)  # what it quotes comes first
+        found = next(iter([*self._found.values(), *others]), None)
+        return found if found is None or self._last.is_near(end) else replace(found, before=self._last.before(end))
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
-        line = found.line
+        line, self._last = found.line, self._last.settled(at)
         self._has_failed = self._has_failed or (found.known is not None and found.known.part in {"cause", "end"})
-        self.in_order = self.in_order or (not self._has_failed and says_stop(line))
+        has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
+        self.in_order = self.in_order or (not has_failed and says_stop(line))
+        self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
-        if process is not None and self._is_exception(process, line):
+        if process is None:
+            return
+        if _ANNOUNCES.match(line.message) and line.level == "ERROR":
+            self._begin(at)
+            self._has_failed = True
+            if len(self._announced) < _MOST_PROCESSES:
+                self._announced[process] = QuotedException(process=self._writer(line), text="", pid=line.pid)
+        elif _ABORTS.match(line.message) or _WHAT.match(line.message) or self._is_exception(process, line):
             self._note(process, line, at)
 
     def _process_of(self, line: LogLine) -> str | None:
-        """Return whose exception a line may be: nobody's where it is the API server's, or is no error."""
-        if line.is_api_servers or line.level not in (None, "ERROR", "CRITICAL"):
+        """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""
+        is_starting = self._of_start and line.is_api_servers
+        if (line.is_api_servers and not is_starting) or line.level not in (None, "ERROR", "CRITICAL"):
             return None
         if line.process is not None:
-            return line.process if _OF_ENGINE.match(line.process) else None
+            return line.process if is_starting or _OF_ENGINE.match(line.process) else None
         if line.file is not None:
             return line.file
         self._read_bare(line.message)
         return self._bare
+
+    def _writer(self, line: LogLine) -> str:
+        """Return the process as the log names it: a module is none."""
+        return line.process or ("" if line.file else API_SERVER if self._is_servers else self._bare)
 
     def _read_bare(self, message: str) -> None:
         """Note whose a traceback without a process is: the API server's, by its frames."""
@@ -125,27 +177,43 @@ class LastWords:
         message = line.message
         if _TRACEBACK.match(message):
             if len(self._tracebacks) < _MOST_PROCESSES:
-                self._tracebacks[process] = True
+                self._tracebacks[process] = None
             return False
         if not message or message[0].isspace() or _CHAINED.match(message):
+            if message and self._tracebacks.get(process, False) is None:
+                self._tracebacks[process] = line.file is None and _OUTERMOST.match(message) is not None
             return False
-        is_awaited = self._tracebacks.pop(process, False)
-        if _ENDS.match(message) or not (is_awaited or line.is_form):
+        is_awaited = process in self._tracebacks
+        is_uncaught = bool(self._tracebacks.pop(process, False))
+        if not (is_awaited or line.is_form):
             return False
+        if _ENDS.match(message):
+            self.in_order = self.in_order or (self._of_start and is_uncaught and not self._has_failed)
+            return False
+        self.is_uncaught = self.is_uncaught or is_uncaught
         if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it
             self.in_order, self._has_failed = False, True
-            return False
+            return self._of_start
         return (_ANY_NAME if is_awaited else _NAMED).match(message) is not None or quoted(line) is not None
 
     def _note(self, process: str, line: LogLine, at: Moment) -> None:
         inner = quoted(line)
-        text = line.message if inner is None else _QUOTE_ENDS.sub("", inner)
-        exception = QuotedException(process=process, text=plain(text, MAX_LINE_LENGTH), pid=line.pid)
-        if self._last is not None and not self._last.is_near(at):
-            self._found, self._following = {}, None
-        self._last, self._has_failed = at, True
+        text = _WHAT.sub("", line.message, 1) if inner is None else _QUOTE_ENDS.sub("", inner)
+        follows = _FOLLOWS.match(line.message) is not None and (inner is None or _FOLLOWS.match(inner) is not None)
+        exception = QuotedException(
+            process=self._writer(line), text=plain(text, MAX_LINE_LENGTH), pid=line.pid, follows=follows
+        )
+        self._begin(at)
+        self._announced.pop(process, None)
+        self._has_raised, self.is_last = True, line.file is None
         if _FOLLOWS.match(line.message):
-            quotes_more = inner is not None and not _FOLLOWS.match(inner)
-            self._following = exception if quotes_more or self._following is None else self._following
+            if self._following is None or not follows:
+                self._following = exception
         elif process in self._found or len(self._found) < _MOST_PROCESSES:
             self._found[process] = exception
+
+    def _begin(self, at: Moment) -> None:
+        """Note when an exception was written: what its process lived through before is none of the last words."""
+        if not self._last.is_near(at):
+            self._found, self._announced, self._following = {}, {}, None
+        self._last = at

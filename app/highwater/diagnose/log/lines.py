@@ -81,19 +81,10 @@ class RecognizedLine(NamedTuple):
     known: KnownMessage | None
 
 
-def recognized(texts: Iterable[str], reader: Reader | None = None) -> Iterator[tuple[str, list[RecognizedLine]]]:
+def recognized(texts: Iterable[str], reader: Reader) -> Iterator[tuple[str, list[RecognizedLine]]]:
     """Yield each line of a log, with the lines in it and the known message of each."""
-    for text, lines in Reader(reader).read(texts):
+    for text, lines in reader.read(texts):
         yield text, [RecognizedLine(line, known_message(line)) for line in lines]
-
-
-def match(texts: Iterable[str]) -> tuple[LogMessage, ...]:
-    """Return the known messages among lines that are read for nothing else, causes before consequences."""
-    matches = LogMatches()
-    for _, lines in recognized(texts):
-        for line, known in lines:
-            matches.add(known, line)
-    return matches.messages()
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:

@@ -49,7 +49,9 @@ _SERVES: Final = re.compile(
 # What a container runtime writes needs no record to be known.
 _RUNTIMES: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:out|err)\s[FP]\s)?")
 # Lines without a record that no client's words end, or begin: they show what stands before bare lines.
-_MARK: Final = re.compile(PARTS + r"(?:Traceback \(most recent call last\):$|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))")
+_MARK: Final = re.compile(
+    PARTS + r"(?:Traceback \(most recent call last\):$|usage: (?:vllm|api_server)|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))"
+)
 _OBJECT: Final = re.compile(r'\{\s*"')
 
 
@@ -175,8 +177,3 @@ def _logged(found: JsonLine, message: str) -> LogLine:
         file=found.file,
         is_form=True,
     )
-
-
-def parse(text: str) -> tuple[LogLine, ...]:
-    """Return the lines in one line, of whose log nothing is known."""
-    return Reader().read([text])[0][1]

@@ -31,9 +31,10 @@ _NAMED: Final = r"(?:\[(?:MainProcess|(?P<named>[A-Za-z][^\[\]]{0,60}?))\spid=(?
 # worker in front of it.
 RECORD: Final = re.compile(rf"{PARTS}{_LEVEL}\s{{1,4}}{_TIME}\s{{1,4}}{_NAMED}{_FILE} ?")
 # The same with parts that are missing, at the beginning only: uvicorn's lines have a level, a raw traceback has a
-# process or nothing. torch's C++ libraries begin with `[rank0]:`.
+# process or nothing. torch's C++ libraries begin with `[rank0]:[E329 02:25:07.780240321 ProcessGroupNCCL.cpp:683]`.
 _LOOSE: Final = re.compile(
     rf"{PARTS}(?:{_LEVEL}:?\s{{1,12}})?(?:{_TIME}\s{{1,4}})?{_NAMED}(?:{_FILE} ?)?(?:\[rank\d{{1,5}}\]: ?)?"
+    r"(?:\[[A-Z]\d{3,4} [\d:.]{8,20} \w{1,40}\.\w{1,4}:\d{1,6}\] )?"
 )
 _PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
 _PID: Final = re.compile(r"\bpid=(\d{1,9})\b")

@@ -1,13 +1,15 @@
 """The engine's starts, read from its log: where one begins, whether it got ready, with what it failed.
 
 A start begins with the lines that vLLM writes first, and is over when it logs where it listens. Where the log has
-neither (a higher log level, another format), the messages that only a start writes are enough.
+neither (a higher log level, another format), the messages that only a start writes are enough; where vLLM cannot be
+imported, an exception that nothing catches.
 
 ::
 
     header ──► under way ──┬── it listens ─────────────────► over, whatever follows is of an engine that ran
                            ├── a known message, and then an end of a process, the next header, or silence ──► failed
-                           └── the next header ────────────► over, nothing is known of it
+                           ├── an exception that nothing catches, or that long silence follows ──► failed
+                           └── the next header ────────────► ended without a word, unless it was told to end
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
-from highwater.diagnose.log.lines import RecognizedLine, known_message
+from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
@@ -28,6 +30,8 @@ from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of
 
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
+# An exception that was printed and perhaps caught: a start that goes on may be silent for long while it loads.
+LONG_SILENCE_SECONDS = 600.0
 
 # What vLLM 0.12 to 0.33 write first, in this order; the logo is the API server's from 0.20 on. The engine core's line
 # comes once from each data-parallel engine. The files keep a client's words from being taken for them. From
@@ -42,6 +46,7 @@ _HEADERS: Final = (
 _READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
 _READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
 _UVICORN_READY: Final = "Application startup complete."
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 
 def header_of(line: LogLine) -> int | None:
@@ -63,16 +68,37 @@ class _Start:
 
     title: str
     header: int
-    told: StoryTold = field(default_factory=StoryTold)
+    told: StoryTold
     is_failing: bool = False
     ended_at: float | None = None
     last_at: float = 0.0
     is_reported: bool = False
 
-    def is_settled(self, now: float) -> bool:
-        """Return whether its last lines are written."""
+    @property
+    def is_untold(self) -> bool:
+        """True if it failed, or ended without a word, should another one begin."""
+        return not self.is_reported and (self.is_failing or (self.header > 0 and not self.told.words.in_order))
+
+    def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
+        """Take its next line."""
+        self.told.add(text, lines)
+        has_ended = self.told.words.is_uncaught
+        for _, known in lines:
+            if known is not None:
+                self.is_failing = self.is_failing or known.part in {"cause", "end"}
+                has_ended, self.last_at = has_ended or known.part == "end", now
+        if self.told.words.is_last and not self.is_failing:
+            self.last_at = now
+        if has_ended and self.ended_at is None:
+            self.is_failing, self.ended_at = True, now
+
+    def is_over(self, now: float, *, at_once: bool) -> bool:
+        """Return whether it has failed and its last lines are written; with ``at_once`` they are not awaited."""
+        if not self.is_failing:  # by a known message, or an exception that nothing caught
+            is_last = self.told.words.is_last and self.header > 0
+            return is_last and (at_once or now - self.last_at >= LONG_SILENCE_SECONDS)
         has_ended = self.ended_at is not None and now - self.ended_at >= SETTLE_SECONDS
-        return has_ended or now - self.last_at >= SILENCE_SECONDS
+        return at_once or has_ended or now - self.last_at >= SILENCE_SECONDS
 
     def failed(self) -> FailedStart:
         """Return it as a failed start."""
@@ -89,27 +115,41 @@ class FailedStart:
 
 
 class Starts:
-    """Follows starts through the lines of a log. Pure: the time is handed in."""
+    """Follows starts through the lines of a log. Pure: the time is handed in.
 
-    def __init__(self) -> None:
+    Attributes:
+        may_serve: The lines may be of an engine that was ready: an exception alone begins no start.
+    """
+
+    def __init__(self, *, may_serve: bool = False) -> None:
+        self.may_serve = may_serve
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
-    def read(self, text: str, lines: Sequence[LogLine], now: float) -> bool:
+    def read(self, text: str, lines: Sequence[RecognizedLine], now: float) -> bool:
         """Take the next line of the log, with the lines in it; return whether a start begins with it."""
         begins = False
-        for line in lines:
+        for line, _ in lines:
             header = header_of(line)
             if header is not None and self._is_begun_by(header):
-                if self._open is not None and self._open.is_failing and not self._open.is_reported:
+                if self._open is not None and self._open.is_untold:
                     self._over.append(self._open)
-                self._open = _Start(text, header)
+                self._open = _Start(text, header, StoryTold(of_start=header < _ENGINE_CORE))
                 begins = True
             elif header is not None and self._open is not None:
                 self._open.header = header
             elif says_ready(line):
-                self._open = None
-        self._note(text, [RecognizedLine(line, known_message(line)) for line in lines], now)
+                self._open, self.may_serve = None, True
+            elif self._may_be_first(line, now):
+                self._open = _Start(text, 0, StoryTold(of_start=True))
+        of_start = any(
+            known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
+            for line, known in lines
+        )
+        if self._open is None and of_start:  # what else is known may be of an engine that ran
+            self._open = _Start(text, 0, StoryTold(of_start=not self.may_serve))
+        if self._open is not None:
+            self._open.add(text, lines, now)
         return begins
 
     def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
@@ -122,8 +162,8 @@ class Starts:
         """
         failed, self._over = [] if only_last else self._over, []
         last = self._open
-        if last is not None and last.is_failing and not last.is_reported and (at_once or last.is_settled(now)):
-            last.is_reported = True
+        if last is not None and not last.is_reported and last.is_over(now, at_once=at_once):
+            last.is_reported, last.last_at = True, now
             failed.append(last)
         return tuple(start.failed() for start in failed)
 
@@ -134,17 +174,11 @@ class Starts:
             return True
         return header == last.header and header != _ENGINE_CORE
 
-    def _note(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
-        for _, known in lines:
-            if known is None or (self._open is None and not known.at_start):
-                continue  # or of an engine that ran
-            start = self._open = self._open or _Start(text, 0)
-            start.is_failing = start.is_failing or known.part in {"cause", "end"}
-            start.last_at = now
-            if known.part == "end" and start.ended_at is None:
-                start.ended_at = now
-        if self._open is not None:
-            self._open.told.add(text, lines)
+    def _may_be_first(self, line: LogLine, now: float) -> bool:
+        """Return whether it may be an exception that ends a start before its first lines."""
+        if self.may_serve or line.file is not None or not line.message.startswith(_TRACEBACK):
+            return False
+        return self._open is None or (self._open.is_reported and now - self._open.last_at >= SILENCE_SECONDS)
 
 
 class EngineLog:
@@ -160,31 +194,38 @@ class EngineLog:
         self._starts = Starts()
         self._reader = Reader()
         self._has_looked = False
+        self._absent_since: float | None = None
         self.since: LogPosition | None = None
 
     def engine_ready(self) -> None:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
         self.since = position_of_end(self._path)
         self._reader.read(self._followed.skip())
-        self._starts = Starts()
-        self._has_looked = True
+        self._starts = Starts(may_serve=True)
+        self._has_looked, self._absent_since = True, None
 
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
-        """Return the starts that failed since the last call; at first only the last one.
+        """Return the starts that failed since the last call, while no engine responds; at first only the last one.
 
         With ``at_once`` lines after an end are not awaited.
         """
-        for text, lines in self._reader.read(self._followed.new_lines()):
-            self._starts.read(text, lines, now)
         is_first, self._has_looked = not self._has_looked, True
+        texts = self._followed.new_lines()
+        self._absent_since = now if self._absent_since is None else self._absent_since
+        if is_first and texts:  # the end of an engine that this sidecar has not seen, perhaps
+            self._starts.may_serve = True
+        elif now - self._absent_since >= SILENCE_SECONDS:
+            self._starts.may_serve = False
+        for text, lines in recognized(texts, self._reader):
+            self._starts.read(text, lines, now)
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
     def heard(self, now: float) -> tuple[LogMessage, ...]:
         """Return the known messages that were added since the last look, of an engine that lives."""
-        told = StoryTold()
-        for text, lines in self._reader.read(self._followed.new_lines()):
+        told, self._absent_since = StoryTold(), None
+        for text, lines in recognized(self._followed.new_lines(), self._reader):
             self._starts.read(text, lines, now)
-            told.add(text, [RecognizedLine(line, known_message(line)) for line in lines])
+            told.add(text, lines)
         return told.story().messages
 
     def end(self) -> LogPosition | None:
@@ -209,12 +250,12 @@ def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: 
     starts = Starts()
     runs: list[list[str]] = [[]]
     ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
-    for text, lines in Reader(reader).read(texts):
+    for text, lines in recognized(texts, Reader(reader)):
         if starts.read(text, lines, 0.0):
             if begins_ready:
                 break
             runs.append([])
-        if any(says_ready(line) for line in lines):
+        if any(says_ready(line) for line, _ in lines):
             ran = runs[-1]
         runs[-1].append(text)
     return ran

@@ -43,23 +43,32 @@ NO_LOG: Final = LogStory()
 
 
 class StoryTold:
-    """The story of lines that come one after another; how many there are costs no memory."""
+    """The story of lines that come one after another; how many there are costs no memory.
 
-    def __init__(self) -> None:
+    With ``of_start`` no client has spoken yet; ``words`` are those of the processes' ends until now.
+    """
+
+    def __init__(self, *, of_start: bool = False) -> None:
+        self._of_start = of_start
         self._lines = self._understood = 0
-        self._matches, self._failed, self._words = LogMatches(), FailedAllocations(), LastWords()
+        self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._end = Moment()
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
         """Take the next line of the log, with the lines in it."""
-        lines = tuple(lines)
+        lines = tuple(map(self._believed, lines))
         self._lines += bool(text.strip())
         self._understood += any(found.line.is_form for found in lines)
-        self._end = self._end.next(text)
+        self._end = self._end.next(text, (found.line for found in lines))
         for found in lines:
             self._matches.add(found.known, found.line)
             self._failed.add(found, self._end)
-            self._words.add(found, self._end)
+            self.words.add(found, self._end)
+
+    def _believed(self, found: RecognizedLine) -> RecognizedLine:
+        """Return a line without a message of a start that a serving API server did not write: it is a client's."""
+        is_clients = found.known is not None and found.known.at_start and found.line.is_api_servers
+        return found._replace(known=None) if is_clients and not self._of_start else found
 
     def story(self, problem: str | None = None) -> LogStory:
         """Return it until now."""
@@ -68,8 +77,8 @@ class StoryTold:
             understood=self._understood,
             messages=self._matches.messages(),
             failed=self._failed.near(self._end),
-            exception=self._words.exception,
-            ended_in_order=self._words.in_order,
+            exception=self.words.exception(self._end),
+            ended_in_order=self.words.in_order,
             problem=problem,
         )
 
@@ -77,6 +86,6 @@ class StoryTold:
 def story_of(texts: Iterable[str], problem: str | None = None, *, reader: Reader | None = None) -> LogStory:
     """Return the story of the lines of one run, read as a reader of the same log has learned to."""
     told = StoryTold()
-    for text, lines in recognized(texts, reader):
+    for text, lines in recognized(texts, Reader(reader)):
         told.add(text, lines)
     return told.story(problem)

@@ -45,16 +45,26 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
         return None
     host = evidence.host
     fill, together = (host.fullest, host.ended_together) if host is not None else (None, 0)
-    had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS
-    weight: Weight = "note" if had_room and not together else "clue"
-    return finding("kill_not_known", weight=weight, together=together, fill=fill_text(case), looks=looks_text(case))
+    had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS and not together
+    weight: Weight = "note" if had_room else "clue"
+    return finding(
+        "kill_not_known",
+        weight=weight,
+        had_room=had_room,
+        together=together,
+        fill=fill_text(case),
+        looks=looks_text(case),
+    )
 
 
 def _says_why(case: Case) -> bool:
-    """Return whether the log says why the engine ended, or that it ended by itself."""
-    return not {known.name for known in KNOWN if known.part == "cause"}.isdisjoint(
-        each.name for each in case.log.messages
-    )
+    """Return whether the log says why the engine ended, or that it ended by itself: with an exception of its own."""
+    raised, evidence = case.log.exception, case.evidence
+    is_killed = evidence is not None and evidence.ended_by_signal == signal.SIGKILL
+    if raised is not None and not raised.follows and not raised.before and not is_killed:
+        return True
+    causes = {known.name for known in KNOWN if known.part == "cause"}
+    return not causes.isdisjoint(each.name for each in case.log.messages)
 
 
 def hang_ended(case: Case, evidence: Evidence) -> Finding | None:

@@ -21,11 +21,15 @@ from highwater.units import GIB
 
 _OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
 _MAY_BE_MEMORY: Final = re.compile(r"(?i)memor|alloc|resource|no space|out of|\boom")
-_IS_NO_SHORTAGE: Final = re.compile(r"(?i)(?:illegal|invalid) memory access|memory access fault")
+_IS_NO_SHORTAGE: Final = re.compile(
+    r"(?i)(?:illegal|invalid) memory access|memory access fault|\bout of (?:range|bounds)"
+)
 # What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and
 # where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
 _OTHERS: Final = (GIB, 0.05)
 _OTHERS_UNCOUNTED: Final = (4 * GIB, 0.15)
+# Of a device: PyTorch always holds a little that no tensor uses, also where the share leaves too little beside it.
+_SCATTERED: Final = 0.01
 # A start that has less of its device allocated has no KV cache yet: what it has is no share's to make smaller.
 _BEFORE_KV_CACHE: Final = 0.7
 
@@ -37,9 +41,9 @@ def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
 
 
 def is_silent(log: LogStory) -> bool:
-    """Return whether the log was read and understood, and has no word that may be of memory."""
-    raised = "" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
-    is_heard = log.problem is None and log.was_understood
+    """Return whether the log was read and understood, and has no word, nor lacks one, that may be of memory."""
+    raised = "nothing" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
+    is_heard = log.problem is None and log.was_understood and raised != ""
     return is_heard and not names_memory(log) and not log.failed and _MAY_BE_MEMORY.search(raised) is None
 
 
@@ -56,7 +60,8 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
         held = 0 if pool is None else max(held - pool, 0)
     is_larger = failed.tried_bytes + held > failed.total_bytes
     is_refused = failed.free_bytes is not None and failed.tried_bytes <= failed.free_bytes
-    is_fragmented = not is_larger and not is_refused and failed.tried_bytes <= room and (unused or 0) >= (others or 0)
+    is_scattered = failed.tried_bytes <= room and (unused or 0) >= max(others or 0, _SCATTERED * failed.total_bytes)
+    is_fragmented = is_scattered and not is_larger and not is_refused
     is_others = not (is_larger or is_refused or is_fragmented) and others is not None
     if is_larger:
         advice: tuple[str, ...] = (

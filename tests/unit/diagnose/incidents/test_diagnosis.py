@@ -13,7 +13,7 @@ from highwater.diagnose.advice import ADVICE, COMPONENT_MEANING, Advice
 from highwater.diagnose.evidence import Evidence, HangBefore, OomKills, RankEvidence
 from highwater.diagnose.finding import Finding
 from highwater.diagnose.incidents.diagnosis import case_of, diagnose, latest, summarize
-from highwater.diagnose.log.lines import ended_by_signal, match
+from highwater.diagnose.log.lines import ended_by_signal
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
@@ -25,6 +25,7 @@ from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
 from highwater.readings.rank import Components, Device, EncoderCache, HostMemory, Launch, TorchMemory
 from tests.fakes.incident import AT, MIB, TOTAL, entry, evidence, rank, reading, unknown
+from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB  # the story's, after its benchmark
 
@@ -407,8 +408,8 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free). What the sidecar "
-        "saw: connection refused"
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the "
+        "kernel killed a process of it for host memory is not known. What the sidecar saw: connection refused"
     )
 
 
@@ -417,7 +418,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
         "the log says that a worker's process ended; device memory was not short (every rank had at least 22,420.0 MiB "
-        "free)"
+        "free); whether the kernel killed a process of it for host memory is not known"
     )
 
 

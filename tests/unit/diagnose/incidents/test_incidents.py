@@ -517,7 +517,7 @@ async def test_a_log_that_begins_late_is_told(tmp_path):
     told = Told(None, log)
     headline, _ = await told.open()
     assert "it has no line of this run" in headline.summary
-    log.write_text("(EngineCore pid=9) ERROR 11-21 14:32:33 [core.py:1512] EngineCore encountered a fatal error.\n")
+    log.write_text("(APIServer pid=1) ERROR 11-21 14:32:33 [async_llm.py:480] AsyncLLM output_handler failed.\n")
     await told.incidents.complete(at_once=True)
     incident = await told.incidents.read(headline.id)
     assert "device memory was not short" in incident.summary

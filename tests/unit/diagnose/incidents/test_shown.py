@@ -16,7 +16,6 @@ from highwater.diagnose.finding import Finding
 from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
-from highwater.diagnose.log.lines import match
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, duration, figure, moment, page
 from highwater.readings.engine import EngineLoad, EngineStatus
@@ -24,6 +23,7 @@ from highwater.readings.event import Event
 from highwater.readings.growth import Growth
 from highwater.readings.policy import PolicyStatus
 from tests.fakes.incident import AT, MIB, entry, evidence, rank, reading, series, unknown
+from tests.unit.diagnose.log.prefixes import match
 
 FULL = 61_548 * MIB
 MESSAGES = match(["NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB", "EngineDeadError"])

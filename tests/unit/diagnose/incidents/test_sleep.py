@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
-from highwater.diagnose.log.lines import match
 from highwater.units import GIB
 from tests.fakes.incident import reading
+from tests.unit.diagnose.log.prefixes import match
 
 CORE = "(EngineCore pid=418) ERROR 09-02 00:55:35 [core.py:1210] "
 FAILED = [

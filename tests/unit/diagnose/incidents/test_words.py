@@ -15,8 +15,11 @@ from highwater.diagnose.incidents.text import incident_markdown
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
+from highwater.host.past import Fill, HostFacts
+from highwater.host.processor_cache import ProcessorCaches
+from highwater.host.reading import HostReading
 from highwater.readings.rank import Device
-from tests.fakes.incident import MIB, TOTAL, evidence, incident, rank, reading
+from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -24,6 +27,7 @@ WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020
 TRACE = f"{WORKER}Traceback (most recent call last):"
 ILLEGAL = f"{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 DEAD = f"{CORE}EngineCore encountered a fatal error."
+GONE = f"{CORE}Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor."
 API = "(APIServer pid=19) ERROR 09-02 08:04:02 [async_llm.py:430] AsyncLLM output_handler failed."
 PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/qwen-0/vllm] "]
 
@@ -38,7 +42,7 @@ def said(given, log: LogStory) -> str:
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
     """With readings that show room: then, and only then."""
-    log = story_of([f"{prefix}{line}" for line in (DEAD, API)])
+    log = story_of([f"{prefix}{line}" for line in (GONE, API)])
     assert f"{SHORT} (every rank had at least 22,420.0 MiB free)" in said(evidence("died"), log)
     room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
@@ -121,6 +125,34 @@ def test_a_message_says_which_memory_was_short(line, which):
     room = [one.text for one in diagnose(evidence("died"), log) if one.name == "device_had_room"]
     assert len(room) == (which != "device")
     assert not any("is not what ended it" in text for text in room)
+
+
+def test_silence_says_what_is_not_known_of_host_memory():
+    """A process that the kernel kills writes nothing; what others write then is a consequence."""
+    log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
+    assert said(evidence("died"), log) == (
+        "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
+        "least 22,420.0 MiB free); whether the kernel killed a process of it for host memory is not known"
+    )
+    fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
+    looked = evidence(
+        "died", host=HostFacts(reading=HostReading(taken_at=AT), fullest=fill, caches=ProcessorCaches(kind="unknown"))
+    )
+    assert said(looked, log).endswith("; host memory had room (50% of the container's limit)")
+    assert "whether" not in said(evidence("died"), story_of([TRACE, ILLEGAL, GONE, API]))
+
+
+def test_an_exception_that_the_log_does_not_show_acquits_nothing():
+    assert said(evidence("died"), story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])) == (
+        "The engine died: Worker_TP0 (pid 4242) hit an exception that the log does not show; every rank had at least "
+        "22,420.0 MiB free"
+    )
+
+
+def test_an_exception_of_long_ago_is_no_last_word():
+    log = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
+    assert "an exception of Worker_TP0 (pid 4242), 60 min before the log's end: " in said(evidence("died"), log)
+    assert "whether the kernel killed" in said(evidence("died"), log)
 
 
 # --- the last exception ---
@@ -257,8 +289,8 @@ def test_what_an_engine_lived_through_is_no_cause():
     """A cache miss that a client tries again does not end an engine."""
     miss = "(EngineCore pid=9) WARNING 09-02 00:55:35 [core.py:2012] Multi-modal cache miss for request cmpl-1 (mm"
     assert ended_in_order(evidence("died"), story_of([miss, *STOPS]))
-    assert "drifted" not in said(evidence("died"), story_of([miss, DEAD]))
-    assert SHORT in said(evidence("died"), story_of([miss, DEAD]))
+    assert "drifted" not in said(evidence("died"), story_of([miss, GONE]))
+    assert SHORT in said(evidence("died"), story_of([miss, GONE]))
 
 
 # --- an orderly end ---

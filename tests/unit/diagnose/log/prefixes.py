@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from highwater.diagnose.log.lines import LogMatches, recognized
+from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.reader import Reader
+from highwater.diagnose.log.record import LogLine
 
 PREFIXES = {
     "none": "",
@@ -70,3 +75,17 @@ def vllm_json(message: str, process: str, pid: int, *, logger: str, exc_info: st
         "message": message,
     }
     return json.dumps(said | ({} if exc_info is None else {"exc_info": exc_info}) | {"vllm_process_name": process})
+
+
+def match(texts: Iterable[str]) -> tuple[LogMessage, ...]:
+    """The known messages among lines, causes before consequences."""
+    matches = LogMatches()
+    for _, lines in recognized(texts, Reader()):
+        for line, known in lines:
+            matches.add(known, line)
+    return matches.messages()
+
+
+def parse(text: str) -> tuple[LogLine, ...]:
+    """The lines in one line, of whose log nothing is known."""
+    return Reader().read([text])[0][1]

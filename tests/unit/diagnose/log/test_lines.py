@@ -7,10 +7,11 @@ import os
 import pytest
 
 from highwater.diagnose.log.file import TAIL_BYTES, read_tail
-from highwater.diagnose.log.lines import match, merged
+from highwater.diagnose.log.lines import merged
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.record import MAX_LINE_LENGTH
 from highwater.text.printable import plain
+from tests.unit.diagnose.log.prefixes import match
 
 # As engines write them, wherever it was possible with what stands around them.
 LINES = {
@@ -77,6 +78,10 @@ LINES = {
     "killed_for_host_memory": "Memory cgroup out of memory: Killed process 412 (VLLM::EngineCor) total-vm:1kB",
     "bus_error": "Fatal Python error: Bus error",
     "worker_call_timed_out": "(EngineCore pid=9) ERROR [core.py:720] TimeoutError: RPC call to sample_tokens timed out",
+    "collective_timed_out": (
+        "(Worker_TP2 pid=577) [rank2]:[E1128 02:25:07.780240321 ProcessGroupNCCL.cpp:683] [Rank 2] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=88121, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600031"
+    ),
     "engine_core_died": (
         "ERROR 01-16 17:16:49 [core_client.py:605] Engine core proc EngineCore_DP0 died unexpectedly, shutting down "
         "client."

@@ -8,11 +8,10 @@ import time
 import pytest
 
 from highwater.diagnose.log.last_words import says_stop
-from highwater.diagnose.log.lines import match
-from highwater.diagnose.log.reader import Reader, parse
+from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import header_of, says_ready
 from highwater.diagnose.log.story import LogStory, story_of
-from tests.unit.diagnose.log.prefixes import PREFIXES, WRAPPERS, vllm_json
+from tests.unit.diagnose.log.prefixes import PREFIXES, WRAPPERS, match, parse, vllm_json
 
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.27 GiB."
 OOM = f"(Worker_TP1 pid=1993) ERROR 06-04 13:43:22 [multiproc_executor.py:966] {CUDA}"

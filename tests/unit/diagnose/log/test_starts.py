@@ -10,12 +10,11 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.log.reader import parse
 from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
-from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
+from tests.unit.diagnose.log.prefixes import PREFIXES, parse, vllm_json
 
 # As real engines wrote them: vLLM 0.32.0 and, in colours, 0.12.0.
 LOGO = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
@@ -170,6 +169,122 @@ def test_a_crash_loop_of_033_before_its_engine_core_is_told_each_time(log):
     for pid in (1, 2, 3):
         log.write(*(line.replace("api_utils.py", "startup.py") for line in begins(pid)[:2]), REFUSED)
     assert (log.look(), log.look(31.0)) == ([["configuration_refused"]] * 2, [["configuration_refused"]])
+
+
+TRACE = "Traceback (most recent call last):"
+SCRIPT = '  File "/usr/local/bin/vllm", line 10, in <module>'
+NO_FILE = "OSError: We couldn't connect to 'https://huggingface.co' to load the files"
+
+
+def told_of(starts) -> list[str]:
+    """The exception of each start that failed."""
+    return [start.story.exception.text if start.story.exception else "" for start in starts]
+
+
+@pytest.mark.parametrize("prefix", ["", "(APIServer pid=1) "])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        SCRIPT,
+        '  File "<frozen runpy>", line 198, in _run_module_as_main',
+        '  File "/usr/lib/python3.12/multiprocessing/process.py", line 314, in _bootstrap',
+        '  File "/opt/dist-packages/vllm/entrypoints/openai/api_server.py", line 9, in <module>',
+    ],
+)
+def test_an_exception_that_nothing_catches_ends_a_start(log, prefix, frame):
+    """Before an API server listens no client has spoken, so that its exceptions count."""
+    log.look()
+    log.write(*begins()[:2], *(f"{prefix}{line}" for line in (TRACE, frame, "    main()", NO_FILE)))
+    log.look()
+    assert told_of(log.watch.look(5.0)) == [NO_FILE]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"(APIServer pid=1) ERROR 11-22 05:31:51 [registry.py:5] {line}" for line in (TRACE, SCRIPT, NO_FILE)],
+        [TRACE, '  File "/x/site-packages/flashinfer/jit.py", line 3, in <module>', "ImportError: no jit"],
+        [
+            "(EngineCore pid=7) " + TRACE,
+            '(EngineCore pid=7)   File "/x/y.py", line 3, in f',
+            "(EngineCore pid=7) OSError: x",
+        ],
+    ],
+)
+def test_an_exception_that_a_start_lives_through_ends_none(log, lines):
+    """It is caught, logged, and the engine loads for twenty minutes."""
+    log.look()
+    log.write(*begins()[:2], *lines, CORE)
+    assert (log.look(), log.look(1200.0)) == ([], [])
+    log.write(LISTENS, *begins())
+    assert log.look(60.0) == []
+
+
+def test_an_exception_that_is_the_last_word_is_told_after_long_silence(log):
+    """Perhaps nothing caught it: its first frames are missing."""
+    log.look()
+    log.write(*begins()[:2], TRACE, '  File "/x/tokenizer.py", line 237, in get_tokenizer', "Exception: no variant")
+    log.look()
+    assert log.look(599.0) == []
+    assert told_of(log.watch.look(600.0)) == ["Exception: no variant"]
+
+
+def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
+    """Each time, though it writes no first line; of an engine that ran it is the end, and no start."""
+    crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
+    log.look()
+    log.write(*crash)
+    log.look()
+    assert told_of(log.watch.look(5.0)) == crash[2:]
+    log.write(*crash)
+    log.look(60.0)
+    assert log.look(5.0) == [[]]
+    log.watch.engine_ready()
+    log.write(*crash)
+    assert (log.look(), log.look(5.0)) == ([], [])
+
+
+def test_what_an_earlier_engine_wrote_last_is_no_start(log):
+    """The log is there before the sidecar."""
+    log.write(TRACE, SCRIPT, NO_FILE)
+    assert (log.look(), log.look(60.0)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve: error: unrecognized arguments: --gpu-mem-util 0.9",
+        "api_server.py: error: argument --tensor-parallel-size/-tp: invalid int value: 'two'",
+        "python3 -m vllm.entrypoints.openai.api_server: error: the following arguments are required: --model",
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
+def test_an_option_that_is_no_option_fails_a_start(log, line, prefix):
+    """Python's argparse writes it before anything else."""
+    log.look()
+    log.write(f"{prefix}usage: vllm serve [model_tag] [options]", prefix + line)
+    log.look()
+    assert log.look(30.0) == [["configuration_refused"]]
+
+
+def test_a_client_refuses_no_configuration(log):
+    """What the API server of an engine that was ready prints of it is a client's."""
+    log.watch.engine_ready()
+    log.write(f"(APIServer pid=1) {REFUSED}", "(APIServer pid=1) vllm serve: error: unrecognized arguments: x", WORKER)
+    log.look()
+    assert log.look(31.0) == []
+    assert [message.name for message in log.watch.story(log.watch.since).messages] == ["worker_died"]
+
+
+def test_a_log_that_begins_again_is_of_a_start_that_ended_without_a_word(log):
+    """Unless it was told to end, or was ready."""
+    log.look()
+    log.write(*begins(1), *begins(2))
+    assert log.look() == [[]]
+    log.write(TRACE, SCRIPT, "KeyboardInterrupt: terminated", *begins(3))
+    assert log.look() == []
+    log.write(LISTENS, *begins(4))
+    assert log.look() == []
 
 
 def test_an_older_versions_colours_hide_nothing(log):

@@ -165,6 +165,82 @@ def test_a_bare_traceback_is_nobodys_where_its_frames_are_the_api_servers(lines,
     assert exception == (None if process is None else (process, ILLEGAL))
 
 
+@pytest.mark.parametrize(
+    ("lines", "process", "text"),
+    [
+        (["(Worker_TP1 pid=7) Fatal Python error: Segmentation fault"], "Worker_TP1 pid=7", "Fatal Python error: "),
+        (["terminate called after throwing an instance of 'c10::Error'", f"  what():  {ILLEGAL}"], "", ILLEGAL),
+        (["/entry.sh: line 3:    12 Segmentation fault      (core dumped) vllm serve x"], "", "/entry.sh"),
+        (["!!!!!!! Segfault encountered !!!!!!!"], "", "!!!!!!! Segfault"),
+    ],
+)
+def test_what_aborts_a_process_is_its_last_word(lines, process, text):
+    """C++ and signals raise nothing; what EngineCore and others write follows from it."""
+    lines += [core("Worker proc VllmWorker-1 died unexpectedly"), core("RuntimeError: cancelled"), OUTPUT_FAILED]
+    exception = story_of([core("hello").replace("13:43", "11:43"), *lines]).exception
+    assert (exception.process, exception.text[: len(text)], exception.before) == (process, text, "")
+    assert not exception.follows
+
+
+def test_a_peer_that_is_gone_is_a_consequence():
+    peers = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:30110"
+    assert said(worker(peers, 5), worker("IndexError: list index out of range")) == (
+        "Worker_TP0 pid=1993",
+        "IndexError: list index out of range",
+    )
+    assert story_of([worker(peers)]).exception.follows
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [worker("WorkerProc hit an exception."), worker(TRACE), worker('  File "x.py", line 1, in f')],
+        [worker("WorkerProc hit an exception."), core("EngineCore encountered a fatal error."), OUTPUT_FAILED],
+        [worker("WorkerProc hit an exception."), core("RuntimeError: cancelled")],
+    ],
+)
+def test_an_exception_that_is_announced_and_missing_is_told_as_such(lines):
+    """The log is cut, or rotated in between."""
+    assert said(*lines) == ("Worker_TP0 pid=1993", "")
+    assert said(*lines, worker(ILLEGAL)) == ("Worker_TP0 pid=1993", ILLEGAL)
+    assert said(*lines, core(QUOTED)) == ("EngineCore_DP0 pid=900", FIGURES)
+
+
+LATER = "(APIServer pid=1) INFO 06-04 14:02:22 [loggers.py:127] Engine 000: Avg prompt throughput: 1.0 tokens/s"
+
+
+def test_an_exception_that_was_lived_through_says_how_long_ago():
+    """And an orderly end after it is one."""
+    assert story_of([worker(ILLEGAL), LATER]).exception.before == "19 min"
+    untimed = ["(EngineCore pid=9) it goes on"] * 300
+    assert story_of([f"(Worker pid=7) {ILLEGAL}", *untimed]).exception.before == "300 lines"
+    assert story_of([worker(ILLEGAL), LATER, STOPS[0].replace("13:43", "14:03")]).ended_in_order
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '(APIServer pid=1) INFO:     1.2.3.4:5 - "GET /v1/models?at=06-04T19:00:00 HTTP/1.1" 200 OK',
+        "(APIServer pid=1) 06-04 19:00:00 what a client wrote",
+    ],
+)
+def test_no_clients_words_are_a_time(line):
+    """Else everybody could make an exception old."""
+    assert story_of([worker(ILLEGAL), line]).exception.before == ""
+    assert [one.pid for one in story_of([worker(FIGURES), line]).failed] == [1993]
+
+
+def test_a_line_without_a_time_is_as_old_as_the_next_one():
+    """An idle engine writes nothing for hours, and then its last words."""
+    lines = [core("hello").replace("13:43", "02:00"), f"(Worker pid=7) {FIGURES}", OUTPUT_FAILED]
+    assert [one.pid for one in story_of(lines).failed] == [7]
+
+
+def test_a_module_is_no_process():
+    """Up to 0.9 the log names none."""
+    assert said(f"{FATAL}KeyError: 'model.layers.17'") == ("", "KeyError: 'model.layers.17'")
+
+
 def test_a_worker_that_was_told_to_end_has_no_exception():
     """Ctrl-C reaches every process."""
     assert said(worker(TRACE), worker("KeyboardInterrupt"), worker(TRACE), worker("SystemExit: 0")) is None
@@ -180,7 +256,9 @@ STOPS = [
     "INFO:     Shutting down",
     "INFO:     Application shutdown complete.",
     "(APIServer pid=1) INFO 06-04 13:43:22 [launcher.py:110] Shutting down FastAPI HTTP server.",
-    vllm_json("Application shutdown complete.", "APIServer", 1, logger="uvicorn.error"),
+    vllm_json("Application shutdown complete.", "APIServer", 1, logger="uvicorn.error").replace(
+        "11-27 17:12", "06-04 13:43"
+    ),
 ]
 
 
