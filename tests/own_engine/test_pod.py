@@ -95,7 +95,7 @@ def test_a_container_sees_itself_alone_and_shm_outlives_it(pod: Pod) -> None:
 
 def test_the_sidecars_own_group_does_not_count_the_engines_kill(pod: Pod) -> None:
     engine, sidecar = pod.container("vllm", limit_bytes=LIMIT_BYTES), pod.container("highwater", limit_bytes=None)
-    run(sidecar, SLEEPY)
+    run(sidecar, ORDERLY)
     wait_until(sidecar.pids)
     run_to_the_end(engine, GREEDY)
     group = read_group(sidecar.pids()[0])
@@ -112,7 +112,7 @@ def test_a_crash_loop_backs_off(pod: Pod) -> None:
 
 def test_a_probe_that_fails_thrice_ends_the_container(pod: Pod) -> None:
     container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
-    probes = {"has_started": lambda: True, "is_alive": lambda: False}
+    probes = {"has_started": lambda: True, "is_alive": lambda: False, "period_seconds": 0.5}
     with Kubelet(container, python(ORDERLY), env=os.environ, cwd=Path("/"), **probes) as kubelet:
         kubelet.wait_for_ends(1)
     assert kubelet.killed_by_probe >= 1
@@ -127,7 +127,7 @@ def test_an_eviction_is_a_sigterm_first(pod: Pod) -> None:
 
 
 def test_nothing_is_left_of_a_pod_whose_test_is_killed(pod: Pod, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *python(SLEEPY)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *python(ORDERLY)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as test:
         assert test.stdout is not None
         group = Path(test.stdout.readline().strip())

@@ -70,12 +70,17 @@ def _plugin(folder: Path) -> Path:
 
 
 class Load:
-    """Requests one after the other, from two clients, until the end of the block; what fails is asked again."""
+    """Requests one after the other, from two clients, until the end of the block; what fails is asked again.
+
+    While `may_ask` is not set there are none.
+    """
 
     def __init__(self, url: str, model: str) -> None:
         self._body = {"model": model, "prompt": "words " * 8, "max_tokens": 256, "ignore_eos": True}
         self._url = f"{url}/v1/completions"
         self._is_done = threading.Event()
+        self.may_ask = threading.Event()
+        self.may_ask.set()
         self._threads = [threading.Thread(target=self._ask, name="client") for _ in range(2)]
         self.answered = 0
 
@@ -92,6 +97,7 @@ class Load:
     def _ask(self) -> None:
         with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
             while not self._is_done.wait(PAUSE_SECONDS):
+                self.may_ask.wait(ASK_SECONDS)
                 with suppress(httpx.HTTPError):
                     self.answered += client.post(self._url, json=self._body).status_code == httpx.codes.OK
 

@@ -55,6 +55,7 @@ class Serving:
     engine: PodEngine
     container: Container
     probed: list[PodSidecar] = field(default_factory=list)
+    load: Load | None = None
 
     def is_alive(self) -> bool:
         """Return whether the chart's liveness probe passes, of an engine that has started."""
@@ -75,6 +76,7 @@ class Serving:
             self.probed = [sidecars[BOTH]]
             # Through a sidecar, as in a pod.
             with Load(sidecars[BOTH].url, self.engine.served_model) as load:
+                self.load = load
                 wait_for_start(lambda: load.answered)  # the first answer of a start takes long
                 yield sidecars
             self.probed = []

@@ -31,7 +31,9 @@ def judged(report: Report) -> Verdict:
     """Judge a report: is the engine ready, has every rank just reported, is memory not short, can every rule act."""
     state, policy = report.engine.state, report.policy
     worries = []
-    if state != "ready":
+    if state == "starting" and report.start_failure is not None:
+        worries.append(report.start_failure.summary)
+    elif state != "ready":
         worries.append(f"the engine is {state.replace('_', ' ')}")
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")

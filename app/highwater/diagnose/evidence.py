@@ -91,9 +91,10 @@ class OomKills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangBefore:
-    """The hang that an engine's death has ended: how long it lasted, and what was concluded from it."""
+    """The hang that an engine's death has ended: how long it and its incident lasted, and what was concluded of it."""
 
     seconds: float
+    open_seconds: float
     findings: tuple[Finding, ...] = ()
 
 
@@ -106,6 +107,8 @@ class Evidence:
         baseline: The first readings after this engine became ready.
         policy_before: The policy's last status while the engine's memory was known.
         reason: What was seen, in a few words: ``connection refused``.
+        still_seconds: How long an engine that hangs had not moved then.
+        instance: The name of its recorders' files; ``are_closed``: every worker has closed its own.
         stopped: Processes of the engine beside its workers that were stopped then, of those that this machine shows.
         host: Host memory as read after it happened; ``None`` where it is not watched.
         oom_kills: Processes that the kernel killed for memory shortly before; ``None`` where no counter was read since.
@@ -122,6 +125,9 @@ class Evidence:
     policy_before: PolicyStatus | None = None
     events: tuple[Event, ...] = ()
     reason: str = ""
+    still_seconds: float = 0.0
+    instance: str | None = None
+    are_closed: bool = False
     start: FailedStart | None = None
     stopped: tuple[StoppedProcess, ...] = ()
     host: HostFacts | None = None

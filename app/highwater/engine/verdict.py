@@ -8,7 +8,8 @@ it responds                                             ready          200     2
 it responds that it is paused                           paused         503     200          alert after 5 min
 it responds that it sleeps                              sleeping       503     200
 recorders: a long step, another's worker call, a
-compilation; without recorders: a worker call is late   busy           200     200
+compilation, or a silent EngineCore that nobody waits
+for; without recorders: a worker call is late           busy           200     200
 the API server is late, and nothing says that the
 engine does not move                                    slow           200     200
 recorders: it will not go on by itself; EngineCore or

@@ -25,6 +25,8 @@ NOTABLE_BYTES, NOTABLE_RATIO = 64 * MIB, 0.1
 STEADY_RATIO: Final = 0.25
 # A process writes once a second. Under pressure it waits for memory before it is killed.
 SILENT_SECONDS, TOGETHER_SECONDS = 2.5, 3.0
+# An engine that ends by itself does so soon after the first of its processes; a probe fails several times before.
+OWN_END_SECONDS = 20.0
 # An age is by one clock and the time by another: the same look seems to be of another moment each time.
 SAME_SECONDS: Final = 0.5
 
@@ -247,7 +249,8 @@ def _ended_together(files: Iterable[ProcessMemory]) -> int:
     for one in files:
         if one.age_seconds <= FULLEST_SECONDS:
             ages_of.setdefault(one.container, []).append(one.age_seconds)
-    for ages in ages_of.values():
+    for known in ages_of.values():
+        ages = [age for age in known if age <= min(known) + OWN_END_SECONDS]  # one that was stopped is silent for long
         if len(ages) > 1 and min(ages) >= SILENT_SECONDS and max(ages) - min(ages) <= TOGETHER_SECONDS:
             return len(ages)
     return 0

@@ -1,11 +1,53 @@
-"""The stopped processes that every request of the engine waits for, and since when."""
+"""The processes that every request of the engine waits for, and since when: stopped ones, and a silent EngineCore.
+
+In another PID namespace, as in a pod, nothing shows that a process is stopped: its file only grows old.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from highwater.host.reading import ProcessMemory
-from highwater.recorder.progress import LOST_SECONDS, how_to_continue
+from highwater.host.reading import HostReading, ProcessMemory, Role
+from highwater.readings.life import Process
+from highwater.recorder.progress import LOST_SECONDS, SILENT_SECONDS, SilentCore, how_to_continue
+
+_SERVERS: frozenset[Role] = frozenset({"api_server", "launcher"})
+
+
+class SilentCores:
+    """Remembers which EngineCores fell silent under an API server that writes: their files may be swept meanwhile."""
+
+    def __init__(self) -> None:
+        self._silent: dict[Process, tuple[ProcessMemory, float]] = {}  # with the time of the last write
+        self._workers: set[str | None] = set()  # the containers in which one writes
+
+    def look(self, reading: HostReading) -> None:
+        """Take the next reading."""
+        servers = [one for one in reading.processes if one.source == "file" and one.role in _SERVERS]
+        writing = {Process(one.host, one.pid, one.started) for one in reading.processes}
+        for one in reading.ended:
+            if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS:
+                self._silent[Process(one.host, one.pid, one.started)] = one, reading.taken_at - one.age_seconds
+        self._silent = {
+            process: (one, at)
+            for process, (one, at) in self._silent.items()
+            if process not in writing and any(_is_served_by(one, server) for server in servers)
+        }
+        self._workers = {one.container for one in reading.processes if one.role == "worker"}
+
+    def longest(self, now: float) -> SilentCore | None:
+        """Return the one that has been silent for the longest; ``now`` is in Unix seconds."""
+        if not self._silent:
+            return None
+        one, at = min(self._silent.values(), key=lambda known: known[1])
+        name = f"{one.name} (pid {one.pid})"
+        return SilentCore(name=name, seconds=now - at, has_workers=one.container in self._workers)
+
+
+def _is_served_by(core: ProcessMemory, server: ProcessMemory) -> bool:
+    """Return whether they are of one life: in a container the same numbers come again."""
+    is_beside = (core.host, core.container) == (server.host, server.container)
+    return is_beside and (server.started or 0) <= (core.started or 0)
 
 
 class StoppedEngine:

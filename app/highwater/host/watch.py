@@ -15,8 +15,9 @@ from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, processor_c
 from highwater.host.reader import HostReader
 from highwater.host.reading import HostReading, ProcessMemory, Role
 from highwater.host.report import HostReport, report_of, summary_of
-from highwater.host.stopped import StoppedEngine
+from highwater.host.stopped import SilentCores, StoppedEngine
 from highwater.readings.report import HostSummary
+from highwater.recorder.progress import SilentCore
 
 SECONDS = 5.0
 FRESH_SECONDS = 1.0
@@ -71,6 +72,7 @@ class HostWatch:
         self._past = HostPast()
         self._lock = asyncio.Lock()
         self._stopped_engine = StoppedEngine(monotonic)
+        self._silent_cores = SilentCores()
         self.listeners: list[Callable[[HostReading], None]] = []
         self.now: HostNow | None = None
 
@@ -122,6 +124,12 @@ class HostWatch:
         """Return in one sentence which stopped processes every request waits for; ``None`` if none. For each poll."""
         return self._stopped_engine.look(self._processes, self.stopped_processes())
 
+    def silent_core(self) -> SilentCore | None:
+        """Return an EngineCore that is silent under an API server that is not; ``None`` if none was seen."""
+        if self.now is None:
+            return None
+        return self._silent_cores.longest(self.now.reading.taken_at + self._monotonic() - self.now.read_at)
+
     async def _read(self) -> HostNow:
         self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())
         for listener in self.listeners:
@@ -137,6 +145,7 @@ class HostWatch:
         reading = self._reader.read()
         outlook = self._window.add(read_at, reading.container)
         self._past.add(reading)
+        self._silent_cores.look(reading)
         parts = self._past.present_parts(reading)
         counts = self._counts()
         return HostNow(reading, outlook, parts, read_at, summary_of(reading, outlook, parts, counts))

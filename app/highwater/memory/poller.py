@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,6 +44,7 @@ from highwater.readings.life import ProcessLife
 from highwater.readings.rank import RankReading, are_recorded
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
+from highwater.recorder.progress import SilentCore, beside_silent
 
 MAX_ENDED_STARTS = 64
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
@@ -64,6 +66,7 @@ class Poller:
             seconds; ``None`` where they were not.
         stopped_engine: Returns which processes of the engine, workers aside, have been stopped for long, in one
             sentence; ``None`` if none. Called once in each poll.
+        silent_core: Returns an EngineCore that is silent beside an API server that is not; ``None`` if none.
         unseen_starts: What would show a start that ends, where nothing does: the end of a sentence, or empty.
         launched: Returns a reading with what is known of its worker's start and of its device's other users.
     """
@@ -76,6 +79,7 @@ class Poller:
         self.engine_process: Callable[[], str | None] = lambda: None
         self.engine_lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: None
         self.stopped_engine: Callable[[], str | None] = lambda: None
+        self.silent_core: Callable[[], SilentCore | None] = lambda: None
         self.unseen_starts = ""
         self.launched: Callable[[RankReading, str | None], RankReading] = lambda reading, _: reading
         self.last_load = EngineLoad()
@@ -114,6 +118,11 @@ class Poller:
     @property
     def life(self) -> EngineLife:
         return self._lives.present
+
+    @property
+    def is_start_under_way(self) -> bool:
+        """True if the processes of a start write that began after all that has ended."""
+        return self._lives.attempts.is_under_way
 
     async def run(self) -> None:
         """Poll until cancelled, on a grid that a slow poll does not shift; in between read as ``pace`` says."""
@@ -189,6 +198,16 @@ class Poller:
         self._note_ends(outcome, is_absent=STATES[before.state].is_absent and not has_responded(outcome.contact))
         is_lost = outcome.contact == "refused" and not outcome.is_loading
         ranks = None if is_lost else self._best_readings(outcome)
+        core = self.silent_core()
+        if core is not None and not was.engine.traits.is_held and not STATES[before.state].is_absent and not is_lost:
+            outcome.progress = beside_silent(
+                outcome.progress,
+                core,
+                outcome.records,
+                # What it hung with it hangs without: clients give up.
+                requested_seconds=math.inf if before.state == "stuck" else self._rounds.requested_seconds,
+                max_step_seconds=self._times.max_step_seconds,
+            )
         self._verdict = verdict = self._decide(outcome)
         self._note_start()
         self._note_life(outcome, ranks, before)

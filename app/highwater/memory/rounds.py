@@ -119,6 +119,12 @@ class Rounds:
         # The calls that the workers' recorders have counted, and when the count changed last.
         self._calls: tuple[tuple[int, int], ...] = ()
         self._called_at = float("-inf")
+        self._requested_since: float | None = None
+
+    @property
+    def requested_seconds(self) -> float:
+        """For how long there have been requests without a break, by vLLM's counts or through this sidecar."""
+        return self._since(self._requested_since) or 0.0
 
     @property
     def coverage(self) -> Coverage:
@@ -159,6 +165,10 @@ class Rounds:
         self._failed = outcome.failed
         self._is_last_answered = outcome.failure is None and not outcome.failed
         self._load = outcome.observation.load
+        if not self._has_requests(self._load or EngineLoad()):
+            self._requested_since = None
+        elif self._requested_since is None:
+            self._requested_since = self.clock()
         if outcome.observation.workers is not None:
             self._work_done = self._load.work_done if self._load is not None else None
         return outcome
@@ -283,12 +293,15 @@ class Rounds:
             is_recorded=self.coverage.is_complete,
             verdict=None if outcome.progress is None else outcome.progress.verdict,
             still_seconds=self.clock() - self._called_at,
-            has_requests=bool(counted.requests_running or counted.requests_waiting or self._requests_under_way()),
+            has_requests=self._has_requests(counted),
             is_held=outcome.last.engine.traits.is_held,
             is_without_work=is_still and load is not None and load.work_done == self._work_done,
             is_unanswered=self._loop_silent_since is not None,
             is_sure=self._is_last_answered and not outcome.last.stale and not has_ended,
         )
+
+    def _has_requests(self, load: EngineLoad) -> bool:
+        return bool(load.requests_running or load.requests_waiting or self._requests_under_way())
 
     def _since(self, moment: float | None) -> float | None:
         return None if moment is None else self.clock() - moment

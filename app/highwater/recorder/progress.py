@@ -50,6 +50,15 @@ class Demand:
     is_held: bool = False  # whether the engine is paused or asleep on purpose: requests may wait then
 
 
+@dataclass(frozen=True, slots=True)
+class SilentCore:
+    """An EngineCore whose process file is old, while its API server's is not; ``has_workers``: in other processes."""
+
+    name: str
+    seconds: float
+    has_workers: bool
+
+
 _Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
 
 
@@ -84,6 +93,35 @@ def judge(
         since_seconds=since,
         ranks=tuple(f"{rank.name} {_doing(rank)}" for rank in ranks),
         summary=summary,
+    )
+
+
+def beside_silent(
+    progress: Progress | None,
+    core: SilentCore,
+    ranks: Sequence[RankRecord],
+    *,
+    requested_seconds: float,
+    max_step_seconds: float = MAX_STEP_SECONDS,
+) -> Progress | None:
+    """Return the verdict where an EngineCore is silent, of an engine that is not held; ``progress`` is the ranks'.
+
+    The thread that writes its file writes whatever its loop does, unless a call holds Python's lock or it is stopped.
+    Where it is the worker as well, a compilation may hold the lock. There have been requests without a break for
+    ``requested_seconds``, by vLLM's counts or through the sidecar: a silent EngineCore counts none that come.
+    """
+    may_compile = any(_may_compile(rank.progress) for rank in ranks)
+    limit = SILENT_SECONDS if core.has_workers else max_step_seconds * (FIRST_STEP_FACTOR if may_compile else 1.0)
+    if core.seconds < SILENT_SECONDS or (progress is not None and progress.verdict in {"progressing", "busy", "stuck"}):
+        return progress
+    is_waited_for = requested_seconds >= NO_STEP_SECONDS and core.seconds >= limit
+    waits = f"requests have waited for {_seconds(requested_seconds)}" if is_waited_for else "no request is seen to wait"
+    return Progress(
+        verdict="stuck" if is_waited_for else "busy",
+        since_seconds=core.seconds,
+        ranks=() if progress is None else progress.ranks,
+        summary=f"{core.name} has written nothing for {_seconds(core.seconds)} while the API server does: it is "
+        f"stopped, or one call holds it; {waits}",
     )
 
 

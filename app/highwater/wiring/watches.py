@@ -51,6 +51,7 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
     watch.listeners.append(lives.look)
     poller.engine_lives = lambda: lives.last
     poller.stopped_engine = watch.stopped_engine
+    poller.silent_core = watch.silent_core
     if settings.recorder_dir is None and settings.engine_log is None:
         poller.unseen_starts = _UNSEEN_STARTS
     return watch
@@ -123,6 +124,7 @@ def wire_incidents(
         stopped_processes=host.stopped_processes,
         oom_kills=oom_kills,
         read_host=host.facts,
+        is_start_under_way=lambda: core.poller.is_start_under_way,
         log_says_start_failed=core.poller.log_says_start_failed,
         internal_error=internal_errors.counter("incidents"),
     )

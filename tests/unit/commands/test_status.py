@@ -9,7 +9,7 @@ import pytest
 
 from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
-from highwater.readings.engine import Progress
+from highwater.readings.engine import Progress, StartFailure
 from highwater.readings.remedy import RemedyResult
 from highwater.text.report import report_text
 from tests.fakes.engine import MIB
@@ -69,6 +69,13 @@ def test_what_is_made_of_a_report(changed, code, reason):
     assert verdict.code == code
     assert (reason in verdict.reasons) if reason else verdict.reasons == ()
     assert len(verdict.reasons) <= 1 or changed.get("state") == "starting"
+
+
+def test_a_crash_loop_leads_with_the_start_that_failed():
+    failure = StartFailure(at=NOW, recorder_instance="x", summary="the engine's start failed: it ended", ranks=())
+    told = replace(report(state="starting"), start_failure=failure)
+    screen = status_text(told, judged(told), None, now=NOW)
+    assert screen.startswith("ATTENTION: the engine's start failed: it ended")
 
 
 def test_the_verdict_stands_above_the_sidecars_own_text():

@@ -109,6 +109,18 @@ async def test_a_whole_container_that_was_killed_has_left_its_last_look(pod):
     assert facts.fullest.ratio > 0.95
 
 
+async def test_one_that_was_stopped_before_does_not_hide_that_all_others_ended_together(pod):
+    """A probe kills the container of an EngineCore that hung."""
+    await leak(pod, 60)
+    for _ in range(45):
+        pod.now += 1.0
+        pod.write("api_server", 460, kept=1600)
+        pod.write("worker", 700, kept=1600)
+    pod.now += 4.0
+    facts = await pod.watch.facts()
+    assert (facts.ended_together, pod.kills.recent(facts.reading)) == (2, None)
+
+
 async def test_files_that_are_gone_with_their_volume_have_been_read(pod):
     """As an emptyDir of a pod that was evicted."""
     await leak(pod)

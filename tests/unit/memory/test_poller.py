@@ -11,6 +11,7 @@ from highwater.engine.capabilities import EXTENSION
 from highwater.engine.detection import REDETECT_SECONDS
 from highwater.errors import EngineGarbled
 from highwater.memory.sources import all_sources
+from highwater.recorder.progress import SilentCore
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_READY, Core, core_on
 
 GROWN = 2 * IMAGES * IMAGE_BYTES
@@ -83,6 +84,35 @@ async def test_an_engine_whose_core_is_stopped_is_stuck_though_its_api_server_an
     assert (report.engine.state, report.engine.hint) == ("stuck", "EngineCore (pid 11) has been stopped for 6 s")
     core.poller.stopped_engine = lambda: None
     assert (await core.tick()).engine.state == "ready"
+
+
+async def test_a_silent_core_is_busy_and_stuck_once_requests_wait(core):
+    """In a pod vLLM's counts stand at zero: its readiness stays, and the probe restarts it when somebody waits."""
+    await core.tick()
+    seconds = 20.0
+    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", seconds, has_workers=True)
+    assert (await core.tick()).engine.state == "ready"
+    seconds = 40.0
+    report = await core.tick()
+    assert (report.engine.state, report.engine.traits.serves) == ("busy", True)
+    assert "EngineCore (pid 60) has written nothing for 40 s while the API server does" in report.engine.hint
+    core.poller._rounds._requests_under_way = lambda: 2
+    states = [(await core.tick(6.0)).engine.state for _ in range(3)]
+    core.poller._rounds._requests_under_way = lambda: 0  # the clients have given up
+    assert [*states, (await core.tick()).engine.state] == ["busy", "busy", "stuck", "stuck"]
+    core.poller.silent_core = lambda: None
+    assert (await core.tick()).engine.state == "ready"
+
+
+async def test_a_silent_core_says_nothing_of_an_engine_that_is_held_or_starts(core):
+    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    core.fake.down = True
+    assert (await core.tick()).engine.state == "starting"
+    core.poller.silent_core = lambda: None
+    core.fake.down, core.fake.asleep = False, True
+    await core.tick()
+    core.poller.silent_core = lambda: SilentCore("EngineCore (pid 60)", 400.0, has_workers=True)
+    assert (await core.tick()).engine.state == "sleeping"
 
 
 async def test_an_engine_whose_process_runs_seems_to_be_loading(core):

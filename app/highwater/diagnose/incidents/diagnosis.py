@@ -117,11 +117,12 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
 
 
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
-    """Return whether the log tells of an orderly end, and nothing of another cause."""
+    """Return whether the log or the workers' recorders tell of an orderly end, and nothing of another cause."""
     is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
     has_raised = log.exception is not None and not log.exception.before
     has_cause = _cause(log) is not None or has_raised or bool(log.failed)
-    return evidence.kind == "died" and log.ended_in_order and not is_killed and not has_cause
+    is_in_order = log.ended_in_order or evidence.are_closed
+    return evidence.kind == "died" and is_in_order and not is_killed and not has_cause
 
 
 def unheard(log: LogStory) -> str:

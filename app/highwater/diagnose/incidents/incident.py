@@ -45,6 +45,7 @@ class Incident(Headline):
     """One incident, whole: of its evidence, and what was concluded from it.
 
     Attributes:
+        still_seconds: How long an engine that hangs had not moved when that was seen.
         start: The last failed start of those that are counted here.
         messages: The log's known messages, causes before consequences.
         exception: The last exception of a worker or of EngineCore in the log, known or not.
@@ -54,6 +55,7 @@ class Incident(Headline):
 
     engine: EngineStatus
     reason: str = ""
+    still_seconds: float = 0.0
     start: str | None = None
     findings: tuple[Finding, ...] = ()
     messages: tuple[LogMessage, ...] = ()

@@ -136,12 +136,15 @@ class Incidents:
     def is_late_due(self) -> bool:
         return any(late.due <= self._monotonic() for late in self._late)
 
-    async def complete(self, *, at_once: bool = False) -> tuple[Headline, ...]:
+    async def complete(
+        self, *, at_once: bool = False, again: Callable[[Evidence], Evidence] = lambda known: known
+    ) -> tuple[Headline, ...]:
         """Read the log once more for incidents for which that is due, or ``at_once`` for all, and write them.
 
-        Those are returned that were none, since the engine had ended in order: they are withdrawn.
+        ``again`` completes the evidence with what was counted or written late. Those are returned that were none,
+        since the engine had ended in order: they are withdrawn.
         """
-        return await self._in_thread(partial(self._complete, at_once=at_once))
+        return await self._in_thread(partial(self._complete, at_once=at_once, again=again))
 
     async def engine_began(self) -> None:
         """Note that another life of the engine is ready: earlier lines of its log are not of this life."""
@@ -221,17 +224,18 @@ class Incidents:
         if hang is not None:
             evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
-        number = self._counts[evidence.kind] + 1
-        incident = replace(self._incident(evidence, story), number=number)
+        incident = self._incident(evidence, story)
         if hang is not None:
-            incident = replace(incident, id=hang.id)  # a link to the hang shows how it ended
+            # A link to the hang shows how it ended. It is counted, as what it began as.
+            incident = replace(incident, id=hang.id, number=hang.number)
+        else:
+            incident = replace(incident, number=self._counts[evidence.kind] + 1)
+            self._counts = {**self._counts, evidence.kind: incident.number}
         self._store.write(incident)
         self._track(incident.headline)
-        self._counts = {**self._counts, evidence.kind: number}
         self._written_at = {incident.id: evidence.at}
-        if self._log is not None:
-            now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
-            self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
+        now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
+        self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
         return incident.headline, True
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
@@ -245,7 +249,7 @@ class Incidents:
         before = [one for one in hangs if (one.at or 0.0) <= evidence.at]
         return self._stored(max(before, key=lambda one: one.at or 0.0).id) if before else None
 
-    def _complete(self, *, at_once: bool) -> tuple[Headline, ...]:
+    def _complete(self, *, at_once: bool, again: Callable[[Evidence], Evidence]) -> tuple[Headline, ...]:
         now, late = self._monotonic(), self._late
         due = [one for one in late if at_once or one.due <= now]
         self._late = tuple(one for one in late if one not in due)
@@ -254,12 +258,14 @@ class Incidents:
             stored = self._stored(one.id)
             if stored is None:
                 continue  # it was the oldest, and was removed
-            story = self._story(one.evidence, one.since, one.until)
+            story, evidence = self._story(one.evidence, one.since, one.until), again(one.evidence)
             # A death that a hang came before was its end, in whatever order.
-            if ended_in_order(one.evidence, story) and "-hung" not in stored.id and not self._is_hang_open():
+            if ended_in_order(evidence, story) and not _was_hung(stored) and not self._is_hang_open():
                 withdrawn.append(self._withdrawn(stored))
                 continue
-            incident = self._incident(one.evidence, story)
+            incident = self._incident(evidence, story)
+            if stored.messages and not incident.messages:  # rotated since
+                incident = replace(incident, messages=stored.messages, exception=stored.exception)
             if _says_more(incident, stored, story):
                 tracked = self._tracked.get(one.id, stored.headline)
                 incident = replace(incident, id=stored.id, number=stored.number)
@@ -341,6 +347,7 @@ class Incidents:
             summary=summarize(evidence, findings, story),
             engine=evidence.engine,
             reason=evidence.reason,
+            still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
             messages=advised(story, findings),
@@ -370,9 +377,16 @@ def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
-        numbers = [headline.number for headline in headlines if headline.kind == kind]
+        numbers = [
+            headline.number for headline in headlines if ("hung" if _was_hung(headline) else headline.kind) == kind
+        ]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
+
+
+def _was_hung(headline: Headline) -> bool:
+    """Return whether it began as a hang, whatever it has become."""
+    return "-hung" in headline.id
 
 
 def _fails_again(last: Headline, evidence: Evidence) -> bool:
@@ -386,12 +400,14 @@ def _goes_on(last: Headline, evidence: Evidence) -> bool:
 
 
 def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
-    """Return whether the log, read once more, changes an incident.
+    """Return whether the log, read once more, or a kill that was counted late changes an incident.
 
-    One that was rotated since has nothing of it: what is known stays.
+    A log that was rotated since has nothing of it: what is known stays.
     """
+    if any(found.name == "killed_by_kernel" for found in incident.findings) and incident.findings != stored.findings:
+        return True
     is_silent = not incident.messages and incident.exception is None
-    if (stored.messages and not incident.messages) or (is_silent and (stored.exception or not story.was_understood)):
+    if is_silent and (stored.exception or not story.was_understood):
         return False
     told = (incident.messages, incident.exception, incident.summary)
     return told != (stored.messages, stored.exception, stored.summary)
@@ -400,11 +416,11 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
 def _ending(hang: Incident, evidence: Evidence) -> Evidence:
     """Return a death's evidence with that of the hang that it ended, which is nearer to the cause."""
     why = [found for found in hang.findings if found.name in _WHY_IT_HUNG]
-    reasons = (hang.reason, evidence.reason)
+    reasons, seconds = (hang.reason, evidence.reason), evidence.at - (hang.at or evidence.at)
     return replace(
         evidence,
         ranks=joined(evidence.ranks, hang.ranks),
-        hang=HangBefore(seconds=evidence.at - (hang.at or evidence.at), findings=tuple(why)),
+        hang=HangBefore(seconds=seconds + hang.still_seconds, open_seconds=seconds, findings=tuple(why)),
         reason="; then: ".join(dict.fromkeys(reason for reason in reasons if reason)),
     )
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import OomKills
-from highwater.host.past import SILENT_SECONDS, containers_of_engine
+from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
 from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
@@ -68,7 +68,9 @@ class OomKillWatch:
             if count > highest.get(one.key, (-1, one))[0]:
                 highest[one.key] = count, one
         for key, (count, one) in highest.items():
-            unseen = 0 if self._began_at_zero(one, has_ended=key not in alive) else count
+            # What was counted long before this sidecar began is history.
+            is_seen = self._has_looked or one.age_seconds <= RECENT_SECONDS
+            unseen = 0 if is_seen and self._began_at_zero(one, has_ended=key not in alive) else count
             rise = self._note(key, _BY_CONTAINER, self._counts.get(key, unseen), count, one.age_seconds)
             self.total = (self.total or 0) + rise
         self._has_looked = True
@@ -113,11 +115,16 @@ class OomKillWatch:
 
 
 def _is_counted_after_the_end(reading: HostReading) -> bool:
-    """Return whether a counter was read later than the last sign of a process of its container that has ended."""
-    silent: dict[str | None, float] = {}
-    for one in (*reading.processes, *reading.ended):
-        silent[one.container] = max(one.age_seconds, silent.get(one.container, 0.0))
+    """Return whether a counter was read later than the last sign of the process that the engine's end began with.
+
+    A process that was stopped, or helped the start, was silent long before; an older container is another life's.
+    """
+    everyone = (*reading.processes, *reading.ended)
+    newest = max(everyone, key=lambda one: one.started or 0, default=None)
+    ages = [one.age_seconds for one in everyone if newest is not None and one.container == newest.container]
+    first = max((age for age in ages if age <= min(ages) + OWN_END_SECONDS), default=0.0)
     return any(
-        "oom_kill" in one.events and (one.sees == "sidecar" or silent[one.key] >= one.age_seconds + SILENT_SECONDS)
+        "oom_kill" in one.events and (one.sees == "sidecar" or first >= one.age_seconds + SILENT_SECONDS)
         for one in containers_of_engine(reading)
+        if newest is not None and one.key == newest.container
     )

@@ -51,6 +51,7 @@ LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
 # Between two looks at the log of an engine that sleeps.
 HEAR_SECONDS = 5.0
 ENDED_IN_ORDER = "the engine ended in order, as its log says"
+CLOSED_IN_ORDER = "the engine ended in order: every worker closed its recorder"
 
 log = logging.getLogger("highwater.diagnose.incidents")
 
@@ -73,6 +74,7 @@ class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
     ``internal_error`` counts an internal error, and ``read_host`` reads host memory once more.
+    ``is_start_under_way`` returns whether the processes of a start write that began after all that has ended.
     ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns whether nothing else
     tells of it. The other callables return the present state of their parts.
     """
@@ -89,6 +91,7 @@ class IncidentWatcher:
         stopped_processes: Callable[[], Sequence[ProcessMemory]] = tuple,
         oom_kills: OomKillWatch | None = None,
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
+        is_start_under_way: Callable[[], bool] = lambda: False,
         log_says_start_failed: Callable[[bool], bool] = lambda _: True,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
@@ -101,6 +104,7 @@ class IncidentWatcher:
         self._stopped_processes = stopped_processes
         self._oom_kills = oom_kills or OomKillWatch()
         self._read_host = read_host
+        self._is_start_under_way = is_start_under_way
         self._log_says_start_failed = log_says_start_failed
         self._internal_error = internal_error
         self._last: Report | None = None
@@ -114,13 +118,16 @@ class IncidentWatcher:
         self._is_looking = self._has_looked = False
         # Starts that failed by their files, and what to read of their recorders, until the log has said why.
         self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
-        self._heard_at = 0.0
+        # When the log began again, where that was not known to end a start yet.
+        self._begun_at = self._heard_at = 0.0
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
     def notice(self, report: Report) -> None:
         """Take a new report. Never blocks the poller."""
         self._judge(report)
+        if self._incidents.is_late_due:
+            self._put(self._complete)
         if self._incidents.has_log:
             self._follow_log(report)
 
@@ -139,8 +146,7 @@ class IncidentWatcher:
 
     async def finish(self) -> None:
         """Wait a little until all that was noticed is written: the sidecar often ends with its engine."""
-        if self._incidents.has_log:
-            self._put(partial(self._complete, at_once=True))
+        self._put(partial(self._complete, at_once=True))
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
                 await self._waiting.join()
@@ -183,14 +189,14 @@ class IncidentWatcher:
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
         evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance))
         instance = None if failure.is_silent else failure.recorder_instance
-        if self._incidents.has_log:
+        if self._incidents.has_log and self._begun_at <= failure.at:
             self._unsaid.append((evidence, instance))
         else:
             self._open_with(partial(self._write, evidence, instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
-            self._history.record("state", "the engine ended in order: every worker closed its recorder")
+            self._history.record("state", CLOSED_IN_ORDER)
         else:
             self._open("died", life, report, reason)
 
@@ -249,7 +255,7 @@ class IncidentWatcher:
         at = self._history.now()
         # Oldest first, also those of the same time.
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
-        _, readings = self._history.readings(at - SPAN_SECONDS, 0)
+        (_, readings), stuck = self._history.readings(at - SPAN_SECONDS, 0), report.progress
         ranks = _with_records(from_history(life.ranks, readings), life.records)
         # A rank that outlived a kill may have reported it after the last report.
         self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
@@ -264,6 +270,7 @@ class IncidentWatcher:
             policy_before=life.policy,
             events=events,
             reason=reason,
+            still_seconds=stuck.since_seconds or 0.0 if stuck is not None and stuck.verdict == "stuck" else 0.0,
             stopped=tuple(StoppedProcess(name=one.name, pid=one.pid) for one in self._stopped_processes()),
         )
 
@@ -286,8 +293,6 @@ class IncidentWatcher:
         """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
         if self._has_begun:
             self._has_begun = not self._put(self._incidents.engine_began)
-        if self._incidents.is_late_due:
-            self._put(self._complete)
         if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
             self._is_looking = self._put(partial(self._look_for_failed_starts, report))
         if report.engine.state == "sleeping" and self._history.now() - self._heard_at >= HEAR_SECONDS:
@@ -316,6 +321,8 @@ class IncidentWatcher:
 
     async def _look_for_failed_starts(self, report: Report, *, at_once: bool = False) -> None:
         self._is_looking, is_absent = False, report.engine.traits.is_absent
+        if self._unsaid and self._is_start_under_way():  # nothing more is written of the one before
+            at_once = at_once or self._history.now() - self._unsaid[0][0].at >= SETTLE_SECONDS
         for start in await self._incidents.failed_starts(at_once=at_once) if is_absent else ():
             is_silent = not start.story.messages and start.story.exception is None
             # What the log has from before this sidecar, it has not seen.
@@ -323,6 +330,7 @@ class IncidentWatcher:
             if self._unsaid:
                 evidence, instance = self._unsaid.popleft()
             elif is_silent and not is_new:
+                self._begun_at = self._history.now()
                 continue
             else:
                 reason = "it ended without a word while it started, by its log" if is_silent else ""
@@ -338,18 +346,35 @@ class IncidentWatcher:
     async def _complete(self, *, at_once: bool = False) -> None:
         if at_once and self._last is not None and (self._last.engine.traits.is_absent or self._unsaid):
             await self._look_for_failed_starts(self._last, at_once=True)
-        for ended in await self._incidents.complete(at_once=at_once):
+        kills = self._oom_kills.recent()
+
+        def again(evidence: Evidence) -> Evidence:
+            is_more = kills is not None and kills.count > (
+                0 if evidence.oom_kills is None else evidence.oom_kills.count
+            )
+            evidence = replace(evidence, oom_kills=kills) if is_more else evidence
+            return replace(evidence, are_closed=self._are_closed(evidence.instance))
+
+        for ended in await self._incidents.complete(at_once=at_once, again=again):
             self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
+
+    def _are_closed(self, instance: str | None) -> bool:
+        """Return whether every worker closed its recorder: vLLM first stops to listen, and then ends them."""
+        if self._recorders is None or instance is None:
+            return False
+        records = [other.record for other in self._recorders.files.others() if other.instance == instance]
+        return bool(records) and all(record is not None and record.status == "ended" for record in records)
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
             last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
             ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
-            evidence = replace(evidence, ranks=ranks)
+            are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
+            evidence = replace(evidence, ranks=ranks, instance=instance, are_closed=are_closed)
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:
-            self._history.record("state", ENDED_IN_ORDER)
+            self._history.record("state", CLOSED_IN_ORDER if evidence.are_closed else ENDED_IN_ORDER)
             return
         headline, is_new = opened
         if is_new:

@@ -58,11 +58,11 @@ _FOLLOWS: Final = re.compile(
 _QUOTE_ENDS: Final = re.compile(r"""['"]?, please check the stack trace above.*""")
 
 # By SIGTERM, Ctrl-C or a planned stop. vLLM 0.32.0 entrypoints/launchers/launcher.py:254, v1/engine/core.py:1455 and
-# 1636, v1/engine/core_client.py:770, entrypoints/launchers/grpc_server.py:151, dp_supervisor.py:390; up to 0.2x
+# 1636, entrypoints/launchers/grpc_server.py:151, dp_supervisor.py:390; up to 0.2x
 # launcher.py's "Shutting down FastAPI HTTP server."; uvicorn 0.3x server.py, lifespan/on.py.
-_STOPS_FILE: Final = re.compile(r"(?:launcher|core(?:_client)?|grpc_server|dp_supervisor|utils|serve|api_server)\.py")
+_STOPS_FILE: Final = re.compile(r"(?:launcher|core|grpc_server|dp_supervisor|utils|serve|api_server)\.py")
 _STOPS: Final = re.compile(
-    r"\[shutdown\] (?:API server|EngineCore|MPClient): |Shutting down (?:FastAPI HTTP|vLLM gRPC) server"
+    r"\[shutdown\] (?:API server|EngineCore): |Shutting down (?:FastAPI HTTP|vLLM gRPC) server"
     r"|Received (?:shutdown signal|KeyboardInterrupt, shutting)|Shutdown complete\b|DPSupervisor received \w+, shutting"
     r"|Waiting up to \d+ seconds for processes to exit"
 )

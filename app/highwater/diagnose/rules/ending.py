@@ -10,11 +10,10 @@ from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.rules.host import against_full_host, fill_text, looks_text
 from highwater.exit_codes import by_signal
+from highwater.host.past import OWN_END_SECONDS
 from highwater.recorder.progress import LOST
 
 LONG_STEP_SECONDS = 10.0
-# An engine that ends by itself does so soon after it stood still; a liveness probe fails several times first.
-OWN_END_SECONDS = 20.0
 ROOMY_RATIO = 0.8
 
 
@@ -49,6 +48,7 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
     weight: Weight = "note" if had_room else "clue"
     return finding(
         "kill_not_known",
+        {"ended_together": together} if together else {},
         weight=weight,
         had_room=had_room,
         together=together,
@@ -74,7 +74,7 @@ def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
         return None
     is_counted = kills is not None and kills.count > 0
     # A killed worker stops every step, and then the API server ends by itself.
-    is_outside = hang.seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
+    is_outside = hang.open_seconds >= OWN_END_SECONDS and not is_counted and not _says_why(case)
     return finding("hang_ended", weight="likely" if is_outside else "clue", seconds=hang.seconds, is_outside=is_outside)
 
 

@@ -120,6 +120,31 @@ def test_none_was_counted_only_where_the_counter_was_read_after_the_end():
     assert watch.recent(both) == OomKills(count=0, where=BY_CONTAINER)
 
 
+@pytest.mark.parametrize("silent", [25.0, 300.0])
+def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
+    """A helper of the start, or an EngineCore that was stopped: nobody read the counter after the others' end."""
+    watch = OomKillWatch(FakeClock())
+    watch.look(seen(0))
+    whole = replace(left(0), ended=left(0, age=4.0).ended + left(0, age=silent).ended)
+    assert watch.recent(whole) is None
+
+
+def test_the_container_of_the_life_before_says_nothing():
+    """One of its processes had outlived another, and their files are still there."""
+    watch = OomKillWatch(FakeClock())
+    before = [replace(one, started=100) for age in (200.0, 205.0) for one in left(0, key="before", age=age).ended]
+    watch.look(seen(0))
+    now = replace(seen(0), processes=tuple(replace(one, started=900) for one in seen(0).processes))
+    assert watch.recent(replace(now, ended=tuple(before))) is None
+
+
+@pytest.mark.parametrize(("age", "total"), [(20.0, 1), (130.0, 0)])
+def test_a_kill_long_before_the_sidecar_began_is_history(age, total):
+    watch = OomKillWatch(FakeClock())
+    watch.look(left(1, age=age))
+    assert watch.total == total
+
+
 def test_many_looks_at_one_container_are_one_kill():
     """Each of its processes has left its own; and they are read again every few seconds."""
     watch = OomKillWatch(FakeClock())

@@ -14,6 +14,7 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
+from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
 from highwater.errors import EngineUnresponsive
 from highwater.host.past import HostFacts
@@ -311,6 +312,60 @@ async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
     incident = await either.only()
     assert (incident.kind, incident.id.endswith("-hung")) == ("died", True)
     assert "ended from outside, as a liveness probe does" in incident.summary
+
+
+async def test_a_hang_that_becomes_a_death_is_counted_once(one, tmp_path):
+    """An alert looks at the count of each kind; another sidecar finds the same one in the folder."""
+    await test_an_engine_that_hangs_and_is_ended_is_one_incident(one)
+    again = Incidents(IncidentStore(one.incidents.folder))
+    for counts in (one.incidents.counts, again.counts):
+        assert {kind: number for kind, number in counts.items() if number} == {"hung": 1}
+
+
+async def test_a_hang_is_as_long_as_nothing_moved(one):
+    await one.come_up()
+    fall_silent(one)
+    await one.tick(60.0)
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    assert "it had hung for 62 s before" in [each.title for each in (await one.only()).findings]
+
+
+async def test_a_kill_that_is_counted_late_completes_the_incident(either):
+    """The counter is written every few seconds, by what outlives the kill."""
+    await either.come_up()
+    either.oom_kills.look(seen(0))
+    either.fake.down = True
+    for _ in range(2):
+        await either.core.tick()
+    await write_what_waits(either)
+    assert "killed_by_kernel" not in [each.name for each in (await either.only()).findings]
+    either.oom_kills.look(seen(1))
+    await either.tick(6.0)
+    assert "the kernel killed a process" in (await either.only()).summary
+
+
+async def test_workers_that_close_their_recorders_late_ended_in_order(one):
+    """vLLM stops to listen first."""
+    await one.come_up()
+    one.fake.down = True
+    for _ in range(2):
+        await one.core.tick(0.5)
+    await write_what_waits(one)
+    assert await one.kinds() == ["died"]
+    for worker in one.fake.workers:
+        worker.recorder.stop(one.clock.now)
+    await one.tick(6.0)
+    assert await one.kinds() == []
+
+
+async def write_what_waits(one: Boxed) -> None:
+    """Write, while the sidecar goes on."""
+    writing = asyncio.create_task(one.box.run())
+    await one.box._waiting.join()
+    writing.cancel()
+    await asyncio.wait({writing})
 
 
 def fall_silent(one: Boxed) -> None:
@@ -831,6 +886,53 @@ async def test_no_evidence_is_mixed_up_by_a_rank_without_a_number(one):
     await one.tick()
     assert len((await one.only()).ranks) == 2
     assert json.loads((one.incidents.folder / f"{(await one.only()).id}.json").read_bytes())["kind"] == "died"
+
+
+@pytest.mark.parametrize(("is_next", "seconds"), [(False, 36.0), (True, 6.0)])
+async def test_a_start_that_the_log_says_nothing_of_is_told_when_the_next_one_writes(boxed, tmp_path, is_next, seconds):
+    """Until then its last lines may come."""
+    log = tmp_path / "vllm.log"
+    log.write_text("")
+    one = boxed(log=log, recorders=False)
+    one.box._is_start_under_way = lambda: is_next
+    one.fake.down = True
+    report = await one.core.tick()
+    failure = StartFailure(
+        at=one.clock.now - 16.0, recorder_instance="process-1-9", summary="it ended", ranks=(), is_silent=True
+    )
+    told = replace(report, start_failure=failure)
+    for passed, count in ((0.0, 0), (seconds - 2.0, 0), (2.0, 1)):
+        one.clock.advance(passed)
+        one.box.notice(told)
+        await write_what_waits(one)
+        assert len(await one.kinds()) == count
+
+
+async def test_a_start_whose_log_began_again_is_told_at_once(boxed, tmp_path):
+    """The files show its end later than the next one's first lines."""
+    log = tmp_path / "vllm.log"
+    log.write_text("")
+    one = boxed(log=log, recorders=False)
+    one.box._log_says_start_failed = lambda _: False
+    begun = iter([(), (FailedStart(id="a"),)])
+
+    async def failed_starts(*, at_once: bool) -> tuple[FailedStart, ...]:
+        return next(begun, ())
+
+    one.incidents.failed_starts = failed_starts
+    one.fake.down = True
+    report = await one.core.tick()
+    for _ in range(2):
+        one.clock.advance(5.0)
+        one.box.notice(report)
+        await write_what_waits(one)
+    assert await one.kinds() == []
+    failure = StartFailure(
+        at=one.clock.now - 3.0, recorder_instance="process-1-9", summary="it ended", ranks=(), is_silent=True
+    )
+    one.box.notice(replace(report, start_failure=failure))
+    await write_what_waits(one)
+    assert await one.kinds() == ["start_failed"]
 
 
 @pytest.mark.parametrize("has_log", [False, True])

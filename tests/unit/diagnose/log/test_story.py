@@ -290,3 +290,18 @@ def test_an_api_server_that_fails_stops_its_engine_and_is_no_orderly_end():
     fails = [TRACE, FRAME.format("vllm/entrypoints/cli/main.py"), "OSError: [Errno 98] Address already in use"]
     assert not story_of([STOPS[1], *fails]).ended_in_order
     assert story_of([STOPS[1], *fails[:2], "KeyboardInterrupt"]).ended_in_order
+
+
+def test_an_api_server_that_clears_up_after_its_engine_core_was_not_told_to_end():
+    """Word by word as vLLM 0.32.0 after SIGKILL of EngineCore; of a planned stop the same lines come later."""
+    stamp = "11-28 07:51:44"
+    clears_up = [
+        f"(APIServer pid=1) INFO {stamp} [utils.py:628] [shutdown] Process manager: send sigterm to process EngineCore",
+        f"(APIServer pid=1) WARNING {stamp} [core_client.py:817] [shutdown] MPClient: engine core exited unexpectedly; "
+        "starting cleanup",
+        f"(APIServer pid=1) INFO {stamp} [core_client.py:770] [shutdown] MPClient: start timeout=default",
+        f"(APIServer pid=1) INFO {stamp} [core_client.py:777] [shutdown] MPClient: complete",
+    ]
+    told = f"(APIServer pid=1) INFO {stamp} [launcher.py:254] [shutdown] API server: shutdown triggered"
+    assert not story_of([*clears_up, "INFO:     Shutting down"]).ended_in_order
+    assert story_of([told, *clears_up[2:], "INFO:     Shutting down"]).ended_in_order
