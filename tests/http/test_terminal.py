@@ -207,7 +207,7 @@ async def test_check_knows_whether_we_may_act(sidecar, url, token, level):
     assert result.exit_code == (2 if level == "fail" else 1)
     # The engine was another one a moment ago: an incident, and no fault of the set-up.
     assert {name for name, finding in found.items() if finding["level"] == "warn"} - {"control"} == {"incidents"}
-    assert {name for name, finding in found.items() if finding["level"] == "note"} == {"recorder"}
+    assert {name for name, finding in found.items() if finding["level"] == "note"} == {"recorder", "start"}
     assert sidecar.fake.resets() == []
 
 

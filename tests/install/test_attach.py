@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,6 +265,25 @@ def test_another_container_at_the_place_is_an_error(newest: MakeReader) -> None:
     done = in_git(newest, PLAIN, containerIndex=1)
     with pytest.raises(AssertionError, match=r"(?s)spec/containers/1/name.*failed"):
         done.run("kubectl kustomize my-vllm")
+
+
+def test_the_pages_first_pod_is_as_restricted_as_the_charts(newest: MakeReader) -> None:
+    """The namespace may refuse others. `kubectl run` merges its overrides as `kubectl patch` does."""
+    done = attached(newest, "arguments")
+    words = shlex.split(commands(FIRST, that_has="kubectl -n models run").replace("\\\n", " "))
+    (overrides,) = [word.removeprefix("--overrides=") for word in words if word.startswith("--overrides=")]
+    name = words[words.index("run") + 1]
+    made = {"metadata": {"name": name}, "spec": {"containers": [{"name": name, "image": "i", "args": ["--version"]}]}}
+    (done.folder / "pod.json").write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", **made}))
+    merge = ["kubectl", "patch", "--local", "-f", "pod.json", "--type=strategic", "-o", "json", "-p", overrides]
+    pod = json.loads(done.run(shlex.join(merge)))
+    assert "--override-type=strategic" in words
+    (template,) = pod_templates(done.cluster.get("Deployment", "my-vllm"))
+    charts = container(template, "highwater")["securityContext"]
+    context = pod["spec"]["securityContext"] | container({"spec": pod["spec"]}, name)["securityContext"]
+    beyond = {"runAsUser", "runAsGroup", "readOnlyRootFilesystem"}  # the image's, and what the standard does not ask
+    assert context == {key: charts[key] for key in charts.keys() - beyond}
+    validate(pod)
 
 
 def test_the_page_lets_the_old_pod_go_first(newest: MakeReader) -> None:

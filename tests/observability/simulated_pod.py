@@ -49,6 +49,7 @@ class SimulatedPod:
             self._policy,
             growth=lambda: verdicts(ranks, exhausted_at=1_770_000_000.0),
             host=lambda: host_now(ranks),
+            oom_kills=lambda: 0,
             process_memory_limit=lambda: GIB,
         )
         for remedy in _REMEDIES:

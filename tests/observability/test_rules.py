@@ -23,7 +23,7 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 NAMES = [alert["alert"] for alert in ALERTS]
 # They are about all servers.
 NO_SERVER = {"HighwaterSidecarsGone"}
-HEADINGS = ["What it means", "Look first", "What to do", "When to ignore or tune it"]
+HEADINGS = ["What it means", "Look first", "What to do", "Ignore or tune"]
 
 
 def promtool(*arguments: str | Path) -> None:

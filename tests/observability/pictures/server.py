@@ -113,6 +113,7 @@ class Server:
             connections=self._connections,
             incidents=lambda: self._incidents,
             growth=lambda: verdicts(2, exhausted_at=self.now + self._seconds_to_limit) if self.state == "ready" else (),
+            oom_kills=lambda: 0,
             host=self._host,
             process=_Process(self),
             process_memory_limit=lambda: GIB,
