@@ -166,7 +166,6 @@ def test_a_hang_that_was_ended_is_one_incident(hang_ended: Outcome, sees: str) -
 def test_a_silent_core_is_told_whoever_sees_the_requests(hang_ended: Outcome, sees: str) -> None:
     assert "EngineCore (pid" in hang_ended.by[sees].text
     assert "has written nothing for" in hang_ended.by[sees].text
-    assert names_last_state(hang_ended.by[sees].text), hang_ended.by[sees].text
 
 
 @LONG

@@ -335,6 +335,7 @@ class IncidentWatcher:
             else:
                 reason = "it ended without a word while it started, by its log" if is_silent else ""
                 evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
+                self._history.record("state", f"{PREFIX}{reason or 'its log says why'}")
             self._may_be_open = True
             await self._write(evidence if is_silent and evidence.start else replace(evidence, start=start), instance)
         self._has_looked = True

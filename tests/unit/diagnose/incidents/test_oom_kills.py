@@ -132,7 +132,7 @@ def test_a_process_that_was_silent_long_before_is_not_the_end(silent):
 def test_the_container_of_the_life_before_says_nothing():
     """One of its processes had outlived another, and their files are still there."""
     watch = OomKillWatch(FakeClock())
-    before = [replace(one, started=100) for age in (200.0, 205.0) for one in left(0, key="before", age=age).ended]
+    before = [replace(one, started=100) for age in (12.0, 17.0) for one in left(0, key="before", age=age).ended]
     watch.look(seen(0))
     now = replace(seen(0), processes=tuple(replace(one, started=900) for one in seen(0).processes))
     assert watch.recent(replace(now, ended=tuple(before))) is None
