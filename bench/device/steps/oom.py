@@ -71,11 +71,11 @@ def _judge_message(on: TorchDevice, engine: EngineProcess, way: str, found: Find
     if on.is_cpu:
         return
     try:
-        enginelog = import_module("highwater.diagnose.log.lines")
+        log = import_module("highwater.diagnose.log.story")
     except ImportError as missing:
         found.skip(f"needs {missing.name}, which is not installed here", "recognised", *LOADS)
         return
-    messages = enginelog.match(engine.log_path.read_text(encoding="utf-8", errors="replace").splitlines())
+    messages = log.story_of(engine.log_path.read_text(encoding="utf-8", errors="replace").splitlines()).messages
     names = [message.name for message in messages]
     is_known = any("out_of_memory" in name or name in _CANN for name in names)
     why = f"{way}: {names or engine.log_end()[-300:]}"
