@@ -81,6 +81,12 @@ class _LateRead(NamedTuple):
     since: LogPosition | None
     until: LogPosition | None = None
 
+    @property
+    def may_be_withdrawn(self) -> bool:
+        """True of a death that may prove an orderly end; not of the end of a hang, nor of a kill that was counted."""
+        kills = self.evidence.oom_kills
+        return self.evidence.kind == "died" and self.evidence.hang is None and (kills is None or kills.count == 0)
+
 
 class Incidents:
     """The incidents; ``clock`` gives Unix seconds, and ``internal_error`` counts an internal error."""
@@ -102,7 +108,8 @@ class Incidents:
         self._internal_error = internal_error
         self._late: tuple[_LateRead, ...] = ()
         left = [headline for headline in store.headlines() if headline.problem is None]
-        self._counts = _counts(left)
+        self._numbers = _numbers(left)
+        self._counts: Mapping[IncidentKind, int] = self._numbers
         self._lock = asyncio.Lock()
         # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
         # in place: the event loop reads it while a thread works.
@@ -124,7 +131,7 @@ class Incidents:
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """The number of incidents of each kind, as far as the folder shows it."""
+        """The number of incidents of each kind, by the folder, without those that may be withdrawn: it never falls."""
         return self._counts
 
     @property
@@ -229,14 +236,19 @@ class Incidents:
             # A link to the hang shows how it ended. It is counted, as what it began as.
             incident = replace(incident, id=hang.id, number=hang.number)
         else:
-            incident = replace(incident, number=self._counts[evidence.kind] + 1)
-            self._counts = {**self._counts, evidence.kind: incident.number}
+            incident = replace(incident, number=self._numbers[evidence.kind] + 1)
+            self._numbers = {**self._numbers, evidence.kind: incident.number}
         self._store.write(incident)
         self._track(incident.headline)
         self._written_at = {incident.id: evidence.at}
         now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
+        self._count()
         return incident.headline, True
+
+    def _count(self) -> None:
+        open_deaths = {one.id for one in self._late if one.may_be_withdrawn}
+        self._counts = {**self._numbers, "died": self._numbers["died"] - len(open_deaths)}
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
         """Return the hang that this death ends: it is open, so the engine has not been ready since.
@@ -271,6 +283,7 @@ class Incidents:
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
+        self._count()
         return tuple(withdrawn)
 
     def _withdrawn(self, stored: Incident) -> Headline:
@@ -279,7 +292,7 @@ class Incidents:
         self._late = tuple(one for one in self._late if one.id != stored.id)
         self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
         if stored.kind is not None:
-            self._counts = {**self._counts, stored.kind: self._counts[stored.kind] - 1}
+            self._numbers = {**self._numbers, stored.kind: self._numbers[stored.kind] - 1}
         return stored.headline
 
     def _is_hang_open(self) -> bool:
@@ -325,14 +338,16 @@ class Incidents:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         findings: Sequence[Finding] = ()
-        try:
-            findings = diagnose(evidence, story)
-        except Exception:
-            # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
-            # can collect it again.
+
+        def failed(exc: Exception) -> None:
             self._internal_error()
-            log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
-            notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+            log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
+            notes.append("not all numbers could be diagnosed; the sidecar's log says why")
+
+        try:
+            findings = diagnose(evidence, story, failed)
+        except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
+            failed(exc)
         if evidence.hang is not None:
             known = {found.name for found in findings}
             findings = weightiest_first(
@@ -357,7 +372,7 @@ class Incidents:
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(filter(None, notes)),
+            notes=tuple(filter(None, dict.fromkeys(notes))),
             written_by=__version__,
         )
 
@@ -373,7 +388,7 @@ class Incidents:
         return next(each for each in ids if not self._store.has(each))
 
 
-def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
+def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
