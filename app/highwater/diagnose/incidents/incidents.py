@@ -81,12 +81,6 @@ class _LateRead(NamedTuple):
     since: LogPosition | None
     until: LogPosition | None = None
 
-    @property
-    def may_be_withdrawn(self) -> bool:
-        """True of a death that may prove an orderly end; not of the end of a hang, nor of a kill that was counted."""
-        kills = self.evidence.oom_kills
-        return self.evidence.kind == "died" and self.evidence.hang is None and (kills is None or kills.count == 0)
-
 
 class Incidents:
     """The incidents; ``clock`` gives Unix seconds, and ``internal_error`` counts an internal error."""
@@ -187,8 +181,7 @@ class Incidents:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
         # With what was counted since the last write.
-        counted = self._tracked
-        return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
+        return [one if one.problem else self._tracked.get(one.id, one) for one in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
         """Raises UnreadableIncident: it exists, and this version cannot read it."""
@@ -247,8 +240,10 @@ class Incidents:
         return incident.headline, True
 
     def _count(self) -> None:
-        open_deaths = {one.id for one in self._late if one.may_be_withdrawn}
-        self._counts = {**self._numbers, "died": self._numbers["died"] - len(open_deaths)}
+        # A death may prove an orderly end; not that of a hang, nor one with a kill that was counted.
+        deaths = {one.id: one.evidence for one in self._late if one.evidence.kind == "died"}
+        pending = sum(one.hang is None and not (one.oom_kills and one.oom_kills.count) for one in deaths.values())
+        self._counts = {**self._numbers, "died": self._numbers["died"] - pending}
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
         """Return the hang that this death ends: it is open, so the engine has not been ready since.
@@ -392,9 +387,7 @@ def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
-        numbers = [
-            headline.number for headline in headlines if ("hung" if _was_hung(headline) else headline.kind) == kind
-        ]
+        numbers = [one.number for one in headlines if ("hung" if _was_hung(one) else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
 

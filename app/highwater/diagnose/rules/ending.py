@@ -97,10 +97,8 @@ def ended_by_signal(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"
+    names = [f" ({one.name})" for one in signal.Signals if one == number]  # a real-time signal has none
+    return f"signal {number}{''.join(names)}"
 
 
 def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:
