@@ -122,10 +122,7 @@ class OomKillWatch:
 
 
 def _is_in_new_container(now: Process, was: Process | None) -> bool:
-    """Return whether a rank's process runs in a container that began after its last one's: its pids begin again.
-
-    What is counted there is the engine's, though nobody knows since when.
-    """
+    """Return whether a rank's process runs in a newer container than its last one: pids, and counters, begin again."""
     return was is not None and now != was and now.host == was.host and (now.pid or 0) <= (was.pid or 0)
 
 

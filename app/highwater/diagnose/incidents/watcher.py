@@ -374,8 +374,7 @@ class IncidentWatcher:
                 ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
                 are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
                 evidence = replace(evidence, ranks=ranks, are_closed=are_closed)
-            except Exception:
-                # Broad, so that the incident is written without the series: its evidence is queued nowhere any more.
+            except Exception:  # broad: the incident is written without the series, and its evidence is nowhere else
                 self._internal_error()
                 log.exception("the recorders could not be read for an incident")
         evidence = await self._with_host(evidence)

@@ -88,10 +88,7 @@ def against_full_host(case: Case) -> tuple[str, ...]:
 
 
 def _fills(case: Case) -> Iterator[tuple[Fill, str]]:
-    """Yield how full the host was, and where: by the freshest looks. An idle rank's reading is not one.
-
-    Nor is a reading in a container whose fullest look is known.
-    """
+    """Yield the freshest looks, and where: no idle rank's, nor a rank's whose container's fullest look is known."""
     evidence, oldest, known = case.evidence, case.at - STALE_SECONDS, set()
     host = None if evidence is None else evidence.host
     if host is not None and host.fullest is not None:
