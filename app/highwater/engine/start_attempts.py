@@ -31,7 +31,7 @@ MISSING_LOOKS = 2
 _MAX_UNCONFIRMED, _MAX_OVER = 64, 4096
 _FAILED: Final = EndedLife(how="failed")
 _SILENT: Final = EndedLife(how="ended without a word")
-_IN_ORDER: Final = EndedLife(how="ended in order")
+_IN_ORDER: Final = EndedLife(how="ended in order", is_in_order=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,6 @@ class EndedStart:
     id: str
     at: float
     end: EndedLife
-
-    @property
-    def is_in_order(self) -> bool:
-        return self.end.how == _IN_ORDER.how
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class StartAttempts:
         self._has_looked = False
         self._looked_at: float | None = None
         self._under_way: tuple[_UnderWay, ...] = ()  # oldest first
-        self._over: frozenset[Process] = frozenset()
+        self._over: dict[Process, None] = {}  # the last ones
         # What wrote last before that, and was not seen to run, is of what was over already.
         self._over_at = float("-inf")
         self._unconfirmed: deque[float] = deque(maxlen=_MAX_UNCONFIRMED)
@@ -91,15 +87,13 @@ class StartAttempts:
         if not self._has_looked:  # what ended before, this sidecar has not seen
             self._close(life for life in lives if not life.is_running)
         self._has_looked, self._looked_at = True, at
-        if len(self._over) > _MAX_OVER:
-            self._over &= _processes(lives)
-        self._close(life for life in lives if life.processes & self._over)
+        self._close([life for life in lives if life.processes & self._over.keys()])
         if sum(life.is_serving for life in lives) > 1:
             # Several engines share the folder: which of them this sidecar's is, nothing says.
             self._close(life for life in lives if life.is_serving)
         ended = []
         for life in lives:
-            if life.processes & self._over:
+            if life.processes & self._over.keys():
                 continue
             known = next((one for one in self._under_way if one.life.processes & life.processes), None)
             if known is None and not life.is_serving and life.last_at <= self._over_at:
@@ -112,10 +106,10 @@ class StartAttempts:
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
         """Note that the workers of a start have ended, by their recorders; return whether that was not known."""
-        if self._over & workers:
+        if self._over.keys() & workers:
             return False
         self._told([one.life for one in self._under_way if one.life.processes & workers], at)
-        self._over |= workers
+        self._end(workers)
         self._unconfirmed.append(at)
         return True
 
@@ -133,7 +127,7 @@ class StartAttempts:
             self._under_way = (replace(self._under_way[0], is_told=True), *self._under_way[1:])
             return False
         self._told((), at, _SILENT if is_silent else _FAILED)
-        self._over |= workers
+        self._end(workers)
         return True
 
     @property
@@ -160,7 +154,8 @@ class StartAttempts:
         self._over_at = max(self._over_at, life.last_at)
         # Its API server removed its own file: it had time for an orderly end, and killed the others.
         was_served = known is not None and known.life.has_server and not life.has_server
-        end = replace(life.end, how=_IN_ORDER.how) if was_served and not life.end.oom_kills else life.end
+        is_in_order, end = was_served and not life.end.oom_kills, life.end
+        end = replace(end, how=_IN_ORDER.how, is_in_order=True) if is_in_order else end
         return self._count(_id(life), life.last_at, end, is_told=known is not None and known.is_told)
 
     def _vanished(self, lives: Sequence[ProcessLife]) -> list[EndedStart]:
@@ -183,8 +178,12 @@ class StartAttempts:
 
     def _close(self, lives: Iterable[ProcessLife]) -> None:
         closed = _processes(lives)
-        self._over |= closed
+        self._end(closed)
         self._under_way = tuple(one for one in self._under_way if not one.life.processes & closed)
+
+    def _end(self, processes: frozenset[Process]) -> None:
+        kept = [one for one in self._over if one not in processes]
+        self._over = dict.fromkeys([*kept, *processes][-_MAX_OVER:])
 
 
 def _processes(lives: Iterable[ProcessLife]) -> frozenset[Process]:

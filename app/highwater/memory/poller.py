@@ -244,7 +244,7 @@ class Poller:
             self._note_failure(outcome.start_failure)
         elif self._ended_starts:
             ended = self._ended_starts.popleft()
-            if ended.is_in_order:
+            if ended.end.is_in_order:
                 self._history.record("state", "the engine ended before it was ready: its API server ended in order")
             else:
                 self._note_failure(silent_start(ended))
@@ -321,11 +321,7 @@ class Poller:
         )
 
     def _fresh(
-        self,
-        status: EngineStatus,
-        ranks: tuple[RankReading, ...],
-        outcome: Round,
-        missing: tuple[MissingRank, ...],
+        self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: Round, missing: tuple[MissingRank, ...]
     ) -> Report:
         dated = self._arrivals.dated(ranks, outcome.records)
         ranks = tuple(self.launched(rank, self.capabilities.version) for rank in dated)
