@@ -249,6 +249,7 @@ def _of_file(record: ProcessRecord) -> dict[str, Any]:
         "pid": record.pid,
         "container": _container_key(record),
         "age_seconds": round(record.age_seconds, 3),
+        "run_seconds": record.run_seconds,
     }
 
 
