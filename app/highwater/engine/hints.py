@@ -32,9 +32,13 @@ def starting_text(process: str, failure: EngineError, url: str, earlier: str = "
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
 
 
+NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
+
+
 def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
     memory = f", at {last.end.memory}" if last.end.memory else ""
-    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}"
+    doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
+    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
     return (
         f"the engine's last start {end}"
         if count == 1
