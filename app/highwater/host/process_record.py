@@ -113,7 +113,7 @@ class ProcessRecord(ProcessFigures):
 
     @property
     def run_seconds(self) -> float | None:
-        """How long it had run when it wrote this; ``None``: not known, as after a suspension of its machine."""
+        """The time that it had run when it wrote this; ``None``: not known, as after a suspension of its machine."""
         seconds = self.mono - (self.started or 0) / _TICKS
         return None if self.started is None or seconds < 0.0 else round(seconds, 3)
 

@@ -64,6 +64,7 @@ class _LifeKnown:
     records: tuple[RankRecord, ...] = ()
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
+    ranks_expected: int | None = None
     growth: Growth = field(default_factory=Growth)
     sleep: Sleep = field(default_factory=Sleep)
     load: Mapping[str, Any] = field(default_factory=dict)
@@ -233,6 +234,7 @@ class IncidentWatcher:
             life.records, life.instance = recorders.records, recorders.files.instance
         elif recorders is not None and life.instance is not None and engine.state == "gone":
             life.records = recorders.records  # the last records of workers that are followed no more
+        life.ranks_expected = report.ranks_expected or life.ranks_expected
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.sleep.note(report.ranks)
@@ -268,6 +270,7 @@ class IncidentWatcher:
             at=at,
             engine=replace(report.engine, model=report.engine.model or life.model, **life.load),
             ranks=ranks,
+            ranks_expected=life.ranks_expected,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),
             policy=self._policy(),

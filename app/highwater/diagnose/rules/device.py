@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import rank_key
 from highwater.accounting.remedies import reserve_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of, risen
 from highwater.diagnose.evidence import Evidence
@@ -10,11 +11,13 @@ from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.rules.words import is_silent, names_memory
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
-from highwater.units import MIB
+from highwater.units import MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
 ROOM_RATIO = 0.10
+# What was free longer before the end says nothing of the end.
+FRESH_SECONDS = 60.0
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
 
 
@@ -49,6 +52,11 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
     return finding(
         "device_had_room",
         rank=least,
+        ranks="every rank"
+        if not (missing := _missing(case))
+        else f"{len(case.ranks)} of {len(case.ranks) + missing} ranks",
+        before=f", {span_text(oldest)} before" if (oldest := _oldest_seconds(case)) > FRESH_SECONDS else "",
+        is_shown=_shows_end(case),
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
         is_heard=case.log.problem is None and case.log.was_understood,
@@ -59,11 +67,27 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
 def is_acquitted(case: Case) -> bool:
     """Return whether room that the readings show says that the device's memory was not short.
 
-    A log that nobody understood is silent about everything. On CPU the device is the host, whose free memory says
+    Not old ones, nor those of some ranks. A log that nobody understood is silent about everything. On CPU the device is the host, whose free memory says
     nothing of a container's limit.
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
-    return not has_failed and is_silent(case.log) and all(rank.device_type != "cpu" for rank in case.ranks)
+    is_cpu = any(rank.device_type == "cpu" for rank in case.ranks)
+    return not has_failed and not is_cpu and is_silent(case.log) and _shows_end(case)
+
+
+def _shows_end(case: Case) -> bool:
+    return not _missing(case) and _oldest_seconds(case) <= FRESH_SECONDS
+
+
+def _oldest_seconds(case: Case) -> float:
+    return max(map(case.age_seconds, case.ranks), default=0.0)
+
+
+def _missing(case: Case) -> int:
+    """Return how many of the engine's ranks have no reading, as far as it is known how many it has."""
+    known = case.evidence
+    expected = 0 if known is None else max(known.ranks_expected or 0, len(set(map(rank_key, known.baseline))))
+    return max(expected - len(case.ranks), 0)
 
 
 def filled_up(case: Case, rank: RankCase) -> bool:

@@ -91,6 +91,29 @@ def test_an_illegal_access_is_no_shortage():
     assert SHORT in said(evidence("died"), story_of([TRACE, ILLEGAL, DEAD]))
 
 
+@pytest.mark.parametrize(
+    ("age", "words"), [(2, ""), (59, ""), (61, ", 1 m 1 s before"), (600, ", 10 m before"), (36_000, ", 10 h before")]
+)
+def test_an_old_reading_acquits_nothing(age, words):
+    given = evidence("died", rank(reading(taken_at=AT - age)))
+    told = said(given, story_of([GONE]))
+    assert f"every rank had at least 22,420.0 MiB free{words}" in told
+    assert (SHORT in told) is (words == "")
+    room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
+    assert ("What was free at the end is not known" in room.text) is (words != "")
+
+
+def test_readings_of_some_ranks_acquit_nothing():
+    """By what the engine reports of its size, or by those that it had when it became ready."""
+    seven = [rank(reading(number)) for number in range(7)]
+    eight = tuple(reading(number) for number in range(8))
+    for given in (replace(evidence("died", *seven), ranks_expected=8), evidence("died", *seven, baseline=eight)):
+        told = said(given, story_of([GONE]))
+        assert "7 of 8 ranks had at least 22,420.0 MiB free" in told
+        assert "not short" not in told
+    assert SHORT in said(replace(evidence("died", *seven), ranks_expected=7), story_of([GONE]))
+
+
 def test_on_cpu_the_device_is_the_host():
     """Of which what is free says nothing of a container's limit."""
     given = evidence("died", rank(reading(device=Device(type="cpu"))))

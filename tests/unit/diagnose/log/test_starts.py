@@ -528,7 +528,7 @@ async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(told):
     assert await told.counts() == [200]
     (headline,) = await told.incidents.headlines()
     assert (headline.kind, headline.at, headline.last_at) == ("start_failed", AT + 60, told.clock.now)
-    assert headline.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert headline.summary == "The engine did not start: the log says that nothing is left for the KV cache"
     await told.fail(*begins(201), WARM_UP, ENDED)
     assert await told.counts() == [200, 1]
     await told.fail(*begins(202), WARM_UP, ENDED, seconds=3601.0)
