@@ -67,8 +67,8 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
 def is_acquitted(case: Case) -> bool:
     """Return whether room that the readings show says that the device's memory was not short.
 
-    Not old ones, nor those of some ranks. A log that nobody understood is silent about everything. On CPU the device is the host, whose free memory says
-    nothing of a container's limit.
+    Not old ones, nor those of some ranks. A log that nobody understood is silent about everything. On CPU the device
+    is the host, whose free memory says nothing of a container's limit.
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
     is_cpu = any(rank.device_type == "cpu" for rank in case.ranks)
