@@ -39,11 +39,8 @@ def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
     memory = f", at {last.end.memory}" if last.end.memory else ""
     doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
     end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
-    return (
-        f"the engine's last start {end}"
-        if count == 1
-        else f"the engine's last {count} starts ended before it was ready; the last one {end}"
-    )
+    several = f"{count} starts ended before it was ready; the last one"
+    return f"the engine's last {'start' if count == 1 else several} {end}"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:

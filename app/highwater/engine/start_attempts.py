@@ -82,7 +82,7 @@ class StartAttempts:
         self._has_looked = False
         self._looked_at: float | None = None
         self._under_way: tuple[_UnderWay, ...] = ()  # oldest first
-        self._over: frozenset[Process] = frozenset()
+        self._over: dict[Process, None] = {}  # the last ones
         # What wrote last before that, and was not seen to run, is of what was over already.
         self._over_at = float("-inf")
         self._unconfirmed: deque[float] = deque(maxlen=_MAX_UNCONFIRMED)
@@ -104,15 +104,13 @@ class StartAttempts:
         if not self._has_looked:  # what ended before, this sidecar has not seen
             self._close(life for life in lives if not life.is_running)
         self._has_looked, self._looked_at = True, at
-        if len(self._over) > _MAX_OVER:
-            self._over &= _processes(lives)
-        self._close(life for life in lives if life.processes & self._over)
+        self._close([life for life in lives if life.processes & self._over.keys()])
         if sum(life.is_serving for life in lives) > 1:
             # Several engines share the folder: which of them this sidecar's is, nothing says.
             self._close(life for life in lives if life.is_serving)
         ended = []
         for life in lives:
-            if life.processes & self._over:
+            if life.processes & self._over.keys():
                 continue
             known = next((one for one in self._under_way if one.life.processes & life.processes), None)
             if known is None and not life.is_serving and life.last_at <= self._over_at:
@@ -125,10 +123,10 @@ class StartAttempts:
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
         """Note that the workers of a start have ended, by their recorders; return whether that was not known."""
-        if self._over & workers:
+        if self._over.keys() & workers:
             return False
         self._told([one.life for one in self._under_way if one.life.processes & workers], at)
-        self._over |= workers
+        self._end(workers)
         self._unconfirmed.append(at)
         return True
 
@@ -146,7 +144,7 @@ class StartAttempts:
             self._under_way = (replace(self._under_way[0], is_told=True), *self._under_way[1:])
             return False
         self._told((), at, _SILENT if is_silent else _FAILED)
-        self._over |= workers
+        self._end(workers)
         return True
 
     @property
@@ -193,8 +191,12 @@ class StartAttempts:
 
     def _close(self, lives: Iterable[ProcessLife]) -> None:
         closed = _processes(lives)
-        self._over |= closed
+        self._end(closed)
         self._under_way = tuple(one for one in self._under_way if not one.life.processes & closed)
+
+    def _end(self, processes: frozenset[Process]) -> None:
+        kept = [one for one in self._over if one not in processes]
+        self._over = dict.fromkeys([*kept, *processes][-_MAX_OVER:])
 
 
 def _processes(lives: Iterable[ProcessLife]) -> frozenset[Process]:

@@ -21,7 +21,7 @@ _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
 # A process writes once a second.
 _JUST_NOW_SECONDS: Final = 3.0
-_MAX_NAMED: Final = 4
+_MAX_NAMED, _MAX_CONTAINERS = 4, 256
 _WITHOUT_A_WORD: Final = "ended without a word"
 _KILLED, _PROBABLY = "was killed by the kernel for memory", "probably killed by the kernel for memory"
 _FIRST_PID: Final = 1
@@ -60,7 +60,9 @@ class ProcessLives:
         for process in running:
             container = containers.get(process.container or "")
             if container is not None and not container.is_private:  # a private one began with the engine
-                self._kills.setdefault(container.key, container.oom_kills)
+                self._kills[container.key] = self._kills.pop(container.key, container.oom_kills)
+        for key in list(self._kills)[:-_MAX_CONTAINERS]:
+            del self._kills[key]
         before = dict(self._kills)
         known = [*running, *ended]
         self._shares_host |= any(one.host == self._host for one in known)

@@ -132,9 +132,7 @@ class HostReader:
 
     def _ended(self, record: ProcessRecord) -> EndedProcess:
         return EndedProcess(
-            **_of_file(record),
-            is_known=self._files.has_ended(record),
-            last_container=_container_of(record),
+            **_of_file(record), is_known=self._files.has_ended(record), last_container=_container_of(record)
         )
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:

@@ -322,11 +322,7 @@ class Poller:
         )
 
     def _fresh(
-        self,
-        status: EngineStatus,
-        ranks: tuple[RankReading, ...],
-        outcome: Round,
-        missing: tuple[MissingRank, ...],
+        self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: Round, missing: tuple[MissingRank, ...]
     ) -> Report:
         dated = self._arrivals.dated(ranks, outcome.records)
         ranks = tuple(self.launched(rank, self.capabilities.version) for rank in dated)

@@ -244,3 +244,12 @@ def test_one_look_is_taken_once():
     look(attempts, 5.0, life(1, 5.0))
     for _ in range(9):
         assert look(attempts, 10.0) == ()
+
+
+def test_what_is_over_is_kept_within_bounds_however_often_the_engine_responds():
+    """Nobody looks for starts meanwhile. The last one is still known."""
+    attempts = StartAttempts()
+    for number in range(2000):
+        attempts.responded([life(number, 0.0)])
+    assert len(attempts._over) <= 4096
+    assert look(attempts, 5.0, life(1999, 0.0, runs=False)) == ()

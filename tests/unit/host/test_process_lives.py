@@ -172,3 +172,14 @@ def test_a_count_from_before_the_engine_is_not_told(is_private, kills):
     container = ContainerMemory(key="c1", events={"oom_kill": 2}, is_private=is_private)
     lives(runs("api_server", 7, 100, container="c1"), watch=watch, container=container)
     assert [life.end.oom_kills for life in lives(ended("api_server", 7, 100, kills=3), watch=watch)] == [kills]
+
+
+def test_the_containers_that_are_remembered_are_bounded():
+    """Whoever can write into the folder can name any number; one that is seen again and again stays."""
+    watch = ProcessLives()
+    for number in range(600):
+        containers = tuple(ContainerMemory(key=key, events={"oom_kill": 7}) for key in ("own", f"c{number}"))
+        processes = [runs("worker", at + 2, 1, container=one.key) for at, one in enumerate(containers)]
+        lives(*processes, watch=watch, other_containers=containers)
+    assert len(watch._kills) == 256
+    assert watch._kills["own"] == 7

@@ -105,7 +105,8 @@ class Incidents:
         self._internal_error = internal_error
         self._late: tuple[_LateRead, ...] = ()
         left = [headline for headline in store.headlines() if headline.problem is None]
-        self._counts = _counts(left)
+        self._numbers = _numbers(left)
+        self._counts: Mapping[IncidentKind, int] = self._numbers
         self._lock = asyncio.Lock()
         # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
         # in place: the event loop reads it while a thread works.
@@ -127,7 +128,7 @@ class Incidents:
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """The number of incidents of each kind, as far as the folder shows it."""
+        """The number of incidents of each kind, by the folder, without those that may be withdrawn: it never falls."""
         return self._counts
 
     @property
@@ -183,8 +184,7 @@ class Incidents:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
         # With what was counted since the last write.
-        counted = self._tracked
-        return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
+        return [one if one.problem else self._tracked.get(one.id, one) for one in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
         """Raises UnreadableIncident: it exists, and this version cannot read it."""
@@ -235,14 +235,21 @@ class Incidents:
             # A link to the hang shows how it ended. It is counted, as what it began as.
             incident = replace(incident, id=hang.id, number=hang.number)
         else:
-            incident = replace(incident, number=self._counts[evidence.kind] + 1)
-            self._counts = {**self._counts, evidence.kind: incident.number}
+            incident = replace(incident, number=self._numbers[evidence.kind] + 1)
+            self._numbers = {**self._numbers, evidence.kind: incident.number}
         self._store.write(incident)
         self._track(incident.headline)
         self._written_at = {incident.id: evidence.at}
         now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
+        self._count()
         return incident.headline, True
+
+    def _count(self) -> None:
+        # A death may prove an orderly end; not that of a hang, nor one with a kill that was counted.
+        deaths = {one.id: one.evidence for one in self._late if one.evidence.kind == "died"}
+        pending = sum(one.hang is None and not (one.oom_kills and one.oom_kills.count) for one in deaths.values())
+        self._counts = {**self._numbers, "died": self._numbers["died"] - pending}
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
         """Return the hang that this death ends: it is open, so the engine has not been ready since.
@@ -277,6 +284,7 @@ class Incidents:
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
+        self._count()
         return tuple(withdrawn)
 
     def _withdrawn(self, stored: Incident) -> Headline:
@@ -285,7 +293,7 @@ class Incidents:
         self._late = tuple(one for one in self._late if one.id != stored.id)
         self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
         if stored.kind is not None:
-            self._counts = {**self._counts, stored.kind: self._counts[stored.kind] - 1}
+            self._numbers = {**self._numbers, stored.kind: self._numbers[stored.kind] - 1}
         return stored.headline
 
     def _is_hang_open(self) -> bool:
@@ -331,14 +339,16 @@ class Incidents:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         findings: Sequence[Finding] = ()
-        try:
-            findings = diagnose(evidence, story)
-        except Exception:
-            # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
-            # can collect it again.
+
+        def failed(exc: Exception) -> None:
             self._internal_error()
-            log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
-            notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+            log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
+            notes.append("not all numbers could be diagnosed; the sidecar's log says why")
+
+        try:
+            findings = diagnose(evidence, story, failed)
+        except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
+            failed(exc)
         if evidence.hang is not None:
             known = {found.name for found in findings}
             findings = weightiest_first(
@@ -363,7 +373,7 @@ class Incidents:
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(filter(None, notes)),
+            notes=tuple(filter(None, dict.fromkeys(notes))),
             written_by=__version__,
         )
 
@@ -379,13 +389,11 @@ class Incidents:
         return next(each for each in ids if not self._store.has(each))
 
 
-def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
+def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
-        numbers = [
-            headline.number for headline in headlines if ("hung" if _was_hung(headline) else headline.kind) == kind
-        ]
+        numbers = [one.number for one in headlines if ("hung" if _was_hung(one) else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
 

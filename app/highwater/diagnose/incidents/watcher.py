@@ -375,10 +375,15 @@ class IncidentWatcher:
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
-            last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
-            ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
-            are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
-            evidence = replace(evidence, ranks=ranks, instance=instance, are_closed=are_closed)
+            evidence = replace(evidence, instance=instance)
+            try:
+                last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
+                ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
+                are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
+                evidence = replace(evidence, ranks=ranks, are_closed=are_closed)
+            except Exception:  # broad: the incident is written without the series, and its evidence is nowhere else
+                self._internal_error()
+                log.exception("the recorders could not be read for an incident")
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:

@@ -19,7 +19,7 @@ from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.processor_cache import CacheCopy, ProcessorCaches
-from highwater.host.reading import HostReading
+from highwater.host.reading import HostReading, ProcessMemory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
@@ -472,6 +472,24 @@ def test_of_a_kill_within_seconds_the_largest_is_named():
     assert killed.title.endswith("; worker rank 0 held the most, 2.35 GiB")
     assert "Each process by its last look: worker rank 0 2.35 GiB (3 s before)." in killed.text
     assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
+
+
+@pytest.mark.parametrize("container", ["k", "other"])
+def test_of_one_container_there_is_one_look_and_what_is_said_of_it_agrees(container):
+    """A rank's reading is another look only where its container is another one: the fullest of all is told."""
+    full = reading(host_memory=HostMemory(cgroup_used_bytes=96, cgroup_limit_bytes=100))
+    known = facts(fill=0.64)
+    of_rank = ProcessMemory(role="worker", name="w", pid=full.pid, host=full.host, container=container)
+    host = replace(
+        known,
+        reading=replace(known.reading, processes=(of_rank,)),
+        fullest=replace(known.fullest, container="k"),
+    )
+    given = evidence("died", rank(full), host=host)
+    names = {one.name for one in diagnose(given)}
+    assert ("host_memory" in names) is (container == "other")
+    assert ("host memory had room (64%" in found("kill_not_known", given).title) is (container == "k")
+    assert ("96 %" in found("kill_not_known", given).text) is False
 
 
 def test_a_whole_container_that_was_killed_leaves_no_counter_and_two_facts():

@@ -211,3 +211,23 @@ def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, number, name):
     for kills in (1, 2):
         watch.notice([rank(0, 1), replace(rank(number, kills), dp_rank=dp_rank)])
     assert watch.recent() == OomKills(count=1, where=f"counted where {name} runs")
+
+
+def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
+    """In a pod without recorders the sidecar reads host memory, and sees none of the engine's."""
+    watch = OomKillWatch(FakeClock())
+    for kills in (0, 1):
+        watch.look(HostReading(taken_at=1.0))
+        watch.notice([rank(0, kills)])
+    assert (watch.recent().count, watch.total) == (1, 1)
+
+
+@pytest.mark.parametrize(("pid", "total"), [(90, 2), (95, 1)])
+def test_the_next_containers_count_is_the_engines(pid, total):
+    """Its pids begin again, so it is another container; with a higher one it may be the same, and the same kill."""
+    watch = OomKillWatch(FakeClock())
+    for kills in (0, 1):
+        watch.notice([replace(rank(0, kills), pid=90, pid_started=100)])
+    for _ in range(2):
+        watch.notice([replace(rank(0, 1), pid=pid, pid_started=900)])
+    assert (watch.recent().count, watch.total) == (1, total)

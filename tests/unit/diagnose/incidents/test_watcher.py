@@ -581,6 +581,20 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
     assert "memory was not short" not in incident.summary
 
 
+async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
+    """It is counted, and the incident is written without their series."""
+
+    def gone(_):
+        raise OSError("gone")
+
+    await one.come_up()
+    monkeypatch.setattr(one.core.recorders, "last_minutes", gone)
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    assert (len((await one.only()).ranks), one.errors) == (2, 1)
+
+
 async def test_host_memory_that_cannot_be_read_costs_no_incident(one):
     """It is counted, and the incident is written without it."""
     await one.come_up()
