@@ -196,7 +196,7 @@ async def test_a_death_right_after_a_hang_is_one_incident(told):
     first, second = incident.ranks
     assert (incident.at, incident.reason) == (AT + 7, "rank 1 is dead; then: nothing answers any more")
     (ended,) = [one for one in incident.findings if one.name == "hang_ended"]
-    assert (ended.weight, ended.title) == ("clue", "it had hung for 7 s before")
+    assert (ended.weight, ended.title) == ("clue", "it had hung for 7.0 s before")
     assert (len(first.series), first.stack, second.rank) == (3, ("a.py:1 f",), 1)
     assert (told.incidents.counts["hung"], told.incidents.counts["died"]) == (1, 0)
     await told.open("died")
