@@ -244,7 +244,9 @@ async def test_an_end_that_may_be_a_planned_stop_is_an_event_and_a_loop_of_them_
     said = f"it ended before it was ready; {WHY}"
     assert one.core.summaries("state") == [f"the engine did not start: {said}"] * 3
     assert (await one.only()).summary == f"The engine did not start: {said}"
-    assert report.engine.hint.startswith("the engine's last 3 starts ended before it was ready; the last one ended 1 m")
+    assert report.engine.hint.startswith(
+        "the engine's last 3 starts ended before it was ready; the last one ended 1 min"
+    )
     assert WHY in report.engine.hint
 
 

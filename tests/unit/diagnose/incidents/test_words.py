@@ -153,7 +153,8 @@ def test_an_illegal_access_is_no_shortage():
 
 
 @pytest.mark.parametrize(
-    ("age", "words"), [(2, ""), (59, ""), (61, ", 1 m 1 s before"), (600, ", 10 m before"), (36_000, ", 10 h before")]
+    ("age", "words"),
+    [(2, ""), (59, ""), (61, ", 1 min 1 s before"), (600, ", 10 min before"), (36_000, ", 10 h before")],
 )
 def test_an_old_reading_acquits_nothing(age, words):
     given = evidence("died", rank(reading(taken_at=AT - age)))
