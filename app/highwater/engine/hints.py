@@ -13,6 +13,7 @@ from highwater.readings.rank import StartPhase
 from highwater.text.table import missing_text
 from highwater.units import span_text
 
+NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
@@ -30,9 +31,6 @@ def starting_text(process: str, failure: EngineError, url: str, earlier: str = "
     """``process``: name and pid of one that runs; ``earlier``: how the engine's earlier starts ended."""
     text = f"the engine seems to be loading: a process of it runs ({process}). Nothing answers yet at {url} ({failure})"
     return f"{text}; before, {earlier}" if earlier else f"{text}; if that lasts, is engine_url right?"
-
-
-NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 
 
 def ended_starts_text(last: EndedStart, count: int, now: float) -> str:

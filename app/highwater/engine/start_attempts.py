@@ -11,9 +11,8 @@ A start that ends before any rank was read is a life of the engine too. Each kin
 
 The files of what is over stay for minutes, and count no more. Files and log tell the same end at different times: a
 message of the log within a minute of an end that it had not confirmed is of that end. An API server that raises removes
-its file just as one that is told to stop; but what is stopped does not begin and end again within minutes, nor leave
-another process's file. A log that only begins again
-tells of an end when the next start has begun, minutes later: of a life whose files show it, they decide.
+its file as one that is stopped does, which does not end so again within minutes. A log that only begins again tells of
+an end when the next start has begun, minutes later: of a life whose files show it, they decide.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _BY_ITSELF: Final = EndedLife(how="ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedStart:
-    """A start that ended before the engine responded; ``id`` differs from start to start, ``at`` is in Unix seconds.
-
-    ``is_again``: it began soon after another one had ended.
-    """
+    """A start that ended before the engine responded, with an ``id`` of its own; ``is_again``: soon after another."""
 
     id: str
     at: float

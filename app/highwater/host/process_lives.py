@@ -25,8 +25,6 @@ _MAX_NAMED, _MAX_CONTAINERS = 4, 256
 _WITHOUT_A_WORD: Final = "ended without a word"
 _KILLED, _PROBABLY = "was killed by the kernel for memory", "probably killed by the kernel for memory"
 _FIRST_PID: Final = 1
-# Between two writes, and a little more.
-_LATE_SECONDS: Final = 1.5
 
 
 class ProcessLives:
@@ -106,8 +104,9 @@ def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
         parent = None if one.pid == _FIRST_PID else one.parent_pid
         group = by_pid.get((one.host, one.container, parent))
         if group is None or _began_after(one, group):
-            group = last.get(one.host)
-            if group is None or one.pid == _FIRST_PID or _is_of_another(one, group):
+            group = last.get(one.host, [])
+            is_first = one.pid == _FIRST_PID or not group or _began_after(one, group)
+            if is_first or any(_place(one) == _place(other) for other in group):
                 group = []
                 groups.append(group)
             last[one.host] = group
@@ -116,15 +115,11 @@ def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
     return groups
 
 
-def _is_of_another(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
-    return _began_after(one, group) or any(_place(one) == _place(other) for other in group)
-
-
 def _began_after(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
     """Return whether a process began after the last sign of all of these, as far as that is known."""
-    late = 0.0 if all(isinstance(other, EndedProcess) for other in group) else _LATE_SECONDS
+    late = 0.0 if all(isinstance(other, EndedProcess) for other in group) else _JUST_NOW_SECONDS
     silent = min(other.age_seconds for other in group) - late
-    return one.run_seconds is not None and one.age_seconds + one.run_seconds < silent
+    return one.run_seconds is not None and 0.0 <= one.run_seconds < silent - one.age_seconds
 
 
 def _place(one: ProcessMemory) -> tuple[object, ...]:

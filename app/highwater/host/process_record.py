@@ -5,16 +5,14 @@ It reads no file. Sizes are bytes; docs/recorder-file.md is the contract.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
 from highwater.host.names import name_of
 from highwater.host.reading import ROLES, Bytes, EngineMemorySettings, Index, Pid, ProcessFigures, Role, Text
 
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 _Key: TypeAlias = Annotated[str, Field(max_length=48, pattern=r"^[a-z0-9_]+$")]
 _Averages: TypeAlias = Annotated[tuple[_Seconds, ...], Field(min_length=4, max_length=4)]
@@ -110,12 +108,6 @@ class ProcessRecord(ProcessFigures):
     def known_role(self) -> Role:
         """Its role; ``other`` for the roles of a newer worker package."""
         return self.role if self.role in ROLES else "other"
-
-    @property
-    def run_seconds(self) -> float | None:
-        """The time that it had run when it wrote this; ``None``: not known, as after a suspension of its machine."""
-        seconds = self.mono - (self.started or 0) / _TICKS
-        return None if self.started is None or seconds < 0.0 else round(seconds, 3)
 
     @property
     def name(self) -> str:

@@ -210,16 +210,14 @@ class Incidents:
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
         if evidence.start is not None:
-            stored = [one for one in (self._stored(headline.id) for headline in same) if one is not None]
-            told = next((one for one in stored if one.start == evidence.start.id), None)
-            if told is not None:
-                return self._tracked[told.id], False  # an earlier sidecar's
-            again = [one for one in stored if _fails_again(self._tracked[one.id], evidence)]
-            alike = next((one for one in again if _cause(one) == _cause(evidence.start.story)), None)
-            if alike is not None:
-                counted = self._repeated(self._tracked[alike.id], evidence)
-                self._store.write(replace(_counted(alike, counted), start=evidence.start.id))
-                return counted, False
+            for stored in filter(None, [self._stored(headline.id) for headline in same]):
+                headline = self._tracked[stored.id]
+                if stored.start == evidence.start.id:
+                    return headline, False  # an earlier sidecar's
+                if _fails_again(headline, evidence) and _cause(stored) == _cause(evidence.start.story):
+                    counted = self._repeated(headline, evidence)
+                    self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
+                    return counted, False
         elif last is not None and _goes_on(last, evidence):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
@@ -435,10 +433,7 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
 
 
 def _cause(told: Incident | LogStory) -> str:
-    """Return what the log says of it: a known message, and where that only tells of an end, the exception.
-
-    Numbers and names with digits differ from start to start.
-    """
+    """Return what the log says of it: a known cause, else the exception without numbers, which differ each time."""
     known = told.messages[0].name if told.messages else ""
     if told.exception is None or known in _CAUSES:
         return known

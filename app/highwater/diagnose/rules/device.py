@@ -16,8 +16,7 @@ from highwater.units import MIB, span_text
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
 ROOM_RATIO = 0.10
-# What was free longer before the end says nothing of the end.
-FRESH_SECONDS = 60.0
+FRESH_SECONDS = 60.0  # what was free longer before the end says nothing of it
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
 
 
@@ -49,14 +48,13 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
     if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
+    missing, oldest = _unseen(case)
     return finding(
         "device_had_room",
         rank=least,
-        ranks="every rank"
-        if not (missing := _missing(case))
-        else f"{len(case.ranks)} of {len(case.ranks) + missing} ranks",
-        before=f", {span_text(oldest)} before" if (oldest := _oldest_seconds(case)) > FRESH_SECONDS else "",
-        is_shown=_shows_end(case),
+        ranks=f"{len(case.ranks)} of {len(case.ranks) + missing} ranks" if missing else "every rank",
+        before=f", {span_text(oldest)} before" if oldest > FRESH_SECONDS else "",
+        is_shown=not missing and oldest <= FRESH_SECONDS,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
         is_heard=case.log.was_understood,
@@ -71,23 +69,15 @@ def is_acquitted(case: Case) -> bool:
     is the host, whose free memory says nothing of a container's limit.
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
-    is_cpu = any(rank.device_type == "cpu" for rank in case.ranks)
-    return not has_failed and not is_cpu and is_silent(case.log) and _shows_end(case)
+    is_cpu, (missing, oldest) = any(rank.device_type == "cpu" for rank in case.ranks), _unseen(case)
+    return not has_failed and not is_cpu and is_silent(case.log) and not missing and oldest <= FRESH_SECONDS
 
 
-def _shows_end(case: Case) -> bool:
-    return not _missing(case) and _oldest_seconds(case) <= FRESH_SECONDS
-
-
-def _oldest_seconds(case: Case) -> float:
-    return max(map(case.age_seconds, case.ranks), default=0.0)
-
-
-def _missing(case: Case) -> int:
-    """Return how many of the engine's ranks have no reading, as far as it is known how many it has."""
+def _unseen(case: Case) -> tuple[int, float]:
+    """Return how many ranks have no reading, as far as the engine's size is known, and how old the oldest one is."""
     known = case.evidence
     expected = 0 if known is None else max(known.ranks_expected or 0, len(set(map(rank_key, known.baseline))))
-    return max(expected - len(case.ranks), 0)
+    return max(expected - len(case.ranks), 0), max(map(case.age_seconds, case.ranks), default=0.0)
 
 
 def filled_up(case: Case, rank: RankCase) -> bool:
