@@ -1,8 +1,9 @@
 """The engine's lives by its processes' files: which processes belong to one life, whether it runs, how it ended.
 
 A process belongs to its parent's life. Without a known parent it belongs to the last life of its host in which nobody
-has its place: a second API server without a number is another life's. How a life ended is told by what it left: the
-kernel's count of kills for memory in its container, else how full that was at the last look.
+has its place: a second API server without a number is another life's. What began after the last sign of a life is not
+of it, and a container's first process begins one. How a life ended is told by what it left: the kernel's count of
+kills for memory in its container, else how full that was at the last look.
 """
 
 from __future__ import annotations
@@ -102,15 +103,23 @@ def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
         # A container's first process has no parent that is seen, whatever its file says.
         parent = None if one.pid == _FIRST_PID else one.parent_pid
         group = by_pid.get((one.host, one.container, parent))
-        if group is None:
-            group = last.get(one.host)
-            if group is None or any(_place(one) == _place(other) for other in group):
+        if group is None or _began_after(one, group):
+            group = last.get(one.host, [])
+            is_first = one.pid == _FIRST_PID or not group or _began_after(one, group)
+            if is_first or any(_place(one) == _place(other) for other in group):
                 group = []
                 groups.append(group)
             last[one.host] = group
         group.append(one)
         by_pid[one.host, one.container, one.pid] = group
     return groups
+
+
+def _began_after(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
+    """Return whether a process began after the last sign of all of these, as far as that is known."""
+    late = 0.0 if all(isinstance(other, EndedProcess) for other in group) else _JUST_NOW_SECONDS
+    silent = min(other.age_seconds for other in group) - late
+    return one.run_seconds is not None and 0.0 <= one.run_seconds < silent - one.age_seconds
 
 
 def _place(one: ProcessMemory) -> tuple[object, ...]:

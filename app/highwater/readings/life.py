@@ -32,7 +32,6 @@ class EndedLife:
     """
 
     how: str
-    is_in_order: bool = False
     memory: str = ""
     processes: str = ""
     oom_kills: int = 0

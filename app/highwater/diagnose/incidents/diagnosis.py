@@ -34,7 +34,7 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
     "died": "The engine died",
     "hung": "The engine hung",
     "out_of_memory": "The engine ran out of memory",
-    "start_failed": "The engine failed to start",
+    "start_failed": "The engine did not start",
 }
 # Where memory was not short these explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +37,7 @@ from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.lines import ended_by_signal, merged
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
@@ -62,6 +63,8 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
+_CAUSES: Final = frozenset(known.name for known in KNOWN if known.part == "cause")
+_NUMBERED: Final = re.compile(r"[^\s'\"]{0,200}\d[^\s'\"]{0,200}")
 _WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
 
@@ -206,14 +209,15 @@ class Incidents:
             return None
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
-        if last is not None and evidence.start is not None:
-            stored = self._stored(last.id)
-            if stored is not None and stored.start == evidence.start.id:
-                return last, False  # an earlier sidecar's
-            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start.story):
-                counted = self._repeated(last, evidence)
-                self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
-                return counted, False
+        if evidence.start is not None:
+            for stored in filter(None, [self._stored(headline.id) for headline in same]):
+                headline = self._tracked[stored.id]
+                if stored.start == evidence.start.id:
+                    return headline, False  # an earlier sidecar's
+                if _fails_again(headline, evidence) and _cause(stored) == _cause(evidence.start.story):
+                    counted = self._repeated(headline, evidence)
+                    self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
+                    return counted, False
         elif last is not None and _goes_on(last, evidence):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
@@ -429,10 +433,11 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
 
 
 def _cause(told: Incident | LogStory) -> str:
-    """Return what the log says of it: a known message, or the name of an exception."""
-    if told.messages:
-        return told.messages[0].name
-    return told.exception.text.partition(":")[0] if told.exception is not None else ""
+    """Return what the log says of it: a known cause, else the exception without numbers, which differ each time."""
+    known = told.messages[0].name if told.messages else ""
+    if told.exception is None or known in _CAUSES:
+        return known
+    return f"{known} {_NUMBERED.sub('', told.exception.text)}"
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

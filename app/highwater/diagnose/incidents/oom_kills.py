@@ -84,11 +84,8 @@ class OomKillWatch:
 
     def _began_at_zero(self, container: ContainerMemory, *, has_ended: bool) -> bool:
         """Return whether all of a count that was never seen before is the engine's: on a bare machine it may be old."""
-        if has_ended:
-            # One that is nearly full has been killed for that, whenever its counter began.
-            return container.is_private or container.is_nearly_full
-        # Beside a new sidecar the engine may have run for days.
-        return self._has_looked and container.is_private
+        # One that has ended nearly full was killed for that. Beside a new sidecar the engine may have run for days.
+        return (has_ended and container.is_nearly_full) or (self._has_looked and container.is_private)
 
     def _note(self, group: str, where: str, before: int, known: _Known, age_seconds: float = 0.0) -> int:
         rise = max(0, known[0] - before)

@@ -507,7 +507,7 @@ def test_a_failed_start_says_what_was_refused():
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
         "EngineCore failed to start.",
     )
-    assert said == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert said == "The engine did not start: the log says that nothing is left for the KV cache"
 
 
 def test_a_hang_says_which_step_and_that_memory_was_not_short():
