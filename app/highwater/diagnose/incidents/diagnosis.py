@@ -129,6 +129,8 @@ def unheard(log: LogStory) -> str:
     """Return why the log's silence says nothing, as a clause; empty where it was understood."""
     if log.was_understood and log.problem is None:
         return ""
+    if log.is_cut:
+        return f"only the last {log.lines:,} lines of the engine's log were read, all of its last minute"
     if log.problem is not None or log.lines == 0:
         return "what the engine's log says is not known" + (
             "" if log.problem is not None else ": it has no line of this run"

@@ -407,7 +407,7 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
     if any(found.name == "killed_by_kernel" for found in incident.findings) and incident.findings != stored.findings:
         return True
     is_silent = not incident.messages and incident.exception is None
-    if is_silent and (stored.exception or not story.was_understood):
+    if is_silent and (stored.exception or not (story.was_understood or story.is_cut)):
         return False
     told = (incident.messages, incident.exception, incident.summary)
     return told != (stored.messages, stored.exception, stored.summary)

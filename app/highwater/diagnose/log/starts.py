@@ -234,8 +234,9 @@ class EngineLog:
 
     def story(self, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
         """Return the story of the engine that ran since then, by the last lines before ``until``."""
-        texts, problem = read_tail(self._path, since, until)
-        return story_of(of_one_run(texts, self._reader, begins_ready=since is not None), problem, reader=self._reader)
+        texts, problem, is_cut = read_tail(self._path, since, until)
+        run = of_one_run(texts, self._reader, begins_ready=since is not None)
+        return story_of(run, problem, is_cut=is_cut, reader=self._reader)
 
     def close(self) -> None:
         """Close the log."""

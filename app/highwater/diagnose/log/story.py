@@ -23,6 +23,7 @@ class LogStory:
         failed: Each process's last failed allocation, near the log's end.
         ended_in_order: The engine logged an orderly shutdown.
         problem: Why the log was not read, in one sentence.
+        is_cut: What stands before the lines read may be the last words, too: it is not known to be old.
     """
 
     lines: int = 0
@@ -32,11 +33,12 @@ class LogStory:
     exception: QuotedException | None = None
     ended_in_order: bool = False
     problem: str | None = None
+    is_cut: bool = False
 
     @property
     def was_understood(self) -> bool:
         """True if its silence means something."""
-        return self.understood > 0
+        return self.understood > 0 and not self.is_cut
 
 
 NO_LOG: Final = LogStory()
@@ -52,7 +54,7 @@ class StoryTold:
         self._of_start = of_start
         self._lines = self._understood = 0
         self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
-        self._end = Moment()
+        self._begin = self._end = Moment()
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
         """Take the next line of the log, with the lines in it."""
@@ -60,6 +62,7 @@ class StoryTold:
         self._lines += bool(text.strip())
         self._understood += any(found.line.is_form for found in lines)
         self._end = self._end.next(text, (found.line for found in lines))
+        self._begin = self._begin if self._begin.time is not None else self._end
         for found in lines:
             self._matches.add(found.known, found.line)
             self._failed.add(found, self._end)
@@ -70,8 +73,8 @@ class StoryTold:
         is_clients = found.known is not None and found.known.at_start and found.line.is_api_servers
         return found._replace(known=None) if is_clients and not self._of_start else found
 
-    def story(self, problem: str | None = None) -> LogStory:
-        """Return it until now."""
+    def story(self, problem: str | None = None, *, is_cut: bool = False) -> LogStory:
+        """Return it until now; ``is_cut``: lines before the first one are missing."""
         return LogStory(
             lines=self._lines,
             understood=self._understood,
@@ -80,12 +83,15 @@ class StoryTold:
             exception=self.words.exception(self._end),
             ended_in_order=self.words.in_order,
             problem=problem,
+            is_cut=is_cut and not self._begin.is_old(self._end),
         )
 
 
-def story_of(texts: Iterable[str], problem: str | None = None, *, reader: Reader | None = None) -> LogStory:
+def story_of(
+    texts: Iterable[str], problem: str | None = None, *, is_cut: bool = False, reader: Reader | None = None
+) -> LogStory:
     """Return the story of the lines of one run, read as a reader of the same log has learned to."""
     told = StoryTold()
     for text, lines in recognized(texts, Reader(reader)):
         told.add(text, lines)
-    return told.story(problem)
+    return told.story(problem, is_cut=is_cut)

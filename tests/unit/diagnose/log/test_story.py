@@ -305,3 +305,22 @@ def test_an_api_server_that_clears_up_after_its_engine_core_was_not_told_to_end(
     told = f"(APIServer pid=1) INFO {stamp} [launcher.py:254] [shutdown] API server: shutdown triggered"
     assert not story_of([*clears_up, "INFO:     Shutting down"]).ended_in_order
     assert story_of([told, *clears_up[2:], "INFO:     Shutting down"]).ended_in_order
+
+
+DEAD = "(APIServer pid=1) ERROR 06-04 {time} [serving.py:760] vllm.v1.engine.exceptions.EngineDeadError: EngineCore"
+
+
+def test_a_log_cut_within_its_last_minute_is_not_understood():
+    """Every open stream's traceback follows the cause, which is then before what was read."""
+    flood = [DEAD.format(time="13:43:22")] * 3
+    assert not story_of(flood, is_cut=True).was_understood
+    assert story_of(flood).was_understood
+
+
+def test_a_log_cut_before_its_last_minute_is_understood():
+    lines = [DEAD.format(time="13:40:00"), DEAD.format(time="13:43:22")]
+    assert story_of(lines, is_cut=True).was_understood
+
+
+def test_a_log_without_times_that_is_cut_is_not_understood():
+    assert not story_of([core("x").replace("06-04 13:43:22", "")] * 3, is_cut=True).was_understood
