@@ -34,6 +34,7 @@ from highwater.diagnose.incidents.diagnosis import (
 )
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
+from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import LogMessage
@@ -200,7 +201,9 @@ class Incidents:
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
-        since = self._log.since if self._log is not None else None
+        since, hang = self._log.since if self._log is not None else None, self._hang_before(evidence)
+        if hang is not None:
+            evidence = _ending(hang, evidence)
         story = self._story(evidence, since)
         if ended_in_order(evidence, story) and not self._is_hang_open():
             return None
@@ -220,9 +223,7 @@ class Incidents:
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
                 self._rewrite(counted, evidence.at)
             return counted, False
-        hang = self._hang_before(evidence)
         if hang is not None:
-            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         incident = self._incident(evidence, story)
         if hang is not None:
@@ -350,7 +351,7 @@ class Incidents:
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=advised(story, findings),
+            messages=(*advised(story, findings), *story.older),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
@@ -364,7 +365,10 @@ class Incidents:
     def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
         if self._log is None:
             return LogStory(problem=_NO_LOG)
-        return self._log.story(since, until) if evidence.start is None else evidence.start.story
+        if evidence.start is not None:
+            return evidence.start.story
+        still = evidence.still_seconds if evidence.hang is None else evidence.hang.seconds
+        return self._log.story(since, until, within=NEAR_SECONDS + still + LATE_SECONDS[evidence.kind][-1])
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -116,6 +116,7 @@ class LastWords:
         self._announced: dict[str, QuotedException] = {}
         self._following: QuotedException | None = None
         self._last = Moment()
+        self._cause: Moment | None = None
         self._has_failed = self._has_raised = False
         self.in_order = self.is_uncaught = self.is_last = False
 
@@ -129,8 +130,10 @@ class LastWords:
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line, self._last = found.line, self._last.settled(at)
-        self._has_failed = self._has_failed or (found.known is not None and found.known.part in {"cause", "end"})
+        part = None if found.known is None else found.known.part
+        self._has_failed, self._cause = self._has_failed or part == "end", at if part == "cause" else self._cause
         has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
+        has_failed = has_failed or (self._cause is not None and not self._cause.is_old(at))
         self.in_order = self.in_order or (not has_failed and says_stop(line))
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
@@ -188,7 +191,7 @@ class LastWords:
         if not (is_awaited or line.is_form):
             return False
         if _ENDS.match(message):
-            self.in_order = self.in_order or (self._of_start and is_uncaught and not self._has_failed)
+            self.in_order = self.in_order or (self._of_start and is_uncaught and not (self._has_failed or self._cause))
             return False
         self.is_uncaught = self.is_uncaught or is_uncaught
         if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
 from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
@@ -232,11 +233,13 @@ class EngineLog:
         """Return where the log ends now; ``None`` where it does not exist."""
         return position_of_end(self._path)
 
-    def story(self, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
+    def story(
+        self, since: LogPosition | None, until: LogPosition | None = None, *, within: float = NEAR_SECONDS
+    ) -> LogStory:
         """Return the story of the engine that ran since then, by the last lines before ``until``."""
         texts, problem, is_cut = read_tail(self._path, since, until)
         run = of_one_run(texts, self._reader, begins_ready=since is not None)
-        return story_of(run, problem, is_cut=is_cut, reader=self._reader)
+        return story_of(run, problem, is_cut=is_cut, within=within, reader=self._reader)
 
     def close(self) -> None:
         """Close the log."""

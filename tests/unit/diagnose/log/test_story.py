@@ -324,3 +324,38 @@ def test_a_log_cut_before_its_last_minute_is_understood():
 
 def test_a_log_without_times_that_is_cut_is_not_understood():
     assert not story_of([core("x").replace("06-04 13:43:22", "")] * 3, is_cut=True).was_understood
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+STOP = "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API server: shutdown triggered"
+
+
+def test_what_the_engine_lived_on_with_is_no_cause():
+    """It stays in the list, with its age and without advice."""
+    story = story_of([core(OOM), core("step").replace("06-04", "06-05")])
+    (older,) = story.older
+    assert (story.messages, older.name, older.advice) == ((), "cuda_out_of_memory", ())
+    assert older.title.startswith("PyTorch found no room on the GPU, ")
+    assert older.title.endswith(" before the log's end")
+
+
+def test_a_message_that_came_again_is_a_cause():
+    story = story_of([core(OOM), core(OOM).replace("06-04", "06-05")])
+    assert (counts(story), story.older) == ([("cuda_out_of_memory", 2)], ())
+
+
+def test_a_bare_message_of_an_idle_engine_is_as_young_as_the_next_line():
+    story = story_of([core("step"), OOM, core("step").replace("06-04", "06-05")])
+    assert counts(story) == [("cuda_out_of_memory", 1)]
+
+
+def test_what_the_engine_lived_on_with_does_not_block_an_orderly_end():
+    assert story_of([core(OOM), STOP]).ended_in_order
+    assert not story_of([core(OOM).replace("06-04 13:43", "06-05 01:44"), STOP]).ended_in_order
+
+
+def test_an_end_of_a_process_does_not_age():
+    """A pod's grace period may be longer than a minute."""
+    dead = core("EngineCore encountered a fatal error.")
+    assert not story_of([dead, STOP]).ended_in_order
+    assert counts(story_of([dead, STOP])) == [("engine_dead", 1)]
