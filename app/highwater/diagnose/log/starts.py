@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
+from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
 from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
@@ -65,9 +65,10 @@ def says_ready(line: LogLine) -> bool:
 
 @dataclass(slots=True)
 class _Start:
-    """A start under way: its first line, and what is known of its failure."""
+    """A start under way: its first line, which of all it is, and what is known of its failure."""
 
     title: str
+    number: int
     header: int
     told: StoryTold
     is_failing: bool = False
@@ -83,13 +84,15 @@ class _Start:
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
         """Take its next line."""
         self.told.add(text, lines)
-        has_ended = self.told.words.is_uncaught
-        for _, known in lines:
-            if known is not None:
+        has_ended, self.last_at = self.told.words.is_uncaught, now
+        for line, known in lines:
+            if known is not None and line.level in {
+                None,
+                "ERROR",
+                "CRITICAL",
+            }:  # others tell what the start lives on with
                 self.is_failing = self.is_failing or known.part in {"cause", "end"}
-                has_ended, self.last_at = has_ended or known.part == "end", now
-        if self.told.words.is_last and not self.is_failing:
-            self.last_at = now
+                has_ended = has_ended or known.part == "end"
         if has_ended and self.ended_at is None:
             self.is_failing, self.ended_at = True, now
 
@@ -103,7 +106,8 @@ class _Start:
 
     def failed(self) -> FailedStart:
         """Return it as a failed start."""
-        digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
+        begin = self.title if Moment().next(self.title).time else f"{self.number} {self.title}"
+        digest = hashlib.sha256(begin.encode("utf-8", "replace")).hexdigest()
         return FailedStart(id=digest[:16], story=self.told.story())
 
 
@@ -120,10 +124,11 @@ class Starts:
 
     Attributes:
         may_serve: The lines may be of an engine that was ready: an exception alone begins no start.
+        number: How many starts began: the first lines of some are alike.
     """
 
-    def __init__(self, *, may_serve: bool = False) -> None:
-        self.may_serve = may_serve
+    def __init__(self, *, may_serve: bool = False, number: int = 0) -> None:
+        self.may_serve, self.number = may_serve, number
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
@@ -133,22 +138,20 @@ class Starts:
         for line, _ in lines:
             header = header_of(line)
             if header is not None and self._is_begun_by(header):
-                if self._open is not None and self._open.is_untold:
-                    self._over.append(self._open)
-                self._open = _Start(text, header, StoryTold(of_start=header < _ENGINE_CORE))
+                self._begin(text, header, of_start=header < _ENGINE_CORE)
                 begins = True
             elif header is not None and self._open is not None:
                 self._open.header = header
             elif says_ready(line):
                 self._open, self.may_serve = None, True
             elif self._may_be_first(line, now):
-                self._open = _Start(text, 0, StoryTold(of_start=True))
+                self._begin(text, 0, of_start=True)
         of_start = any(
             known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
             for line, known in lines
         )
         if self._open is None and of_start:  # what else is known may be of an engine that ran
-            self._open = _Start(text, 0, StoryTold(of_start=not self.may_serve))
+            self._begin(text, 0, of_start=not self.may_serve)
         if self._open is not None:
             self._open.add(text, lines, now)
         return begins
@@ -168,6 +171,12 @@ class Starts:
             failed.append(last)
         return tuple(start.failed() for start in failed)
 
+    def _begin(self, text: str, header: int, *, of_start: bool) -> None:
+        if self._open is not None and self._open.is_untold:
+            self._over.append(self._open)
+        self.number += 1
+        self._open = _Start(text, self.number, header, StoryTold(of_start=of_start))
+
     def _is_begun_by(self, header: int) -> bool:
         """Return whether a header begins another start, or belongs to the start under way."""
         last = self._open
@@ -179,7 +188,8 @@ class Starts:
         """Return whether it may be an exception that ends a start before its first lines."""
         if self.may_serve or line.file is not None or not line.message.startswith(_TRACEBACK):
             return False
-        return self._open is None or (self._open.is_reported and now - self._open.last_at >= SILENCE_SECONDS)
+        last = self._open
+        return last is None or (last.ended_at is not None and now - last.last_at >= SILENCE_SECONDS)
 
 
 class EngineLog:
@@ -202,7 +212,7 @@ class EngineLog:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
         self.since = position_of_end(self._path)
         self._reader.read(self._followed.skip())
-        self._starts = Starts(may_serve=True)
+        self._starts = Starts(may_serve=True, number=self._starts.number)
         self._has_looked, self._absent_since = True, None
 
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
