@@ -86,7 +86,10 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
-    cause, likely = _cause(log), [finding.title for finding in findings if finding.weight == "likely"]
+    by_name = {finding.name: finding.title for finding in findings if finding.weight == "likely"}
+    if "failed_allocation" in by_name:
+        by_name.pop("device_full", None)
+    cause, likely = _cause(log), list(by_name.values())
     said = cause or next((message for message in log.messages if _part(message) != "event"), None)
     raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
@@ -107,9 +110,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
     if evidence.kind == "start_failed" and said is None and raised is None and log.was_understood:
-        parts.insert(0, "by its log it ended without a word")
+        parts.insert(0, "its log ends without an error")
     if not parts:
-        parts = ["nothing that is known explains it"]
+        parts = ["the cause is not known"]
     if said is None and raised is None and (log.lines > 0 or not likely):
         parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
@@ -127,13 +130,13 @@ def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
 
 def unheard(log: LogStory) -> str:
     """Return why the log's silence says nothing, as a clause; empty where it was understood."""
-    if log.was_understood and log.problem is None:
+    if log.was_understood:
         return ""
     if log.problem is not None or log.lines == 0:
-        return "what the engine's log says is not known" + (
-            "" if log.problem is not None else ": it has no line of this run"
-        )
-    return f"the engine's log was not understood: {log.lines:,} lines, none of vLLM's form"
+        return f"what the engine's log says is not known{'' if log.problem else ': it has no line of this run'}"
+    known, doubts = log.understood or "none", f", {log.doubtful} of another may be of memory" if log.doubtful else ""
+    wholly = " wholly" if log.understood else ""
+    return f"the engine's log was not{wholly} understood: {log.lines:,} lines, {known} of vLLM's form{doubts}"
 
 
 def exception_title(exception: QuotedException) -> str:

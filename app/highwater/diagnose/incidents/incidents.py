@@ -386,7 +386,7 @@ def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
 
 def _was_hung(headline: Headline) -> bool:
     """Return whether it began as a hang, whatever it has become."""
-    return "-hung" in headline.id
+    return headline.first_kind == "hung"
 
 
 def _fails_again(last: Headline, evidence: Evidence) -> bool:

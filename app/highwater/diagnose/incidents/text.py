@@ -14,12 +14,12 @@ from highwater.diagnose.finding import Finding, all_advice
 from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.log.messages import LogMessage
-from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
-from highwater.units import MIB, mib
+from highwater.units import MIB, mib, span_text
 
 WIDTH = 100
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
@@ -33,7 +33,7 @@ def state(headline: Headline) -> str:
     if headline.ended_at is None:
         parts.append("still open")
     else:
-        lasted = "" if headline.at is None else f" (after {duration(headline.ended_at - headline.at)})"
+        lasted = "" if headline.at is None else f" (after {span_text(headline.ended_at - headline.at)})"
         parts.append(f"ready again {moment(headline.ended_at)}{lasted}")
     return ", ".join(parts)
 
@@ -68,7 +68,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }
-    if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
+    if incident.kind and incident.kind != incident.first_kind:
         facts["id"] = "it keeps the kind that the incident began with"
     causes = [each for each in incident.findings if each.weight == "likely" and each.name in KNOWN_CAUSE_NAMES]
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
@@ -181,7 +181,7 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
         return ""
     used = [size for _, size in known]
     seconds = known[-1][0] - known[0][0]
-    span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
+    span = f"{mib(min(used))} to {mib(max(used))} MiB in {span_text(seconds)}"
     words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
     drawing = (
         chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""

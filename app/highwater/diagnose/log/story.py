@@ -9,8 +9,10 @@ from typing import Final
 from highwater.diagnose.log.failed_allocation import FailedAllocation, FailedAllocations, Moment
 from highwater.diagnose.log.last_words import LastWords, QuotedException
 from highwater.diagnose.log.lines import LogMatches, RecognizedLine, recognized
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.messages import LogMessage, may_be_of_memory
 from highwater.diagnose.log.reader import Reader
+
+_ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, requests and tracebacks aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,8 @@ class LogStory:
     """A log as far as it is of one run of the engine.
 
     Attributes:
-        lines: The number of lines read; ``understood``: those of vLLM's own form.
+        lines: The number of lines read; ``understood``: vLLM's own records; ``foreign``: those of nobody knows whom.
+        doubtful: Those without a known message whose words may be of memory, in a form that is not vLLM's.
         messages: The known messages, causes before consequences.
         failed: Each process's last failed allocation, near the log's end.
         ended_in_order: The engine logged an orderly shutdown.
@@ -27,6 +30,8 @@ class LogStory:
 
     lines: int = 0
     understood: int = 0
+    foreign: int = 0
+    doubtful: int = 0
     messages: tuple[LogMessage, ...] = ()
     failed: tuple[FailedAllocation, ...] = ()
     exception: QuotedException | None = None
@@ -36,7 +41,8 @@ class LogStory:
     @property
     def was_understood(self) -> bool:
         """True if its silence means something."""
-        return self.understood > 0
+        is_vllms = 0 < self.understood + self.foreign <= self.understood * _ONE_OF
+        return is_vllms and self.doubtful == 0 and self.problem is None
 
 
 NO_LOG: Final = LogStory()
@@ -50,7 +56,7 @@ class StoryTold:
 
     def __init__(self, *, of_start: bool = False) -> None:
         self._of_start = of_start
-        self._lines = self._understood = 0
+        self._lines = self._understood = self._foreign = self._doubtful = 0
         self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._end = Moment()
 
@@ -58,7 +64,11 @@ class StoryTold:
         """Take the next line of the log, with the lines in it."""
         lines = tuple(map(self._believed, lines))
         self._lines += bool(text.strip())
-        self._understood += any(found.line.is_form for found in lines)
+        loose = [found for found in lines if found.line.is_loose]
+        is_record = any(line.file or (line.process and not line.is_api_servers) for line, _ in lines)
+        self._understood += is_record
+        self._foreign += bool(loose) and not is_record
+        self._doubtful += any(known is None and may_be_of_memory(line.message) for line, known in loose)
         self._end = self._end.next(text, (found.line for found in lines))
         for found in lines:
             self._matches.add(found.known, found.line)
@@ -75,6 +85,8 @@ class StoryTold:
         return LogStory(
             lines=self._lines,
             understood=self._understood,
+            foreign=self._foreign,
+            doubtful=self._doubtful,
             messages=self._matches.messages(),
             failed=self._failed.near(self._end),
             exception=self.words.exception(self._end),

@@ -132,7 +132,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
     log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
     assert said(evidence("died"), log) == (
         "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
-        "least 22,420.0 MiB free); whether the kernel killed a process of it for host memory is not known"
+        "least 22,420.0 MiB free); it is not known whether the kernel killed it for host memory"
     )
     fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
     looked = evidence(
@@ -151,7 +151,7 @@ def test_an_exception_that_the_log_does_not_show_acquits_nothing():
 
 def test_an_exception_of_long_ago_is_no_last_word():
     log = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
-    assert "an exception of Worker_TP0 (pid 4242), 60 min before the log's end: " in said(evidence("died"), log)
+    assert "an exception of Worker_TP0 (pid 4242), 1 h before the log's end: " in said(evidence("died"), log)
     assert "whether the kernel killed" in said(evidence("died"), log)
 
 
@@ -166,7 +166,7 @@ def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
     assert said(evidence("died", rank(full), baseline=(full,)), log) == (
         "The engine died: the last exception of Worker_TP0 (pid 4242): "
         '"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"; '
-        "the log says that the API server found its engine dead"
+        "the log says that EngineCore ended with a fatal error"
     )
 
 

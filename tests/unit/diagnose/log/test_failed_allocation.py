@@ -216,7 +216,7 @@ def npu(tried: str, free: str, allocated: str, reserved: str) -> str:
 
 
 LARGER, FRAGMENTS = "more than", "that no tensor used"
-OTHERS, SHARE = "others than this process held", "the engine itself"
+OTHERS, SHARE = "other processes held", "the engine itself"
 IMAGE, UTILIZATION = "--mm-encoder-attn-backend", "--gpu-memory-utilization"
 CUDA_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 NPU_SEGMENTS = "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"
