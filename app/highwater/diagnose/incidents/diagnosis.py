@@ -94,7 +94,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
     if cause is None and raised is not None and (said is None or not raised.follows):
-        parts.append(exception_title(raised) + (f": {_quoted(raised.text)}" if raised.text else ""))
+        parts.append(exception_title(raised) + (f': "{plain(raised.text, _MAX_QUOTE)}"' if raised.text else ""))
     if said is not None:
         parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
     parts += likely[:2]
@@ -147,10 +147,6 @@ def exception_title(exception: QuotedException) -> str:
     if not exception.text:
         return f"{name} hit an exception that the log does not show{before}"
     return f"an exception of {name}{before}" if before else f"the last exception of {name}"
-
-
-def _quoted(words: str) -> str:
-    return f'"{plain(words, _MAX_QUOTE)}"'
 
 
 def _part(message: LogMessage) -> str:

@@ -37,7 +37,7 @@ _LOOSE: Final = re.compile(
     r"(?:\[[A-Z]\d{3,4} [\d:.]{8,20} \w{1,40}\.\w{1,4}:\d{1,6}\] )?"
 )
 # Between the head of a traceback and its exception, also in a group of them; rich puts its texts further in.
-_WITHIN: Final = re.compile(r"\s*$|[ \t|+]{2,12}\S")
+_WITHIN: Final = re.compile(r"\s*$|[ \t][ \t|+]{1,11}\S")
 _PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
 _PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
 _REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\](?:\s\(Ray dedup.{0,300})?\s*$")
@@ -87,7 +87,7 @@ class LogLine:
 
     @property
     def is_loose(self) -> bool:
-        """True if no file wrote it, nor the API server (above INFO uvicorn quotes no client); a traceback's middle aside."""
+        """True if no form tells what it is; above INFO uvicorn's lines have no client's words."""
         is_servers = self.is_api_servers and (self.process is not None or self.level in {"DEBUG", "INFO"})
         return self.file is None and not is_servers and _WITHIN.match(self.message) is None
 

@@ -408,8 +408,8 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the "
-        "kernel killed a process of it for host memory is not known. What the sidecar saw: connection refused"
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); it is not known "
+        "whether the kernel killed it for host memory. What the sidecar saw: connection refused"
     )
 
 
@@ -496,7 +496,7 @@ def test_a_hang_says_which_step_and_that_memory_was_not_short():
     """Where memory had grown it is no cause of a hang."""
     said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
     assert said == (
-        "The engine hung: rank 0 had been in one step for 61 s; device memory was not short (every rank had at least "
+        "The engine hung: rank 0 had been in one step for 1 min 1 s; device memory was not short (every rank had at least "
         "22,420.0 MiB free)"
     )
 
@@ -618,7 +618,7 @@ def test_of_an_engine_that_is_gone_the_policys_last_word_on_memory_stands():
 def test_old_readings_say_how_old_they_are():
     """A second before is now; a minute and a half before is not."""
     old = evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))
-    assert ", 90 s before:" in found("device_full", old).text
+    assert ", 1 min 30 s before:" in found("device_full", old).text
     assert "s before" not in found("device_full", evidence("died", rank(reading(used=FULL)))).text
 
 

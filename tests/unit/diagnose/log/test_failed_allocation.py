@@ -254,6 +254,16 @@ def test_the_figures_say_what_helps(line, said, advised, kind):
     assert ("--gpu-memory-utilization" in settings) is (said not in {LARGER, FRAGMENTS})
 
 
+def test_a_full_device_is_not_told_twice():
+    """The figures of the message say it, and the reading's are older."""
+    full = evidence("out_of_memory", rank(reading(free_bytes=MIB, used_bytes=TOTAL - MIB)))
+    log = story_of([npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB")])
+    findings = diagnose(full, log)
+    assert {"failed_allocation", "device_full"} <= {one.name for one in findings if one.weight == "likely"}
+    assert "the engine itself" in summarize(full, findings, log)
+    assert "MiB free of" not in summarize(full, findings, log)
+
+
 def test_a_start_without_a_kv_cache_has_no_share_to_lower():
     """What is allocated then is the model; later it is the KV cache, which a smaller share makes smaller."""
 
