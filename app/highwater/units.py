@@ -75,4 +75,4 @@ def span_text(seconds: float | None) -> str:
         if seconds >= unit:
             rest = int(seconds % unit // divisor)
             return f"{int(seconds // unit)} {large} {rest} {small}" if rest else f"{int(seconds // unit)} {large}"
-    return f"{max(seconds, 0.0):.{1 if seconds < 10 and seconds % 1 else 0}f} s"  # noqa: PLR2004 - while it matters
+    return f"{max(seconds, 0.0):.{1 if seconds < 10 else 0}f} s"  # noqa: PLR2004 - one decimal while it matters

@@ -139,6 +139,7 @@ def moment(at: float | None) -> str:
 
 def figure(name: str, value: float | str | None) -> str:
     """Return a number with its name, in the unit that ends the name."""
+    name = "full_in_seconds" if name == "seconds_to_full" else name
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
         return plain(shown)
@@ -150,8 +151,6 @@ def figure(name: str, value: float | str | None) -> str:
         title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
     elif name.endswith("_ratio"):
         title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
-    elif name == "seconds_to_full":
-        title, shown = "full in", span_text(value)
     elif name.endswith("_seconds"):
         title, shown = name.removesuffix("_seconds").replace("_", " "), span_text(value)
     return plain(f"{title} {shown}")

@@ -86,10 +86,9 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
-    by_name = {finding.name: finding.title for finding in findings if finding.weight == "likely"}
-    if "failed_allocation" in by_name:
-        by_name.pop("device_full", None)
-    cause, likely = _cause(log), list(by_name.values())
+    cause, has_figures = _cause(log), any(one.name == "failed_allocation" for one in findings)
+    repeated = {"device_full"} if has_figures else set()
+    likely = [one.title for one in findings if one.weight == "likely" and one.name not in repeated]
     said = cause or next((message for message in log.messages if _part(message) != "event"), None)
     raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
@@ -159,10 +158,8 @@ def _cause(log: LogStory) -> LogMessage | None:
 
 def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
     """Return whether every device had room by the readings, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or names_memory(log) or log.failed:
-        return False
-    names = {finding.name for finding in findings}
-    return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
+    is_short, names = evidence.kind == "out_of_memory" or names_memory(log), {finding.name for finding in findings}
+    return not is_short and not log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
 
 # --- the evidence ---
@@ -272,10 +269,8 @@ def harmless(evidence: Evidence) -> Evidence:
 
 def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
     """Return the first reading of this rank's process after the engine was ready; never another process's."""
-    for first in evidence.baseline:
-        if rank_key(first) == rank_key(rank) and (rank.pid is None or first.pid in (None, rank.pid)):
-            return first
-    return None
+    same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
+    return next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
 
 
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:

@@ -95,9 +95,8 @@ def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
 
 def _item(head: str, *sentences: str) -> str:
     """Return an item of a list, with its sentences beneath it."""
-    return "\n".join(
-        _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
-    )
+    lines = (f"- {head}", *(f"  {each}" for each in sentences if each))
+    return "\n".join(_wrapped(line, indent="  ") for line in lines)
 
 
 def _message(message: LogMessage) -> str:
@@ -115,9 +114,8 @@ def _exception(incident: Incident) -> Iterator[str]:
 def _finding(finding: Finding) -> str:
     figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
     title = f"**{text(plain(finding.title))}**"
-    return _item(
-        f"{WEIGHT_WORDS[finding.weight]}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})"
-    )
+    head = f"{WEIGHT_WORDS[finding.weight]}: {title}"
+    return _item(head, text(plain(finding.text, 2000)), figures and f"({figures})")
 
 
 def _advice(advice: Advice) -> str:
@@ -183,7 +181,6 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
     seconds = known[-1][0] - known[0][0]
     span = f"{mib(min(used))} to {mib(max(used))} MiB in {span_text(seconds)}"
     words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
-    drawing = (
-        chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
-    )
-    return f"{words}\n\n{drawing}".rstrip()
+    if not drawn or seconds <= 0:
+        return words
+    return f"{words}\n\n{chart(f'MiB in use, {rank.name}', [(at, size / MIB) for at, size in known])}"

@@ -469,7 +469,7 @@ def test_of_a_kill_within_seconds_the_largest_is_named():
     given = evidence("died", cpu, oom_kills=OomKills(count=1, where="counted"), host=facts(part=HELD))
     killed = found("killed_by_kernel", given)
     assert killed.title.endswith("; worker rank 0 held the most, 2.35 GiB")
-    assert "Last reading of each process: worker rank 0 2.35 GiB (3 s before)." in killed.text
+    assert "Last reading of each process: worker rank 0 2.35 GiB (3.0 s before)." in killed.text
     assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
 
 
@@ -496,8 +496,8 @@ def test_a_hang_says_which_step_and_that_memory_was_not_short():
     """Where memory had grown it is no cause of a hang."""
     said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
     assert said == (
-        "The engine hung: rank 0 had been in one step for 1 min 1 s; device memory was not short (every rank had at least "
-        "22,420.0 MiB free)"
+        "The engine hung: rank 0 had been in one step for 1 min 1 s; device memory was not short (every rank had at "
+        "least 22,420.0 MiB free)"
     )
 
 
