@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 KIB: Final = 1024
@@ -10,8 +11,8 @@ GIB: Final = 1024 * MIB
 UNKNOWN: Final = "-"
 HOUR_SECONDS: Final = 3600.0
 _MINUTE, _DAY = 60.0, 86_400.0
-# A span's larger unit and its letter, the letter of the smaller one, and its seconds.
-_SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "m", _MINUTE), (_MINUTE, "m", "s", 1.0))
+# A span's larger unit and its name, the name of the smaller one, and its seconds.
+_SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MINUTE), (_MINUTE, "min", "s", 1.0))
 
 
 def ceil_div(value: int, by: int) -> int:
@@ -67,11 +68,11 @@ def share_text(share: float | None) -> str:
 
 
 def span_text(seconds: float | None) -> str:
-    """Return a span of time by its two largest units: ``4 s``, ``12 m 30 s``, ``1 h 20 m``, ``3 d 4 h``."""
-    if seconds is None:
+    """Return a span of time by its two largest units: ``4 s``, ``12 min 30 s``, ``1 h 20 min``, ``3 d 4 h``."""
+    if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     for unit, large, small, divisor in _SPANS:
         if seconds >= unit:
             rest = int(seconds % unit // divisor)
             return f"{int(seconds // unit)} {large} {rest} {small}" if rest else f"{int(seconds // unit)} {large}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004 - one decimal while it matters
+    return f"{max(seconds, 0.0):.{1 if seconds < 10 else 0}f} s"  # noqa: PLR2004 - one decimal while it matters

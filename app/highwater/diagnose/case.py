@@ -18,7 +18,7 @@ from highwater.readings.growth import SeriesGrowth
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.text.table import rank_title
-from highwater.units import MIB
+from highwater.units import MIB, span_text
 
 _Item = TypeVar("_Item")
 _Size = TypeVar("_Size", int, float)
@@ -141,7 +141,7 @@ class Case:
     def age_text(self, rank: RankCase) -> str:
         """Return the same as a part of a sentence; empty for a reading from just before."""
         seconds = self.age_seconds(rank)
-        return f", {seconds:.0f} s before" if seconds >= OLD_SECONDS else ""
+        return f", {span_text(seconds)} before" if seconds >= OLD_SECONDS else ""
 
 
 def running(report: Report, baseline: Iterable[RankReading]) -> Case:

@@ -14,9 +14,8 @@ from string import Formatter
 from typing import Any, Final, Literal, TypeAlias
 
 from highwater.diagnose.advice import Advice, advices
-from highwater.diagnose.markdown import duration
 from highwater.readings.engine import EngineStatus
-from highwater.units import gib_text, mib, mib_text, size_text
+from highwater.units import gib_text, mib, mib_text, size_text, span_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.
@@ -128,7 +127,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "GiB": gib_text,
     "size": size_text,
     "times": times,
-    "span": duration,
+    "span": span_text,
     "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",
 }
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from tabulate import tabulate
 
 from highwater.text.printable import plain
 from highwater.text.table import component_title
-from highwater.units import mib
+from highwater.units import mib, span_text
 
 # Underscores within a word are no emphasis in Markdown.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -138,20 +137,9 @@ def moment(at: float | None) -> str:
         return f"{at:g}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as ``42 s``, ``5 min 3 s`` or ``2 h 10 min``."""
-    if not math.isfinite(seconds):
-        return "an unknown time"
-    whole = max(int(seconds), 0)
-    if whole < 120:  # noqa: PLR2004 - up to two minutes in seconds
-        return f"{whole} s"
-    if whole < 7200:  # noqa: PLR2004 - up to two hours in minutes
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def figure(name: str, value: float | str | None) -> str:
     """Return a number with its name, in the unit that ends the name."""
+    name = "full_in_seconds" if name == "seconds_to_full" else name
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
         return plain(shown)
@@ -163,10 +151,8 @@ def figure(name: str, value: float | str | None) -> str:
         title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
     elif name.endswith("_ratio"):
         title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
-    elif name == "seconds_to_full":
-        title, shown = "full in", duration(value)
     elif name.endswith("_seconds"):
-        title, shown = name.removesuffix("_seconds").replace("_", " "), f"{value:.1f} s"
+        title, shown = name.removesuffix("_seconds").replace("_", " "), span_text(value)
     return plain(f"{title} {shown}")
 
 

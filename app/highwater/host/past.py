@@ -58,7 +58,7 @@ class GrownPart:
 
     @property
     def text(self) -> str:
-        """Its growth in words: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 m``."""
+        """Its growth in words: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 min``."""
         if not self.has_grown:
             return f"{self.name} held the most, {size_text(self.bytes)}"
         before = size_text(self.bytes - self.grown_bytes)

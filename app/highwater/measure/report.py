@@ -11,7 +11,7 @@ from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.diagnose.advice import COMPONENT_MEANING, Advice
 from highwater.diagnose.case import highest, name_of, part_of, total
 from highwater.diagnose.finding import Finding, all_advice
-from highwater.diagnose.markdown import block, chart, code, duration, moment, section, table, text
+from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
 from highwater.measure.command_line import shown_command
 from highwater.measure.experiment import AFTER, BEFORE, PEAK, Experiment, Moment, host_used
 from highwater.measure.rules import findings
@@ -20,7 +20,7 @@ from highwater.readings.policy import RuleStatus
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title, device_title
-from highwater.units import MIB, UNKNOWN, mib
+from highwater.units import MIB, UNKNOWN, mib, span_text
 
 # More ranks than these are shown on demand, below the sum of all.
 RANKS_SHOWN = 2
@@ -115,7 +115,7 @@ def _figures(experiment: Experiment) -> str:
         given = mib(None if moved is None else -moved)
         columns.append(("given back", f"{given} MiB", f"by {done} of {tried} remedies"))
     how = f"{'interrupted, ' if experiment.load.interrupted else ''}{experiment.load.exit_text}"
-    columns.append(("load", duration(round(experiment.load.seconds)), how))
+    columns.append(("load", span_text(round(experiment.load.seconds)), how))
     titles, numbers, words = zip(*columns, strict=True)
     rows = [[f"**{text(number)}**" for number in numbers], [text(word) for word in words]]
     return table(titles, rows, left=range(len(titles)))
@@ -266,7 +266,7 @@ def _encoder_cache(experiment: Experiment) -> Iterator[str]:
                 mib(each.bytes),
                 _number(each.embeds),
                 code(each.residency or UNKNOWN, 20),
-                UNKNOWN if each.age_seconds is None else duration(each.age_seconds),
+                UNKNOWN if each.age_seconds is None else span_text(each.age_seconds),
             ]
             for each in fullest.largest
         ]

@@ -40,7 +40,8 @@ def test_a_change_has_its_sign():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "-"), (0.4, "0.4 s"), (59, "59 s"), (60, "1 m"), (750, "12 m 30 s"), (4800, "1 h 20 m"),
+        (None, "-"), (0.4, "0.4 s"), (3, "3.0 s"), (59, "59 s"), (60, "1 min"), (750, "12 min 30 s"),
+        (4800, "1 h 20 min"), (-1.0, "0.0 s"), (float("inf"), "-"), (float("nan"), "-"),
         (7200, "2 h"), (86_400 * 3 + 4 * 3600, "3 d 4 h"),
     ],
 )  # fmt: skip

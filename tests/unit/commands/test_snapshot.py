@@ -48,6 +48,6 @@ def test_a_snapshot_is_taken(sidecar):
 
 def test_stacks_are_recorded_for_so_many_minutes(sidecar):
     """No snapshot is taken by that."""
-    assert "rank 0: allocation stacks are recorded for 10 m\n" in invoke("take", "--record-stacks", "10").output
+    assert "rank 0: allocation stacks are recorded for 10 min\n" in invoke("take", "--record-stacks", "10").output
     assert sidecar == [("/memory/snapshot/stacks", '{"minutes":10.0}')]
     assert invoke("take", "--record-stacks", "61").exit_code == 2

@@ -85,7 +85,7 @@ def test_the_verdict_stands_above_the_sidecars_own_text():
     screen = status_text(told, judged(told), last, now=NOW)
     assert screen.startswith("OK: the engine is ready, 2 ranks, policy calm\nvLLM 0.32.0 ")
     assert report_text(told) in screen
-    assert screen.endswith("last reset: 4 m ago by rule device: release done, freed 282.0 MiB in 0.34 s")
+    assert screen.endswith("last reset: 4 min ago by rule device: release done, freed 282.0 MiB in 0.34 s")
 
 
 def test_the_last_incident_stands_below_the_last_reset():
@@ -94,7 +94,7 @@ def test_the_last_incident_stands_below_the_last_reset():
     last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
     screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
     shown = "incident 20261121T143233Z-died: the engine died"
-    assert screen.endswith(f"last incident: 1 m 40 s ago: {shown} (highwater incidents)")
+    assert screen.endswith(f"last incident: 1 min 40 s ago: {shown} (highwater incidents)")
 
 
 def test_a_screen_without_anything_to_tell():

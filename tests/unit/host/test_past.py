@@ -94,7 +94,7 @@ async def test_of_one_process_that_was_killed_the_survivor_has_the_counter(pod):
     pod.now += 0.5
     facts = await pod.watch.facts()
     assert pod.kills.recent(facts.reading).count == 1
-    assert facts.suspect.text == f"EngineCore grew from 450 MiB to {core / 1024:.2f} GiB in 4 m"
+    assert facts.suspect.text == f"EngineCore grew from 450 MiB to {core / 1024:.2f} GiB in 4 min"
     assert round(facts.fullest.ratio, 2) == round((1600 + core) / 4096, 2)
     assert facts.ended_together == 0
 
@@ -192,7 +192,7 @@ async def test_the_host_report_names_the_part_that_grows_and_its_pace(pod):
     await leak(pod)
     report = await pod.watch.report()
     found = next(one for one in report.findings if one.name == "container_nearly_full")
-    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 m, +480 MiB a minute; the largest parts" in found.text
+    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min, +480 MiB a minute; the largest parts" in found.text
     assert "memray attach 2" in found.advice
     assert "mm_processor_cache_gb" not in found.advice
     assert pod.watch.now.summary.warnings[0] == found.text

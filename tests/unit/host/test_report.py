@@ -41,7 +41,7 @@ def test_a_container_that_is_nearly_full_names_its_largest_parts():
     (finding,) = report.findings
     assert finding.name == "container_nearly_full"
     assert "worker rank 0 2.83 GiB, API server 1.95 GiB" in finding.text
-    assert "full in 1 m 30 s" in finding.text
+    assert "full in 1 min 30 s" in finding.text
     assert report.room_bytes == 500 * MIB
 
 

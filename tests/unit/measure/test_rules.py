@@ -305,9 +305,9 @@ def test_without_remedies_it_is_told_how_to_try_them():
 @pytest.mark.parametrize(
     ("values", "weight", "told"),
     [
-        ({"exit_code": 1}, "likely", "failed with exit code 1 after 62 s"),
+        ({"exit_code": 1}, "likely", "failed with exit code 1 after 1 min 2 s"),
         ({"exit_code": 137, "signal_name": "SIGKILL"}, "likely", "exit code 137 (SIGKILL)"),
-        ({"exit_code": 0, "interrupted": True}, "clue", "was interrupted after 62 s"),
+        ({"exit_code": 0, "interrupted": True}, "clue", "was interrupted after 1 min 2 s"),
     ],
 )
 def test_a_load_that_failed_casts_doubt(values, weight, told):

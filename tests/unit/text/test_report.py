@@ -125,7 +125,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     text = report_text(told)
     assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
     assert "\nhigh water" in text
-    assert ", full in 2 h 15 m (other tensors), +1.9 MiB/s now\n" in text
+    assert ", full in 2 h 15 min (other tensors), +1.9 MiB/s now\n" in text
     assert "progress: steps begin and end\n" in text
     assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
     assert text.endswith("could give there: release 100 MiB\n")

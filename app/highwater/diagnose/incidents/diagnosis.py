@@ -86,12 +86,14 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
     A second sentence has what the sidecar saw. A clue is part of the first only where nothing else is known, and never
     one about memory that was not short.
     """
-    cause, likely = _cause(log), [finding.title for finding in findings if finding.weight == "likely"]
+    cause, has_figures = _cause(log), any(one.name == "failed_allocation" for one in findings)
+    repeated = {"device_full"} if has_figures else set()
+    likely = [one.title for one in findings if one.weight == "likely" and one.name not in repeated]
     said = cause or next((message for message in log.messages if _part(message) != "event"), None)
     raised, is_known = log.exception, cause is not None or bool(likely)
     parts = []
     if cause is None and raised is not None and (said is None or not raised.follows):
-        parts.append(exception_title(raised) + (f": {_quoted(raised.text)}" if raised.text else ""))
+        parts.append(exception_title(raised) + (f': "{plain(raised.text, _MAX_QUOTE)}"' if raised.text else ""))
     if said is not None:
         parts.append(f"the log says that {said.title.removeprefix(_REFUSED)}")
     parts += likely[:2]
@@ -107,10 +109,10 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         # Of processes that left no rank the reason has all figures.
         return f"{_WHAT[evidence.kind]}: {'; '.join([evidence.reason, *(parts if evidence.ranks else ())])}"
     if evidence.kind == "start_failed" and said is None and raised is None and log.was_understood:
-        parts.insert(0, "by its log it ended without a word")
+        parts.insert(0, "its log ends without an error")
     if not parts:
-        parts = ["nothing that is known explains it"]
-    if said is None and raised is None and (log.lines > 0 or not likely):
+        parts = ["the cause is not known"]
+    if (log.is_cut and not is_known) or (said is None and raised is None and (log.lines > 0 or not likely)):
         parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
@@ -127,15 +129,15 @@ def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
 
 def unheard(log: LogStory) -> str:
     """Return why the log's silence says nothing, as a clause; empty where it was understood."""
-    if log.was_understood and log.problem is None:
+    if log.was_understood:
         return ""
     if log.is_cut:
         return f"only the last {log.lines:,} lines of the engine's log were read, all of its last minute"
     if log.problem is not None or log.lines == 0:
-        return "what the engine's log says is not known" + (
-            "" if log.problem is not None else ": it has no line of this run"
-        )
-    return f"the engine's log was not understood: {log.lines:,} lines, none of vLLM's form"
+        return f"what the engine's log says is not known{'' if log.problem else ': it has no line of this run'}"
+    known, doubts = log.understood or "none", f", {log.doubtful} of another may be of memory" if log.doubtful else ""
+    wholly = " wholly" if log.understood else ""
+    return f"the engine's log was not{wholly} understood: {log.lines:,} lines, {known} of vLLM's form{doubts}"
 
 
 def exception_title(exception: QuotedException) -> str:
@@ -148,10 +150,6 @@ def exception_title(exception: QuotedException) -> str:
     return f"an exception of {name}{before}" if before else f"the last exception of {name}"
 
 
-def _quoted(words: str) -> str:
-    return f'"{plain(words, _MAX_QUOTE)}"'
-
-
 def _part(message: LogMessage) -> str:
     return _PART.get(message.name, "cause")
 
@@ -162,10 +160,8 @@ def _cause(log: LogStory) -> LogMessage | None:
 
 def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
     """Return whether every device had room by the readings, and nothing says that memory was short all the same."""
-    if evidence.kind == "out_of_memory" or names_memory(log) or log.failed:
-        return False
-    names = {finding.name for finding in findings}
-    return "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
+    is_short, names = evidence.kind == "out_of_memory" or names_memory(log), {finding.name for finding in findings}
+    return not is_short and not log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
 
 # --- the evidence ---
@@ -275,10 +271,8 @@ def harmless(evidence: Evidence) -> Evidence:
 
 def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
     """Return the first reading of this rank's process after the engine was ready; never another process's."""
-    for first in evidence.baseline:
-        if rank_key(first) == rank_key(rank) and (rank.pid is None or first.pid in (None, rank.pid)):
-            return first
-    return None
+    same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
+    return next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
 
 
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:

@@ -39,6 +39,11 @@ class Headline:
     number: int = 1
     problem: str | None = None
 
+    @property
+    def first_kind(self) -> str:
+        """The kind that it began with; its id is a time, that kind and, of several in one second, a number."""
+        return self.id.partition("-")[2].rstrip("-0123456789").replace("-", "_")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident(Headline):

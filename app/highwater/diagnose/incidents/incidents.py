@@ -261,7 +261,7 @@ class Incidents:
                 continue  # it was the oldest, and was removed
             story, evidence = self._story(one.evidence, one.since, one.until), again(one.evidence)
             # A death that a hang came before was its end, in whatever order.
-            if ended_in_order(evidence, story) and not _was_hung(stored) and not self._is_hang_open():
+            if ended_in_order(evidence, story) and stored.first_kind != "hung" and not self._is_hang_open():
                 withdrawn.append(self._withdrawn(stored))
                 continue
             incident = self._incident(evidence, story)
@@ -381,16 +381,9 @@ def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
-        numbers = [
-            headline.number for headline in headlines if ("hung" if _was_hung(headline) else headline.kind) == kind
-        ]
+        numbers = [one.number for one in headlines if ("hung" if one.first_kind == "hung" else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
-
-
-def _was_hung(headline: Headline) -> bool:
-    """Return whether it began as a hang, whatever it has become."""
-    return "-hung" in headline.id
 
 
 def _fails_again(last: Headline, evidence: Evidence) -> bool:

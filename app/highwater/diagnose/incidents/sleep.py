@@ -13,7 +13,7 @@ from typing import NamedTuple
 from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.case import NOTABLE_BYTES, name_of
 from highwater.diagnose.finding import Finding, finding
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.words import names_memory
 from highwater.readings.rank import RankReading
@@ -48,7 +48,8 @@ def wake_up_failed(messages: Iterable[LogMessage], now: Sequence[RankReading], s
         return None
     needs = [need for rank in now if (need := _need(rank, sleep)) is not None]
     worst = max(needs, key=lambda need: need.bytes - need.free_bytes, default=None)
-    return finding("wake_up_failed", is_short=is_short, worst=worst)
+    said = next(known.title for known in KNOWN if known.name == "wake_up_failed")
+    return finding("wake_up_failed", is_short=is_short, worst=worst, said=said)
 
 
 def _need(rank: RankReading, sleep: Sleep) -> _Need | None:

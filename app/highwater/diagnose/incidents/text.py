@@ -14,12 +14,12 @@ from highwater.diagnose.finding import Finding, all_advice
 from highwater.diagnose.incidents.diagnosis import exception_title, known_points, latest
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.log.messages import LogMessage
-from highwater.diagnose.markdown import block, chart, code, duration, figure, moment, section, table, text
+from highwater.diagnose.markdown import block, chart, code, figure, moment, section, table, text
 from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
-from highwater.units import MIB, mib
+from highwater.units import MIB, mib, span_text
 
 WIDTH = 100
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
@@ -33,7 +33,7 @@ def state(headline: Headline) -> str:
     if headline.ended_at is None:
         parts.append("still open")
     else:
-        lasted = "" if headline.at is None else f" (after {duration(headline.ended_at - headline.at)})"
+        lasted = "" if headline.at is None else f" (after {span_text(headline.ended_at - headline.at)})"
         parts.append(f"ready again {moment(headline.ended_at)}{lasted}")
     return ", ".join(parts)
 
@@ -68,7 +68,7 @@ def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
         "load": requests_text(engine) or "not known",
         "hint": code(engine.hint or ""),
     }
-    if incident.kind and not incident.id.endswith(incident.kind.replace("_", "-")):
+    if incident.kind and incident.kind != incident.first_kind:
         facts["id"] = "it keeps the kind that the incident began with"
     causes = [each for each in incident.findings if each.weight == "likely" and each.name in KNOWN_CAUSE_NAMES]
     pointless = advices(without_effect(rank.reading for rank in incident.ranks if rank.reading is not None))
@@ -95,9 +95,8 @@ def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
 
 def _item(head: str, *sentences: str) -> str:
     """Return an item of a list, with its sentences beneath it."""
-    return "\n".join(
-        _wrapped(line, indent="  ") for line in (f"- {head}", *(f"  {each}" for each in sentences if each))
-    )
+    lines = (f"- {head}", *(f"  {each}" for each in sentences if each))
+    return "\n".join(_wrapped(line, indent="  ") for line in lines)
 
 
 def _message(message: LogMessage) -> str:
@@ -115,9 +114,8 @@ def _exception(incident: Incident) -> Iterator[str]:
 def _finding(finding: Finding) -> str:
     figures = ", ".join(text(figure(name, value)) for name, value in finding.figures.items())
     title = f"**{text(plain(finding.title))}**"
-    return _item(
-        f"{WEIGHT_WORDS[finding.weight]}: {title}", text(plain(finding.text, 2000)), figures and f"({figures})"
-    )
+    head = f"{WEIGHT_WORDS[finding.weight]}: {title}"
+    return _item(head, text(plain(finding.text, 2000)), figures and f"({figures})")
 
 
 def _advice(advice: Advice) -> str:
@@ -181,9 +179,8 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
         return ""
     used = [size for _, size in known]
     seconds = known[-1][0] - known[0][0]
-    span = f"{mib(min(used))} to {mib(max(used))} MiB in {duration(seconds)}"
+    span = f"{mib(min(used))} to {mib(max(used))} MiB in {span_text(seconds)}"
     words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
-    drawing = (
-        chart(f"MiB in use, {rank.name}", [(at, size / MIB) for at, size in known]) if drawn and seconds > 0 else ""
-    )
-    return f"{words}\n\n{drawing}".rstrip()
+    if not drawn or seconds <= 0:
+        return words
+    return f"{words}\n\n{chart(f'MiB in use, {rank.name}', [(at, size / MIB) for at, size in known])}"

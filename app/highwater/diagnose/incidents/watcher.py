@@ -46,7 +46,7 @@ SPAN_SECONDS = 600.0
 MAX_EVENTS = 50
 BACKLOG = 16
 FINISH_SECONDS = 3.0
-# So long the log may say with what a start failed that its processes' files have shown: it waits for silence itself.
+# How long to wait for the log to explain a start that the files show as failed.
 LOG_SECONDS = SETTLE_SECONDS + SILENCE_SECONDS
 # Between two looks at the log of an engine that sleeps.
 HEAR_SECONDS = 5.0
@@ -333,7 +333,7 @@ class IncidentWatcher:
                 self._begun_at = self._history.now()
                 continue
             else:
-                reason = "it ended without a word while it started, by its log" if is_silent else ""
+                reason = "it ended during its start, without an error message" if is_silent else ""
                 evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
                 self._history.record("state", f"{PREFIX}{reason or 'its log says why'}")
             self._may_be_open = True

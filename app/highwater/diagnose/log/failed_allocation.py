@@ -20,7 +20,7 @@ from highwater.diagnose.log.messages import WhichMemory
 from highwater.diagnose.log.record import LogLine
 from highwater.readings.rank import RankReading
 from highwater.text.printable import plain
-from highwater.units import GIB, KIB, MIB
+from highwater.units import GIB, KIB, MIB, span_text
 
 NEAR_SECONDS: Final = 60.0
 NEAR_LINES: Final = 200
@@ -198,7 +198,7 @@ class Moment:
     def before(self, end: Moment) -> str:
         """Return how long before the end it is, as a part of a sentence."""
         gap = self._gap(end)
-        return f"{end.number - self.number:,} lines" if gap is None else f"{gap / timedelta(minutes=1):,.0f} min"
+        return f"{end.number - self.number:,} lines" if gap is None else span_text(gap.total_seconds())
 
     def _gap(self, end: Moment) -> timedelta | None:
         """Return the time between; ``None`` where it is not known, or the times go backwards."""

@@ -30,6 +30,19 @@ class KnownMessage:
     of_memory: WhichMemory | None = None
 
 
+# Words that may be of a shortage, and such words of none: options, what libraries write of their work or at any end.
+_MAY_BE_MEMORY: Final = re.compile(r"(?i)memor|alloc|resource|no space|out of|\boom")
+_IS_NO_SHORTAGE: Final = re.compile(
+    r"(?i)(?:illegal|invalid) memory access|memory access fault|\bout of (?:range|bounds)|\bresource_tracker\b.*"
+    r"|\bleak resources\b|gpu.memory.utilization|\w*ALLOC_CONF|\bNCCL INFO .*|^(?:Extension modules:|frame #\d+:).*"
+)
+
+
+def may_be_of_memory(text: str) -> bool:
+    """Return whether words that nobody knows may say that memory was short."""
+    return _MAY_BE_MEMORY.search(_IS_NO_SHORTAGE.sub("", text)) is not None
+
+
 def _known(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[KnownMessage]:
     prefixes = rows["prefixes"]
     for name, row in rows.items():

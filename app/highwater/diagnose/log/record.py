@@ -36,6 +36,8 @@ _LOOSE: Final = re.compile(
     rf"{PARTS}(?:{_LEVEL}:?\s{{1,12}})?(?:{_TIME}\s{{1,4}})?{_NAMED}(?:{_FILE} ?)?(?:\[rank\d{{1,5}}\]: ?)?"
     r"(?:\[[A-Z]\d{3,4} [\d:.]{8,20} \w{1,40}\.\w{1,4}:\d{1,6}\] )?"
 )
+# Between the head of a traceback and its exception, also in a group of them; rich puts its texts further in.
+_WITHIN: Final = re.compile(r"\s*$|[ \t][ \t|+]{1,11}\S")
 _PART: Final = re.compile(r"\(([A-Za-z][^()]{0,100})\)")
 _PID: Final = re.compile(r"\bpid=(\d{1,9})\b")
 _REPEATED: Final = re.compile(r"\[repeated (\d{1,6})x across cluster\](?:\s\(Ray dedup.{0,300})?\s*$")
@@ -82,6 +84,12 @@ class LogLine:
         if self.process is not None:
             return _SERVER.match(self.process) is not None
         return self.file is None and self.level is not None
+
+    @property
+    def is_loose(self) -> bool:
+        """True if no form tells what it is; above INFO uvicorn's lines have no client's words."""
+        is_servers = self.is_api_servers and (self.process is not None or self.level in {"DEBUG", "INFO"})
+        return self.file is None and not is_servers and _WITHIN.match(self.message) is None
 
 
 def is_api_servers_head(head: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, FailedAllocation, FailedAllocations, Moment
 from highwater.diagnose.log.last_words import LastWords, QuotedException
 from highwater.diagnose.log.lines import RecognizedLine, in_order, quoted, recognized
-from highwater.diagnose.log.messages import KnownMessage, LogMessage
+from highwater.diagnose.log.messages import KnownMessage, LogMessage, may_be_of_memory
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
@@ -18,13 +18,16 @@ from highwater.text.printable import plain
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
 
+_ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, requests and tracebacks aside
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStory:
     """A log as far as it is of one run of the engine.
 
     Attributes:
-        lines: The number of lines read; ``understood``: those of vLLM's own form.
+        lines: The number of lines read; ``understood``: vLLM's own records; ``foreign``: those of nobody knows whom.
+        doubtful: Those without a known message whose words may be of memory, in a form that is not vLLM's.
         messages: The known messages, causes before consequences; ``older``: those that the engine lived on with.
         failed: Each process's last failed allocation, near the log's end.
         ended_in_order: The engine logged an orderly shutdown.
@@ -34,6 +37,8 @@ class LogStory:
 
     lines: int = 0
     understood: int = 0
+    foreign: int = 0
+    doubtful: int = 0
     messages: tuple[LogMessage, ...] = ()
     older: tuple[LogMessage, ...] = ()
     failed: tuple[FailedAllocation, ...] = ()
@@ -45,7 +50,8 @@ class LogStory:
     @property
     def was_understood(self) -> bool:
         """True if its silence means something."""
-        return self.understood > 0 and not self.is_cut
+        is_vllms = 0 < self.understood + self.foreign <= self.understood * _ONE_OF
+        return is_vllms and self.doubtful == 0 and self.problem is None and not self.is_cut
 
 
 NO_LOG: Final = LogStory()
@@ -96,7 +102,7 @@ class StoryTold:
 
     def __init__(self, *, of_start: bool = False) -> None:
         self._of_start = of_start
-        self._lines = self._understood = 0
+        self._lines = self._understood = self._foreign = self._doubtful = 0
         self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._begin = self._end = Moment()
 
@@ -104,7 +110,11 @@ class StoryTold:
         """Take the next line of the log, with the lines in it."""
         lines = tuple(map(self._believed, lines))
         self._lines += bool(text.strip())
-        self._understood += any(found.line.is_form for found in lines)
+        loose = [found for found in lines if found.line.is_loose]
+        is_record = any(line.file or (line.process and not line.is_api_servers) for line, _ in lines)
+        self._understood += is_record
+        self._foreign += bool(loose) and not is_record
+        self._doubtful += any(known is None and may_be_of_memory(line.message) for line, known in loose)
         self._end = self._end.next(text, (found.line for found in lines))
         self._begin = self._begin if self._begin.time is not None else self._end
         for found in lines:
@@ -126,6 +136,8 @@ class StoryTold:
         return LogStory(
             lines=self._lines,
             understood=self._understood,
+            foreign=self._foreign,
+            doubtful=self._doubtful,
             messages=messages,
             older=older,
             failed=self._failed.near(self._end),

@@ -51,7 +51,7 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
         rank=least,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
-        is_heard=case.log.problem is None and case.log.was_understood,
+        is_heard=case.log.was_understood,
         is_acquitted=is_acquitted(case),
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from highwater.accounting.host_share import host_share
 from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, highest
 from highwater.diagnose.finding import Finding, finding
-from highwater.diagnose.markdown import duration
 from highwater.host.past import Fill
-from highwater.units import size_text
+from highwater.units import size_text, span_text
 
 HOST_FULL_RATIO, HOST_HIGH_RATIO = 0.95, 0.90
 # Beside a look at the engine's container, which every process of it writes, or before the end.
@@ -58,7 +57,7 @@ def looks_text(case: Case) -> str | None:
     host = None if case.evidence is None else case.evidence.host
     parts = () if host is None else [part for part in host.parts if part.kind == "process"]
     freshest = sorted(parts, key=lambda part: -round(part.at))[:MAX_LOOKS]
-    said = (f"{part.name} {size_text(part.bytes)} ({duration(case.at - part.at)} before)" for part in freshest)
+    said = (f"{part.name} {size_text(part.bytes)} ({span_text(case.at - part.at)} before)" for part in freshest)
     return ", ".join(said) or None
 
 
@@ -108,4 +107,4 @@ def _limit(fill: Fill) -> str:
 
 def _age_text(case: Case, fill: Fill) -> str:
     seconds = case.at - fill.at
-    return f", {duration(seconds)} before" if case.evidence is not None and seconds >= OLD_SECONDS else ""
+    return f", {span_text(seconds)} before" if case.evidence is not None and seconds >= OLD_SECONDS else ""

@@ -7,7 +7,6 @@ device; or the engine's share leaves too little beside it.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from highwater.diagnose.advice import against_fragmentation
@@ -15,15 +14,11 @@ from highwater.diagnose.case import Case, RankCase
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.log.failed_allocation import FailedAllocation
-from highwater.diagnose.log.messages import KNOWN, WhichMemory
+from highwater.diagnose.log.messages import KNOWN, WhichMemory, may_be_of_memory
 from highwater.diagnose.log.story import LogStory
 from highwater.units import GIB
 
 _OF_MEMORY: Final = {known.name: known.of_memory for known in KNOWN if known.of_memory is not None}
-_MAY_BE_MEMORY: Final = re.compile(r"(?i)memor|alloc|resource|no space|out of|\boom")
-_IS_NO_SHORTAGE: Final = re.compile(
-    r"(?i)(?:illegal|invalid) memory access|memory access fault|\bout of (?:range|bounds)"
-)
 # What others hold counts as large, in bytes and of the device: where the message says what its process has in use, and
 # where it says only what PyTorch has. The rest is then also the process's own contexts, graphs and buffers.
 _OTHERS: Final = (GIB, 0.05)
@@ -42,9 +37,9 @@ def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
 
 def is_silent(log: LogStory) -> bool:
     """Return whether the log was read and understood, and has no word, nor lacks one, that may be of memory."""
-    raised = "nothing" if log.exception is None else _IS_NO_SHORTAGE.sub("", log.exception.text)
-    is_heard = log.problem is None and log.was_understood and raised != ""
-    return is_heard and not names_memory(log) and not log.failed and _MAY_BE_MEMORY.search(raised) is None
+    raised = "nothing" if log.exception is None else log.exception.text
+    is_heard = log.was_understood and raised != "" and not may_be_of_memory(raised)
+    return is_heard and not names_memory(log) and not log.failed
 
 
 def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:

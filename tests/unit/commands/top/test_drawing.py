@@ -148,7 +148,7 @@ def test_growth_tells_when_the_memory_is_full():
     rule = replace(DEVICE, ranks=(pressure(0, seconds_to_high_water=6_480.0), pressure(1)))
     growth = Growth(since_ready_bytes=3_965_517_824, bytes_per_second=2e6, seconds_to_full=8_100.0)
     shown = drawn(view(minutes=0, growth=growth, policy=policy(rule)))
-    assert "+3.69 GiB since ready, high water in 1 h 48 m, full in 2 h 15 m, +1.9 MiB/s" in shown
+    assert "+3.69 GiB since ready, high water in 1 h 48 min, full in 2 h 15 min, +1.9 MiB/s" in shown
 
 
 def test_a_shortage_says_what_is_missing_where_and_what_could_be_given_back():

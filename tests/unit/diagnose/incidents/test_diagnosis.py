@@ -368,8 +368,7 @@ def test_nothing_is_known_and_nothing_is_made_up():
     nothing = Evidence(kind="hung", at=AT, engine=engine(None))
     assert [finding.name for finding in diagnose(nothing)] == ["no_readings"]
     assert summarize(nothing, diagnose(nothing), NO_LOG) == (
-        "The engine hung: nothing that is known explains it; what the engine's log says is not known: it has no line "
-        "of this run"
+        "The engine hung: the cause is not known; what the engine's log says is not known: it has no line of this run"
     )
 
 
@@ -409,8 +408,8 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); whether the "
-        "kernel killed a process of it for host memory is not known. What the sidecar saw: connection refused"
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); it is not known "
+        "whether the kernel killed it for host memory. What the sidecar saw: connection refused"
     )
 
 
@@ -419,7 +418,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
         "the log says that a worker's process ended; device memory was not short (every rank had at least 22,420.0 MiB "
-        "free); whether the kernel killed a process of it for host memory is not known"
+        "free); it is not known whether the kernel killed it for host memory"
     )
 
 
@@ -454,7 +453,7 @@ def test_the_process_that_grew_is_named_and_its_advice_is_for_it():
     """By how much, over which time; caches in which nothing was looked up are left alone."""
     given = evidence("died", oom_kills=OomKills(count=1, where="counted"), host=facts(fill=0.97, part=LEAKER))
     killed, memory = (found(name, given) for name in ("killed_by_kernel", "host_memory"))
-    grew = "EngineCore grew from 450 MiB to 2.35 GiB in 4 m"
+    grew = "EngineCore grew from 450 MiB to 2.35 GiB in 4 min"
     assert killed.title == f"the kernel killed a process of the engine's container for memory; {grew}"
     assert (memory.title, grew in memory.text) == ("host memory stood at 97% of the container's limit", True)
     assert killed.advice == memory.advice == (ADVICE["memory_limit"], ADVICE["memray"])
@@ -470,7 +469,7 @@ def test_of_a_kill_within_seconds_the_largest_is_named():
     given = evidence("died", cpu, oom_kills=OomKills(count=1, where="counted"), host=facts(part=HELD))
     killed = found("killed_by_kernel", given)
     assert killed.title.endswith("; worker rank 0 held the most, 2.35 GiB")
-    assert "Each process by its last look: worker rank 0 2.35 GiB (3 s before)." in killed.text
+    assert "Last reading of each process: worker rank 0 2.35 GiB (3.0 s before)." in killed.text
     assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
 
 
@@ -479,7 +478,7 @@ def test_a_whole_container_that_was_killed_leaves_no_counter_and_two_facts():
     given = evidence("died", host=facts(fill=0.97, together=3, part=LEAKER))
     said = headline(given)
     assert "host memory stood at 97% of the container's limit; EngineCore grew" in said
-    assert "3 processes, all that are known of it" in found("host_memory", given).text
+    assert "All 3 known processes stopped writing" in found("host_memory", given).text
     assert "lastState" in found("kill_not_known", given).advice[0].setting
 
 
@@ -497,8 +496,8 @@ def test_a_hang_says_which_step_and_that_memory_was_not_short():
     """Where memory had grown it is no cause of a hang."""
     said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
     assert said == (
-        "The engine hung: rank 0 had been in one step for 61 s; device memory was not short (every rank had at least "
-        "22,420.0 MiB free)"
+        "The engine hung: rank 0 had been in one step for 1 min 1 s; device memory was not short (every rank had at "
+        "least 22,420.0 MiB free)"
     )
 
 
@@ -619,7 +618,7 @@ def test_of_an_engine_that_is_gone_the_policys_last_word_on_memory_stands():
 def test_old_readings_say_how_old_they_are():
     """A second before is now; a minute and a half before is not."""
     old = evidence("died", rank(replace(reading(used=FULL), taken_at=AT - 90)))
-    assert ", 90 s before:" in found("device_full", old).text
+    assert ", 1 min 30 s before:" in found("device_full", old).text
     assert "s before" not in found("device_full", evidence("died", rank(reading(used=FULL)))).text
 
 

@@ -140,7 +140,7 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     assert incident.summary.startswith(f"The engine failed to start: {said}")
     assert one.core.summaries("state") == [f"the engine's start failed: {said}"]
     assert report.engine.restarts == 1
-    assert report.engine.hint.startswith("the engine's last start was killed by the kernel for memory 1 m ago, at")
+    assert report.engine.hint.startswith("the engine's last start was killed by the kernel for memory 1 min ago, at")
     assert "engine_url" not in report.engine.hint
 
 
@@ -153,7 +153,7 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
     incident = await one.only()
     assert (incident.count, incident.ended_at, report.engine.restarts) == (3, None, 3)
     assert report.engine.hint.startswith(
-        "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 m"
+        "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 min"
     )
     one.write(4)
     one.core.poller.engine_process = lambda: "API server, pid 1"
@@ -196,8 +196,8 @@ async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_w
         report = await one.idle(60.0)
     incident = await one.only()
     assert (incident.count, report.engine.restarts) == (3, 3)
-    assert incident.reason == "it ended without a word while it started, by its log"
-    assert "the last one ended without a word 1 m" in report.engine.hint
+    assert incident.reason == "it ended during its start, without an error message"
+    assert "the last one ended without a word 1 min" in report.engine.hint
 
 
 async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):

@@ -17,7 +17,7 @@ from highwater.diagnose.incidents.diagnosis import diagnose, summarize
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.text import headlines_text, incident_markdown, state
 from highwater.diagnose.log.story import LogStory
-from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, duration, figure, moment, page
+from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, figure, moment, page
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.event import Event
 from highwater.readings.growth import Growth
@@ -156,7 +156,7 @@ def test_what_is_unknown_is_shown_as_unknown():
         kind="hung",
         at=AT,
         last_at=AT,
-        summary="The engine hung: nothing that is known explains it",
+        summary="The engine hung: the cause is not known",
         engine=EngineStatus(url="http://engine", state="stuck"),
     )
     for shown in (incident_text(nothing), Page(incident_page(nothing)).text):
@@ -244,7 +244,7 @@ def test_each_rank_has_its_line():
     places = [tuple(map(float, place.split(","))) for place in points.split()]
     assert places == sorted(places)
     assert places[0][1] > places[-1][1]
-    assert "rank 0 used 40,000.0 to 61,548.0 MiB in 0 s, 61,548.0 at the end." in Page(shown).text
+    assert re.search(r"rank 0 used 40,000.0 to 61,548.0 MiB in 0\.\d s, 61,548.0 at the end\.", Page(shown).text)
 
 
 # --- words ---
@@ -267,22 +267,6 @@ def test_each_rank_has_its_line():
 def test_figures_have_their_units(name, value, shown):
     """As their names tell."""
     assert figure(name, value) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (-1, "0 s"),
-        (0.4, "0 s"),
-        (119, "119 s"),
-        (149, "2 min 29 s"),
-        (7260, "2 h 1 min"),
-        (float("inf"), "an unknown time"),
-    ],
-)
-def test_durations(seconds, shown):
-    """As an operator says them."""
-    assert duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -323,6 +307,9 @@ def test_an_incident_whose_kind_changed_says_so():
     shown = incident_markdown(replace(changed, id="20261121T143233Z-hung"))
     assert "- id: it keeps the kind that the incident began with" in shown
     assert "it keeps the kind" not in incident_markdown(changed)
+    second = replace(changed, kind="start_failed", id="20261121T143233Z-start-failed-2")
+    assert "it keeps the kind" not in incident_markdown(second)
+    assert "it keeps the kind" in incident_markdown(replace(second, id="20261121T143233Z-hung-2"))
     assert "20261121T143233Z-died  (died)" in headlines_text([changed])
 
 

@@ -561,7 +561,7 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
     incident = await one.only()
     names = {finding.name for finding in incident.findings if finding.weight == "likely"}
     assert names == ({"host_memory"} if is_whole else {"host_memory", "killed_by_kernel"})
-    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 m" in incident.summary
+    assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min" in incident.summary
     assert ("kill_not_known" in {finding.name for finding in incident.findings}) is is_whole
     assert "memory was not short" not in incident.summary
 

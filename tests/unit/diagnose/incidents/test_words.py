@@ -27,6 +27,7 @@ WORKER = "(Worker_TP0 pid=4242) ERROR 09-02 08:04:02 [multiproc_executor.py:1020
 TRACE = f"{WORKER}Traceback (most recent call last):"
 ILLEGAL = f"{WORKER}torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 DEAD = f"{CORE}EngineCore encountered a fatal error."
+CALM = "(EngineCore pid=900) INFO 09-02 08:04:01 [loggers.py:127] Engine 000: Avg prompt throughput: 1.0 tokens/s"
 GONE = f"{CORE}Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor."
 API = "(APIServer pid=19) ERROR 09-02 08:04:02 [async_llm.py:430] AsyncLLM output_handler failed."
 PREFIXES = ["", "vllm-1  | ", "2026-09-02T08:04:02.123456789Z stderr F ", "[pod/qwen-0/vllm] "]
@@ -68,6 +69,66 @@ def test_a_log_that_was_not_understood_acquits_nothing(log, words, kind):
     assert "not short" not in summary
     room = next(one for one in diagnose(given, log) if one.name == "device_had_room")
     assert room.text.endswith("readings alone do not say that memory was enough.")
+
+
+ACCESS = 'INFO:     127.0.0.1:40412 - "GET /v1/models?q=out%20of%20memory HTTP/1.1" 200 OK'
+SHORTAGES = [
+    "2026-09-02 08:04:02,118 - vllm.worker - ERROR - torch.OutOfMemoryError: CUDA out of memory",
+    "2026-09-02 08:04:02.118 | ERROR    | vllm.worker:step:120 - torch.OutOfMemoryError: CUDA out of memory",
+    "E0902 08:04:02.118204 4242 worker.cc:120] CUDA out of memory",
+    "ERROR:root:torch.OutOfMemoryError: CUDA out of memory",
+    "ERROR: step failed: torch.OutOfMemoryError: CUDA out of memory",
+    json.dumps({"ts": 1, "lvl": "error", "what": "torch.OutOfMemoryError: CUDA out of memory"}),
+    "[PID: 4242] 2026-09-02-08:04:02.118.204 the device has no resource left, tried to allocate",
+    "(Worker_TP0 pid=4242) 2026-09-02 08:04:02,118 - ERROR - torch.OutOfMemoryError: CUDA out of memory",
+]
+
+
+@pytest.mark.parametrize("line", SHORTAGES)
+def test_an_access_line_makes_no_log_understood(line):
+    """It is uvicorn's, in a log of which no other form is known."""
+    calm = line.replace("ERROR", "INFO").partition("torch.")[0] or "calm"
+    log = story_of([*[calm] * 500, ACCESS, line])
+    assert not log.was_understood
+    assert SHORT not in said(evidence("died"), log)
+    assert not log.messages
+
+
+@pytest.mark.parametrize("line", SHORTAGES)
+def test_a_line_of_another_form_that_may_be_of_memory_acquits_nothing(line):
+    """Beside vLLM's own records: nobody knows what it says, and it accuses nothing either."""
+    log = story_of([*[GONE] * 500, line])
+    assert (log.understood >= 500, log.doubtful, log.was_understood) == (True, 1, False)
+    assert SHORT not in said(evidence("died"), log)
+    words = "not wholly understood: 501 lines, 500 of vLLM's form, 1 of another may be of memory"
+    assert line.startswith("(") or words in said(evidence("died"), story_of([*[CALM] * 500, line]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ACCESS,
+        "(APIServer pid=19) ValueError: out of memory, says a client",
+        '  File "/x/vllm/v1/worker/gpu_worker.py", line 5, in determine_available_memory',
+        "[rank0]:[W902 08:04:02.780240321 ProcessGroupNCCL.cpp:1479] Warning: WARNING: destroy_process_group() was not "
+        "called before program exit, which can leak resources.",
+        "/x/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked "
+        "shared_memory objects to clean up at shutdown",
+        "+ exec vllm serve /models/m --gpu-memory-utilization 0.9",
+        "frame #3: c10::cuda::CUDACachingAllocator::raw_alloc(unsigned long) + 0x1f (0x7f in libc10_cuda.so)",
+    ],
+)
+def test_a_line_of_no_shortage_stands_in_no_acquittals_way(line):
+    """A client's words, a traceback's frames, and what libraries write at any end."""
+    assert SHORT in said(evidence("died"), story_of([GONE, API, line]))
+
+
+def test_a_log_is_understood_by_a_tenth_of_its_lines():
+    """Requests do not count, however many there are."""
+    other = "a line in a form that nobody knows"
+    assert story_of([GONE, *[other] * 9, *[ACCESS] * 50]).was_understood
+    assert not story_of([GONE, *[other] * 10]).was_understood
+    assert not story_of([ACCESS] * 3).was_understood
 
 
 @pytest.mark.parametrize(
@@ -132,7 +193,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
     log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
     assert said(evidence("died"), log) == (
         "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
-        "least 22,420.0 MiB free); whether the kernel killed a process of it for host memory is not known"
+        "least 22,420.0 MiB free); it is not known whether the kernel killed it for host memory"
     )
     fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
     looked = evidence(
@@ -151,8 +212,14 @@ def test_an_exception_that_the_log_does_not_show_acquits_nothing():
 
 def test_an_exception_of_long_ago_is_no_last_word():
     log = story_of([TRACE, ILLEGAL, API.replace("08:04", "09:04")])
-    assert "an exception of Worker_TP0 (pid 4242), 60 min before the log's end: " in said(evidence("died"), log)
+    assert "an exception of Worker_TP0 (pid 4242), 1 h before the log's end: " in said(evidence("died"), log)
     assert "whether the kernel killed" in said(evidence("died"), log)
+
+
+def test_a_core_that_failed_is_no_finding_of_the_api_servers():
+    """Each says what it saw."""
+    assert "the log says that EngineCore ended with a fatal error" in said(evidence("died"), story_of([DEAD]))
+    assert "the log says that the API server found its engine dead" in said(evidence("died"), story_of([API]))
 
 
 # --- the last exception ---
@@ -166,7 +233,7 @@ def test_the_last_exception_is_quoted_where_no_cause_is_known(prefix):
     assert said(evidence("died", rank(full), baseline=(full,)), log) == (
         "The engine died: the last exception of Worker_TP0 (pid 4242): "
         '"torch.AcceleratorError: CUDA error: an illegal memory access was encountered"; '
-        "the log says that the API server found its engine dead"
+        "the log says that EngineCore ended with a fatal error"
     )
 
 

@@ -216,7 +216,7 @@ def npu(tried: str, free: str, allocated: str, reserved: str) -> str:
 
 
 LARGER, FRAGMENTS = "more than", "that no tensor used"
-OTHERS, SHARE = "others than this process held", "the engine itself"
+OTHERS, SHARE = "other processes held", "the engine itself"
 IMAGE, UTILIZATION = "--mm-encoder-attn-backend", "--gpu-memory-utilization"
 CUDA_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 NPU_SEGMENTS = "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True"
@@ -252,6 +252,16 @@ def test_the_figures_say_what_helps(line, said, advised, kind):
     if said in {LARGER, OTHERS, SHARE}:
         assert not any("expandable" in setting for setting in settings)
     assert ("--gpu-memory-utilization" in settings) is (said not in {LARGER, FRAGMENTS})
+
+
+def test_a_full_device_is_not_told_twice():
+    """The figures of the message say it, and the reading's are older."""
+    full = evidence("out_of_memory", rank(reading(free_bytes=MIB, used_bytes=TOTAL - MIB)))
+    log = story_of([npu("512.00 MiB", "86.81 MiB", "59.00 GiB", "59.20 GiB")])
+    findings = diagnose(full, log)
+    assert {"failed_allocation", "device_full"} <= {one.name for one in findings if one.weight == "likely"}
+    assert "the engine itself" in summarize(full, findings, log)
+    assert "MiB free of" not in summarize(full, findings, log)
 
 
 def test_a_start_without_a_kv_cache_has_no_share_to_lower():

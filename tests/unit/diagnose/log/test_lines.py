@@ -35,6 +35,7 @@ LINES = {
         "seconds. This typically happens when some processes are hanging"
     ),
     "worker_died": "ERROR [multiproc_executor.py:231] Worker proc VllmWorker-0 died unexpectedly, shutting down.",
+    "engine_core_failed": "EngineCore encountered a fatal error.",
     "engine_dead": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
     "sampler_warm_up_out_of_memory": (
         "(VllmWorker rank=7 pid=10948) ERROR 03-16 06:12:38 [multiproc_executor.py:375] RuntimeError: CUDA out of "
@@ -223,7 +224,9 @@ OTHER_FORMS = {
     "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV "
     "cache (7344).": "kv_cache_does_not_fit",
     "ERROR 04-30 10:20:36 [core.py:396] EngineCore failed to start.": "engine_start_failed",
-    "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": "engine_dead",
+    "(EngineCore_DP0 pid=559) ERROR 10-20 03:20:50 [core.py:720] EngineCore encountered a fatal error.": (
+        "engine_core_failed"
+    ),
     "MultiModalCacheMissError: Expected a cached item for mm_hash='abc'": "mm_cache_drift",
     "bash: line 1:   412 Killed                  vllm serve": "killed_for_host_memory",
     # As the chart has vLLM log.

@@ -30,14 +30,14 @@ def test_a_record_is_found_behind_any_prefix(prefix):
     story = story_of([prefix + OOM])
     assert (names(story), story.lines, story.understood) == (["cuda_out_of_memory"], 1, 1)
     assert (story.exception.process, story.exception.pid) == ("Worker_TP1 pid=1993", 1993)
-    assert names(story_of([f"{prefix}{OOM}\r", f"{prefix}{DEAD}\r"])) == ["cuda_out_of_memory", "engine_dead"]
+    assert names(story_of([f"{prefix}{OOM}\r", f"{prefix}{DEAD}\r"])) == ["cuda_out_of_memory", "engine_core_failed"]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_an_exception_that_is_printed_bare_is_found_behind_the_same_prefix(prefix):
     """The log's own records show what stands before every line; numbers in it change."""
     later = [prefix.replace("01:02:03", "01:02:04") + line for line in BARE]
-    assert names(story_of([prefix + DEAD, *later])) == ["cuda_out_of_memory", "engine_dead"]
+    assert names(story_of([prefix + DEAD, *later])) == ["cuda_out_of_memory", "engine_core_failed"]
     assert names(story_of(later)) == ["cuda_out_of_memory"]
 
 
@@ -45,14 +45,14 @@ def test_an_exception_that_is_printed_bare_is_found_behind_the_same_prefix(prefi
 def test_words_before_a_record_are_a_prefix_once_three_lines_have_them(head):
     """One line could be a sentence of somebody's."""
     assert names(story_of([head + OOM])) == []
-    assert names(story_of([head + OOM, head + DEAD, head + CALM])) == ["cuda_out_of_memory", "engine_dead"]
+    assert names(story_of([head + OOM, head + DEAD, head + CALM])) == ["cuda_out_of_memory", "engine_core_failed"]
 
 
 def test_a_users_prefix_stands_before_records_only():
     """A collector's stands before it in every line."""
     before = "vllm-1  | 2026-11-28T01:02:03.1Z "
     lines = [f"{before}(EngineCore pid=9) [prod]ERROR 06-04 13:43:22 [core.py:1] EngineCore encountered a fatal error."]
-    assert names(story_of([*lines, *(before + line for line in BARE)])) == ["cuda_out_of_memory", "engine_dead"]
+    assert names(story_of([*lines, *(before + line for line in BARE)])) == ["cuda_out_of_memory", "engine_core_failed"]
 
 
 def test_what_one_reader_learned_holds_for_another():

@@ -244,6 +244,46 @@ def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
     assert (log.look(), log.look(5.0)) == ([], [])
 
 
+def test_two_imports_that_fail_alike_are_two_starts(log):
+    """Their first lines have no time: they are counted."""
+    crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
+    log.look()
+    ids = set()
+    for _ in range(3):
+        log.write(*crash)
+        log.look(60.0)
+        ids |= {start.id for start in log.watch.look(log.now + 5.0)}
+    assert len(ids) == 3
+
+
+def test_an_import_that_fails_before_the_last_one_was_told_is_another_start(log):
+    crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
+    log.look()
+    for _ in range(3):
+        log.write(*crash)
+        log.look(60.0)
+    assert log.watch._starts.number == 3
+
+
+@pytest.mark.parametrize("level", ["WARNING", "INFO", "DEBUG"])
+def test_what_a_start_warns_of_is_no_failure(log, level):
+    """It tries without: its cache, a configuration of a kernel."""
+    log.look()
+    log.write(*begins(), NO_ROOM.replace("ERROR", level))
+    assert (log.look(), log.look(3600.0)) == ([], [])
+
+
+def test_a_start_that_writes_on_has_not_failed(log):
+    """Whatever it writes: an error may be one that it lives through."""
+    log.look()
+    log.write(*begins(), NO_ROOM)
+    for _ in range(10):
+        log.write("Loading safetensors checkpoint shards:  50%")
+        assert log.look(20.0) == []
+    log.write(LISTENS)
+    assert log.look(3600.0) == []
+
+
 def test_what_an_earlier_engine_wrote_last_is_no_start(log):
     """The log is there before the sidecar."""
     log.write(TRACE, SCRIPT, NO_FILE)

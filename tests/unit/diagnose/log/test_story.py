@@ -41,7 +41,7 @@ def test_a_log_of_docker_compose():
     """The figures of the message count, too."""
     lines = [worker("WorkerProc hit an exception."), worker(FIGURES), core("EngineCore encountered a fatal error.")]
     story = story_of([f"vllm-sm120  | {line}" for line in [*lines, OUTPUT_FAILED]])
-    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_dead", 2)]
+    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_core_failed", 1), ("engine_dead", 1)]
     assert (story.lines, story.understood, story.was_understood) == (4, 4, True)
     assert [(one.pid, one.tried_bytes, one.free_bytes) for one in story.failed] == [
         (1993, int(18.27 * GIB), int(15.08 * GIB))
@@ -61,7 +61,7 @@ def test_a_log_in_vllms_own_json():
             vllm_json("EngineCore encountered a fatal error.", "EngineCore", 9, logger="v.core", exc_info=core_says),
         ]
     )
-    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_dead", 1)]
+    assert counts(story) == [("cuda_out_of_memory", 1), ("engine_core_failed", 1)]
     assert (story.lines, story.understood) == (3, 3)
     assert [(one.pid, one.free_bytes) for one in story.failed] == [(1993, int(15.08 * GIB))]
     assert (story.exception.process, story.exception.text[:22]) == ("Worker pid=1993", "torch.OutOfMemoryError")
@@ -358,4 +358,4 @@ def test_an_end_of_a_process_does_not_age():
     """A pod's grace period may be longer than a minute."""
     dead = core("EngineCore encountered a fatal error.")
     assert not story_of([dead, STOP]).ended_in_order
-    assert counts(story_of([dead, STOP])) == [("engine_dead", 1)]
+    assert counts(story_of([dead, STOP])) == [("engine_core_failed", 1)]
