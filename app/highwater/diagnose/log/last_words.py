@@ -93,7 +93,8 @@ def says_stop(line: LogLine) -> bool:
     """Return whether the API server or EngineCore logs that it was told to end."""
     if line.file is None:
         return line.level == "INFO" and line.is_api_servers and _UVICORN_STOPS.match(line.message) is not None
-    return bool(_STOPS_FILE.fullmatch(line.file.rpartition("/")[2]) and _STOPS.match(line.message))
+    is_its = _STOPS_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
+    return bool(is_its and _STOPS.match(line.message))
 
 
 class LastWords:
@@ -150,7 +151,11 @@ class LastWords:
     def _process_of(self, line: LogLine) -> str | None:
         """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""
         is_starting = self._of_start and line.is_api_servers
-        if (line.is_api_servers and not is_starting) or line.level not in (None, "ERROR", "CRITICAL"):
+        if (
+            line.is_clients
+            or (line.is_api_servers and not is_starting)
+            or line.level not in (None, "ERROR", "CRITICAL")
+        ):
             return None
         if line.process is not None:
             return line.process if is_starting or _OF_ENGINE.match(line.process) else None

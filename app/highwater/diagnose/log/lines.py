@@ -57,7 +57,7 @@ class RecognizedLine(NamedTuple):
 def recognized(texts: Iterable[str], reader: Reader) -> Iterator[tuple[str, list[RecognizedLine]]]:
     """Yield each line of a log, with the lines in it and the known message of each."""
     for text, lines in reader.read(texts):
-        yield text, [RecognizedLine(line, known_message(line)) for line in lines]
+        yield text, [RecognizedLine(line, None if line.is_clients else known_message(line)) for line in lines]
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:

@@ -44,6 +44,7 @@ _HEADERS: Final = (
     (2, _API_SERVER_FILES, re.compile(r"non-default args: ")),
     (_ENGINE_CORE, re.compile(r"(?:core|llm_engine)\.py"), re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")),
 )
+_LOGO: Final = re.compile(r"[\s▀▄█]*$")  # other lines of the logo's record, never of another's, begin a start
 _READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
 _READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
 _UVICORN_READY: Final = "Application startup complete."
@@ -52,6 +53,8 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 
 def header_of(line: LogLine) -> int | None:
     """Return the number of this line among those that begin a start, counted from 1; ``None`` for other lines."""
+    if line.level not in {None, "INFO"} or not _LOGO.match(line.opening or ""):
+        return None
     name = (line.file or "").rpartition("/")[2]
     return next((number for number, file, text in _HEADERS if file.fullmatch(name) and text.match(line.message)), None)
 
@@ -60,7 +63,8 @@ def says_ready(line: LogLine) -> bool:
     """Return whether the server logs where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
-    return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
+    is_its = _READY_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
+    return bool(is_its and _READY.match(line.message))
 
 
 @dataclass(slots=True)

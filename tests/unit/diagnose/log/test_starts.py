@@ -9,7 +9,9 @@ import pytest
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
+from highwater.diagnose.log.lines import recognized
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
@@ -430,6 +432,24 @@ def test_a_clients_words_begin_nothing(line):
     """A header counts in the files that write it."""
     (read,) = parse(line)
     assert (header_of(read), says_ready(read)) == (None, False)
+
+
+@pytest.mark.parametrize("line", [LOGO, ARGS, LISTENS])
+def test_a_clients_new_line_in_a_record_begins_nothing(line):
+    """vLLM writes a record's head before each of its lines; the logo's own lines before its version are the logo's."""
+    head, _, message = line.format(pid=1).partition("] ")
+    _, second = recognized([f"{head}] Using summary of item rs_1", f"{head}] {message}"], Reader())
+    assert (header_of(second[1][0].line), says_ready(second[1][0].line)) == (None, False)
+
+
+def test_the_logos_version_begins_a_start():
+    head, _, message = LOGO.format(pid=1).partition("] ")
+    _, second = recognized([f"{head}]        █     █     █▄   ▄█", f"{head}] {message}"], Reader())
+    assert header_of(second[1][0].line) == 1
+
+
+def test_a_warning_begins_no_start():
+    assert header_of(parse(ARGS.format(pid=1).replace("INFO", "WARNING"))[0]) is None
 
 
 def test_what_only_a_start_writes_is_marked():

@@ -359,3 +359,42 @@ def test_an_end_of_a_process_does_not_age():
     dead = core("EngineCore encountered a fatal error.")
     assert not story_of([dead, STOP]).ended_in_order
     assert counts(story_of([dead, STOP])) == [("engine_core_failed", 1)]
+
+
+def record(
+    *lines: str, process: str = "EngineCore pid=900", file: str = "core.py:5", level: str = "ERROR"
+) -> list[str]:
+    """A record of several lines, as vllm 0.32.0 logging_utils/formatter.py writes it."""
+    return [f"({process}) {level} 06-04 13:43:22 [{file}] {line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[NewRequestData(req_id=x",
+        "Failed to compile grammar for request chatcmpl-x",
+        "anything else",
+    ],
+)
+def test_a_clients_new_line_in_a_record_is_no_message(opening):
+    story = story_of(record(opening, f"{OOM}-0-1a2b"))
+    assert (story.messages, story.failed, story.exception) == ((), (), None)
+
+
+def test_a_clients_new_line_and_a_traceback_of_its_own_are_no_message():
+    story = story_of(record("Failed to compile grammar for request x", TRACE, '  File "x.py", line 1', OOM))
+    assert (story.messages, story.exception) == ((), None)
+
+
+def test_an_exception_within_a_records_traceback_is_a_message():
+    story = story_of(record("step", TRACE, '  File "x.py", line 1', OOM))
+    assert (counts(story), story.exception.text) == ([("cuda_out_of_memory", 1)], OOM)
+
+
+def test_a_clients_new_line_is_no_stop():
+    lines = record("Using x", STOP.partition("] ")[2], process="APIServer pid=1", file="utils.py:370", level="WARNING")
+    assert not story_of(lines).ended_in_order
+
+
+def test_a_clients_new_line_in_vllms_json_is_no_message():
+    assert story_of([vllm_json(f"for request x\n{OOM}", "EngineCore", 9, logger="vllm.v1.core")]).messages == ()
