@@ -71,6 +71,9 @@ _UVICORN_STOPS: Final = re.compile(
 )
 
 
+_ACCESS: Final = re.compile(r'\S{1,80} - "[A-Z]{3,8} ')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedException:
     """The exception of a process of the engine that is nearest to the cause, known or not.
@@ -97,12 +100,20 @@ def says_stop(line: LogLine) -> bool:
     return bool(is_its and _STOPS.match(line.message))
 
 
+def says_serving(line: LogLine) -> bool:
+    """Return whether it shows that the server still answers, or the engine still steps."""
+    if line.file is None:
+        return line.level == "INFO" and line.is_api_servers and _ACCESS.match(line.message) is not None
+    return line.file.endswith("loggers.py") and line.message.startswith("Engine ")
+
+
 class LastWords:
     """The exceptions among lines that come one after another, and whether the end was orderly.
 
     With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
 
     Attributes:
+        stop: When it was last told to end in order; what is served afterwards takes it back.
         is_uncaught: A process ended with an exception that nothing caught.
         is_last: An exception that no record printed is the last word; perhaps nothing caught it.
     """
@@ -119,7 +130,8 @@ class LastWords:
         self._last = Moment()
         self._cause: Moment | None = None
         self._has_failed = self._has_raised = False
-        self.in_order = self.is_uncaught = self.is_last = False
+        self.stop: Moment | None = None
+        self.is_uncaught = self.is_last = False
 
     def exception(self, end: Moment) -> QuotedException | None:
         """Return the last exception of the process that failed first, as it stands in a log that ends there."""
@@ -135,7 +147,10 @@ class LastWords:
         self._has_failed, self._cause = self._has_failed or part == "end", at if part == "cause" else self._cause
         has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
         has_failed = has_failed or (self._cause is not None and not self._cause.is_old(at))
-        self.in_order = self.in_order or (not has_failed and says_stop(line))
+        if says_stop(line):
+            self.stop = self.stop if has_failed else at
+        elif says_serving(line):
+            self.stop = None
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
         if process is None:
@@ -196,11 +211,12 @@ class LastWords:
         if not (is_awaited or line.is_form):
             return False
         if _ENDS.match(message):
-            self.in_order = self.in_order or (self._of_start and is_uncaught and not (self._has_failed or self._cause))
+            if self._of_start and is_uncaught and not (self._has_failed or self._cause):
+                self.stop = self._last
             return False
         self.is_uncaught = self.is_uncaught or is_uncaught
         if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it
-            self.in_order, self._has_failed = False, True
+            self.stop, self._has_failed = None, True
             return self._of_start
         return (_ANY_NAME if is_awaited else _NAMED).match(message) is not None or quoted(line) is not None
 

@@ -23,6 +23,7 @@ from typing import Final
 
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
+from highwater.diagnose.log.last_words import says_serving
 from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
@@ -83,7 +84,7 @@ class _Start:
     @property
     def is_untold(self) -> bool:
         """True if it failed, or ended without a word, should another one begin."""
-        return not self.is_reported and (self.is_failing or (self.header > 0 and not self.told.words.in_order))
+        return not self.is_reported and (self.is_failing or (self.header > 0 and self.told.words.stop is None))
 
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
         """Take its next line."""
@@ -270,10 +271,14 @@ def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: 
     ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
     for text, lines in recognized(texts, Reader(reader)):
         if starts.read(text, lines, 0.0):
-            if begins_ready:
-                break
             runs.append([])
-        if any(says_ready(line) for line, _ in lines):
+        is_ready = any(says_ready(line) for line, _ in lines)
+        if is_ready and begins_ready and len(runs) > 1:
+            break
+        if is_ready:
             ran = runs[-1]
+        elif len(runs) > 1 and any(says_serving(line) for line, _ in lines) and begins_ready:
+            ran += [each for run in runs[1:] for each in run]  # a client's words: the same engine goes on to serve
+            runs = [ran]
         runs[-1].append(text)
     return ran

@@ -142,7 +142,7 @@ class StoryTold:
             older=older,
             failed=self._failed.near(self._end),
             exception=self.words.exception(self._end),
-            ended_in_order=self.words.in_order,
+            ended_in_order=self.words.stop is not None and not self.words.stop.is_old(self._end),
             problem=problem,
             is_cut=is_cut and not self._begin.is_old(self._end, within),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from highwater.diagnose.log.starts import of_one_run
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB
 from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
@@ -398,3 +399,26 @@ def test_a_clients_new_line_is_no_stop():
 
 def test_a_clients_new_line_in_vllms_json_is_no_message():
     assert story_of([vllm_json(f"for request x\n{OOM}", "EngineCore", 9, logger="vllm.v1.core")]).messages == ()
+
+
+STEPS = "(APIServer pid=1) INFO 06-05 01:45:10 [loggers.py:259] Engine 000: Avg prompt throughput: 1.0 tokens/s"
+ACCESS = '(APIServer pid=1) INFO:     10.0.0.1:5000 - "GET /health HTTP/1.1" 200 OK'
+PRINTED = "(APIServer pid=1) INFO:     Shutting down"
+
+
+@pytest.mark.parametrize("serves", [STEPS, ACCESS])
+@pytest.mark.parametrize("stop", [STOP, PRINTED])
+def test_a_stop_that_serving_follows_is_none(stop, serves):
+    """A server prints what a client sent; a server that drains tells its stop once more at its end."""
+    assert not story_of([stop, serves]).ended_in_order
+    assert story_of([stop, serves, PRINTED]).ended_in_order
+
+
+def test_a_stop_long_before_the_logs_end_is_none():
+    assert not story_of([STOP, core("step").replace("06-04 13:43", "06-05 01:47")]).ended_in_order
+
+
+def test_a_start_that_the_same_engine_serves_after_is_a_clients_words():
+    begins = "(APIServer pid=1) INFO 06-05 01:45:00 [api_server.py:1] vLLM API server version 0.32.0"
+    assert of_one_run([begins, STEPS, OOM], begins_ready=True) == [begins, STEPS, OOM]
+    assert of_one_run([STEPS, begins, OOM], begins_ready=True) == [STEPS]
