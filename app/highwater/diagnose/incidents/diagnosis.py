@@ -112,7 +112,7 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
         parts.insert(0, "its log ends without an error")
     if not parts:
         parts = ["the cause is not known"]
-    if said is None and raised is None and (log.lines > 0 or not likely):
+    if (log.is_cut and not is_known) or (said is None and raised is None and (log.lines > 0 or not likely)):
         parts += [unheard(log)] if unheard(log) else []
     seen = f". What the sidecar saw: {evidence.reason}" if evidence.reason else ""
     return f"{_WHAT[evidence.kind]}: {'; '.join(parts)}{seen}"
@@ -131,6 +131,8 @@ def unheard(log: LogStory) -> str:
     """Return why the log's silence says nothing, as a clause; empty where it was understood."""
     if log.was_understood:
         return ""
+    if log.is_cut:
+        return f"only the last {log.lines:,} lines of the engine's log were read, all of its last minute"
     if log.problem is not None or log.lines == 0:
         return f"what the engine's log says is not known{'' if log.problem else ': it has no line of this run'}"
     known, doubts = log.understood or "none", f", {log.doubtful} of another may be of memory" if log.doubtful else ""

@@ -35,6 +35,7 @@ from highwater.diagnose.incidents.diagnosis import (
 )
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
+from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import KNOWN, LogMessage
@@ -203,30 +204,24 @@ class Incidents:
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
-        since = self._log.since if self._log is not None else None
+        since, hang = self._log.since if self._log is not None else None, self._hang_before(evidence)
+        if hang is not None:
+            evidence = _ending(hang, evidence)
         story = self._story(evidence, since)
         if ended_in_order(evidence, story) and not self._is_hang_open():
             return None
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
         if evidence.start is not None:
-            for stored in filter(None, [self._stored(headline.id) for headline in same]):
-                headline = self._tracked[stored.id]
-                if stored.start == evidence.start.id:
-                    return headline, False  # an earlier sidecar's
-                if _fails_again(headline, evidence) and _cause(stored) == _cause(evidence.start.story):
-                    counted = self._repeated(headline, evidence)
-                    self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
-                    return counted, False
+            if (known := self._same_start(evidence.start, evidence, same)) is not None:
+                return known, False
         elif last is not None and _goes_on(last, evidence):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
                 self._rewrite(counted, evidence.at)
             return counted, False
-        hang = self._hang_before(evidence)
         if hang is not None:
-            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         incident = self._incident(evidence, story)
         if hang is not None:
@@ -242,6 +237,18 @@ class Incidents:
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
         self._count()
         return incident.headline, True
+
+    def _same_start(self, start: FailedStart, evidence: Evidence, same: Sequence[Headline]) -> Headline | None:
+        """Return the open incident of a start that fails the same way, counted once more; of an earlier sidecar too."""
+        for stored in filter(None, [self._stored(headline.id) for headline in same]):
+            headline = self._tracked[stored.id]
+            if stored.start == start.id:
+                return headline
+            if _fails_again(headline, evidence) and _cause(stored) == _cause(start.story):
+                counted = self._repeated(headline, evidence)
+                self._store.write(replace(_counted(stored, counted), start=start.id))
+                return counted
+        return None
 
     def _count(self) -> None:
         # A death may prove an orderly end; not that of a hang, nor one with a kill that was counted.
@@ -364,7 +371,7 @@ class Incidents:
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=advised(story, findings),
+            messages=(*advised(story, findings), *story.older),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
@@ -378,7 +385,10 @@ class Incidents:
     def _story(self, evidence: Evidence, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
         if self._log is None:
             return LogStory(problem=_NO_LOG)
-        return self._log.story(since, until) if evidence.start is None else evidence.start.story
+        if evidence.start is not None:
+            return evidence.start.story
+        still = evidence.still_seconds if evidence.hang is None else evidence.hang.seconds
+        return self._log.story(since, until, within=NEAR_SECONDS + still + LATE_SECONDS[evidence.kind][-1])
 
     def _id(self, kind: IncidentKind, at: float) -> str:
         stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -414,7 +424,7 @@ def _says_more(incident: Incident, stored: Incident, story: LogStory) -> bool:
     if any(found.name == "killed_by_kernel" for found in incident.findings) and incident.findings != stored.findings:
         return True
     is_silent = not incident.messages and incident.exception is None
-    if is_silent and (stored.exception or not story.was_understood):
+    if is_silent and (stored.exception or not (story.was_understood or story.is_cut)):
         return False
     told = (incident.messages, incident.exception, incident.summary)
     return told != (stored.messages, stored.exception, stored.summary)

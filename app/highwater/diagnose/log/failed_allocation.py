@@ -190,6 +190,11 @@ class Moment:
         gap = self._gap(end)
         return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
 
+    def is_old(self, end: Moment, within: float = NEAR_SECONDS) -> bool:
+        """Return whether it is known to be more than so many seconds before the end."""
+        gap = self._gap(end)
+        return gap is not None and gap.total_seconds() > within
+
     def before(self, end: Moment) -> str:
         """Return how long before the end it is, as a part of a sentence."""
         gap = self._gap(end)

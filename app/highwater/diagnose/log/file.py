@@ -10,7 +10,10 @@ from typing import BinaryIO, NamedTuple
 from highwater.errors import os_reason
 from highwater.files.regular import NotARegularFileError, open_regular
 
-TAIL_BYTES = 256 * 1024
+# Every open stream's traceback follows a death's cause: of a thousand, some 2 KiB each.
+TAIL_BYTES = 2 * 1024 * 1024
+# Of bytes that are read at once: each line costs time, and a logger's have some 100 bytes.
+MOST_LINES = 64 * 1024
 DOCKER_PIECE_BYTES = 16 * 1024
 # Read in one go; eight ranks' tracebacks of a failed start are some 200 KiB.
 LOOK_BYTES = 1024 * 1024
@@ -59,8 +62,8 @@ def read_from(file: BinaryIO, offset: int, most: int, until: LogPosition | None 
 
 def read_tail(
     path: Path, since: LogPosition | None = None, until: LogPosition | None = None
-) -> tuple[list[str], str | None]:
-    """Return the last lines of a log, and the problem in one sentence if there is one.
+) -> tuple[list[str], str | None, bool]:
+    """Return the last lines of a log, the problem in one sentence if there is one, and whether lines are missing.
 
     Links are followed, since that is how container runtimes name their logs. What stands before ``since`` is left out,
     where the log is still the same file. Of a log that is another file than at ``until``, or was cut off since, every
@@ -72,13 +75,14 @@ def read_tail(
             is_same = since is not None and end[:2] == since[:2] and since.offset <= end.offset
             start = since.offset if since is not None and is_same else 0
             if until is not None and (end[:2] != until[:2] or end.offset < until.offset):
-                return [], None
+                return [], None, False
             content, is_cut = read_from(file, start, TAIL_BYTES, until)
     except NotARegularFileError:
-        return [], f"engine_log: {path} is not a file"
+        return [], f"engine_log: {path} is not a file", False
     except OSError as exc:
-        return [], f"engine_log: {path} cannot be read: {os_reason(exc)}"
-    return WholeLines(is_cut=is_cut).of(content), None
+        return [], f"engine_log: {path} cannot be read: {os_reason(exc)}", False
+    lines = WholeLines(is_cut=is_cut).of(content)
+    return lines, None, is_cut or len(lines) == MOST_LINES
 
 
 class WholeLines:
@@ -94,9 +98,9 @@ class WholeLines:
         self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
 
     def of(self, content: bytes) -> list[str]:
-        """Return the lines of the next bytes, without pieces that continue another."""
-        lines = content.decode("utf-8", "replace").split("\n") if content else []
-        return [line for line in lines if not self._is_piece(line)]
+        """Return the lines of the next bytes, of many the last: none that is empty, or continues another."""
+        lines = filter(str.strip, content.decode("utf-8", "replace").split("\n"))
+        return [line for line in lines if not self._is_piece(line)][-MOST_LINES:]
 
     def _is_piece(self, line: str) -> bool:
         if (piece := _PIECE.match(line)) is not None:

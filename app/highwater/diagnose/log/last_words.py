@@ -71,6 +71,9 @@ _UVICORN_STOPS: Final = re.compile(
 )
 
 
+_ACCESS: Final = re.compile(r'\S{1,80} - "[A-Z]{3,8} ')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedException:
     """The exception of a process of the engine that is nearest to the cause, known or not.
@@ -93,7 +96,15 @@ def says_stop(line: LogLine) -> bool:
     """Return whether the API server or EngineCore logs that it was told to end."""
     if line.file is None:
         return line.level == "INFO" and line.is_api_servers and _UVICORN_STOPS.match(line.message) is not None
-    return bool(_STOPS_FILE.fullmatch(line.file.rpartition("/")[2]) and _STOPS.match(line.message))
+    is_its = _STOPS_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
+    return bool(is_its and _STOPS.match(line.message))
+
+
+def says_serving(line: LogLine) -> bool:
+    """Return whether it shows that the server still answers, or the engine still steps."""
+    if line.file is None:
+        return line.level == "INFO" and line.is_api_servers and _ACCESS.match(line.message) is not None
+    return line.file.endswith("loggers.py") and line.message.startswith("Engine ")
 
 
 class LastWords:
@@ -102,6 +113,7 @@ class LastWords:
     With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
 
     Attributes:
+        stop: When it was last told to end in order; what is served afterwards takes it back.
         is_uncaught: A process ended with an exception that nothing caught.
         is_last: An exception that no record printed is the last word; perhaps nothing caught it.
     """
@@ -116,8 +128,10 @@ class LastWords:
         self._announced: dict[str, QuotedException] = {}
         self._following: QuotedException | None = None
         self._last = Moment()
+        self._cause: Moment | None = None
         self._has_failed = self._has_raised = False
-        self.in_order = self.is_uncaught = self.is_last = False
+        self.stop: Moment | None = None
+        self.is_uncaught = self.is_last = False
 
     def exception(self, end: Moment) -> QuotedException | None:
         """Return the last exception of the process that failed first, as it stands in a log that ends there."""
@@ -129,9 +143,14 @@ class LastWords:
     def add(self, found: RecognizedLine, at: Moment) -> None:
         """Take the next line."""
         line, self._last = found.line, self._last.settled(at)
-        self._has_failed = self._has_failed or (found.known is not None and found.known.part in {"cause", "end"})
+        part = None if found.known is None else found.known.part
+        self._has_failed, self._cause = self._has_failed or part == "end", at if part == "cause" else self._cause
         has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
-        self.in_order = self.in_order or (not has_failed and says_stop(line))
+        has_failed = has_failed or (self._cause is not None and not self._cause.is_old(at))
+        if says_stop(line):
+            self.stop = self.stop if has_failed else at
+        elif says_serving(line):
+            self.stop = None
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
         if process is None:
@@ -147,7 +166,11 @@ class LastWords:
     def _process_of(self, line: LogLine) -> str | None:
         """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""
         is_starting = self._of_start and line.is_api_servers
-        if (line.is_api_servers and not is_starting) or line.level not in (None, "ERROR", "CRITICAL"):
+        if (
+            line.is_clients
+            or (line.is_api_servers and not is_starting)
+            or line.level not in (None, "ERROR", "CRITICAL")
+        ):
             return None
         if line.process is not None:
             return line.process if is_starting or _OF_ENGINE.match(line.process) else None
@@ -188,11 +211,12 @@ class LastWords:
         if not (is_awaited or line.is_form):
             return False
         if _ENDS.match(message):
-            self.in_order = self.in_order or (self._of_start and is_uncaught and not self._has_failed)
+            if self._of_start and is_uncaught and not (self._has_failed or self._cause):
+                self.stop = self._last
             return False
         self.is_uncaught = self.is_uncaught or is_uncaught
         if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it
-            self.in_order, self._has_failed = False, True
+            self.stop, self._has_failed = None, True
             return self._of_start
         return (_ANY_NAME if is_awaited else _NAMED).match(message) is not None or quoted(line) is not None
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from highwater.diagnose.log.messages import KNOWN, KnownMessage, LogMessage
 from highwater.diagnose.log.reader import Reader
-from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
-from highwater.text.printable import plain
+from highwater.diagnose.log.record import LogLine
 
-# Of one message: the first ones, which are nearest to the cause, and the last one.
-FIRST_LINES = 2
 # How an exit by a signal is written: by Python and vLLM as -9, by shells and container runtimes as 137 or in words.
 _EXIT = re.compile(
     r"exit (?:code|status):? ?(?P<code>-?\d+)\b|proc\(s\): \{[^}]*?: (?P<failed>-\d+)|\bsignal (?P<signal>\d+)\b"
@@ -46,31 +42,8 @@ def quoted(line: LogLine) -> str | None:
     return rest.replace("): ", ": ", 1) if found[0].endswith("(") else rest
 
 
-class LogMatches:
-    """The known messages among lines that come one after another."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, LogMessage] = {}
-
-    def add(self, known: KnownMessage | None, line: LogLine) -> None:
-        """Count a line with a known message; ``None``: a line without one. What a line only quotes counts once."""
-        if known is None:
-            return
-        text = plain(line.text, MAX_LINE_LENGTH)
-        new = LogMessage(
-            name=known.name, title=known.title, meaning=known.meaning, count=0, lines=(), advice=known.advice
-        )
-        seen = self._seen.get(known.name, new)
-        if seen.count and quoted(line) is not None:
-            return
-        self._seen[known.name] = replace(seen, count=seen.count + line.count, lines=(*seen.lines[:FIRST_LINES], text))
-
-    def messages(self) -> tuple[LogMessage, ...]:
-        """Return what was found, causes before consequences."""
-        return _in_order(self._seen)
-
-
-def _in_order(messages: Mapping[str, LogMessage]) -> tuple[LogMessage, ...]:
+def in_order(messages: Mapping[str, LogMessage]) -> tuple[LogMessage, ...]:
+    """Return messages by their names, causes before consequences."""
     return tuple(messages[known.name] for known in KNOWN if known.name in messages)
 
 
@@ -84,12 +57,12 @@ class RecognizedLine(NamedTuple):
 def recognized(texts: Iterable[str], reader: Reader) -> Iterator[tuple[str, list[RecognizedLine]]]:
     """Yield each line of a log, with the lines in it and the known message of each."""
     for text, lines in reader.read(texts):
-        yield text, [RecognizedLine(line, known_message(line)) for line in lines]
+        yield text, [RecognizedLine(line, None if line.is_clients else known_message(line)) for line in lines]
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:
     """Return the messages known before, and those that came since; causes before consequences."""
-    return _in_order({message.name: message for message in (*after, *before)})
+    return in_order({message.name: message for message in (*after, *before)})
 
 
 def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:

@@ -52,6 +52,15 @@ _RUNTIMES: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)
 _MARK: Final = re.compile(
     PARTS + r"(?:Traceback \(most recent call last\):$|usage: (?:vllm|api_server)|(?:INFO|WARNING|ERROR):\s{4,5}(?=\S))"
 )
+_IN_TRACEBACK: Final = re.compile(r'[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):|\s+File "')
+# What begins a record that goes on with an exception of the engine's, and one that names a request, perhaps in a
+# client's words: vllm 0.32.0 logging_utils/dump_input.py:79, v1/structured_output/__init__.py:209.
+_RAISES: Final = re.compile(
+    r"EngineCore |WorkerProc |Error executing method |Invocation of \w+ method |\[E(?:rror|RROR)\]"
+    r"|[\w.]{1,80}(?:Error|Exception)\b"
+)
+_OF_REQUEST: Final = re.compile(r"(?i)\breq(?:uest)?s?(?:_id)?\b|SchedulerOutput")
+_MOST_WRITERS: Final = 64
 _OBJECT: Final = re.compile(r'\{\s*"')
 
 
@@ -84,6 +93,9 @@ class Reader:
     def __init__(self, before: Reader | None = None) -> None:
         self._shapes: Counter[str] = Counter() if before is None else before._shapes.copy()
         self._heads: dict[str, re.Pattern[str]] = {} if before is None else before._heads.copy()
+        self._open: dict[
+            str | None, LogLine
+        ] = {}  # of each process the last record: its first line, or its traceback's
         self._serves = False  # bare lines are the API server's: a request's traceback
 
     def read(self, texts: Iterable[str]) -> list[tuple[str, tuple[LogLine, ...]]]:
@@ -142,17 +154,34 @@ class Reader:
                 yield replace(line, process=process, pid=pid) if process and is_nobodys else line
         elif is_found and piece.object is None and piece.record is not None:
             self._serves = False
-            yield record_of(piece.text, piece.record, piece.end)
+            yield self._placed(record_of(piece.text, piece.record, piece.end))
         else:
             free = self._freed(piece.text)
             yield self._bare(record_of(free, RECORD.match(free), piece.end))
 
     def _of_object(self, piece: _Piece, found: JsonLine) -> Iterator[LogLine]:
         if found.is_loggers:
-            yield from (_logged(found, message) for message in (*found.texts, *found.exception))
+            self._open.clear()
+            yield from (self._placed(_logged(found, message)) for message in found.texts)
+            yield from (_logged(found, message) for message in found.exception)
         self._serves = self._serves and not found.exception
         for inner in piece.pieces:
             yield from self._lines_of(inner)
+
+    def _placed(self, line: LogLine) -> LogLine:
+        """Return a record's line with the first line of that record."""
+        first = self._open.get(line.process)
+        if not line.head or first is None or first.head != line.head:
+            self._open = self._open if len(self._open) < _MOST_WRITERS else {}
+            self._open[line.process] = line
+            return line
+        opening = first.message if first.opening is None else first.opening
+        is_engines = _RAISES.match(opening) is not None or line.message == opening
+        is_within = is_engines or (_IN_TRACEBACK.match(first.message) and _OF_REQUEST.search(opening) is None)
+        line = replace(line, opening=opening, is_clients=not is_within)
+        if _IN_TRACEBACK.match(line.message):
+            self._open[line.process] = line
+        return line
 
     def _bare(self, line: LogLine) -> LogLine:
         """Return a line without a record, as the API server's where it goes on with a request's traceback."""
@@ -170,6 +199,7 @@ def _logged(found: JsonLine, message: str) -> LogLine:
     marks = (f"({process})" if process else None, found.level, f"[{found.file}]" if found.file else None)
     return LogLine(
         text=" ".join((*filter(None, marks), message[:MAX_LINE_LENGTH])),
+        head=" ".join(filter(None, marks)),
         message=uncoloured(message),
         process=process,
         pid=found.pid,

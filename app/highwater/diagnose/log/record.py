@@ -64,6 +64,9 @@ class LogLine:
         process: As the log names it, such as ``Worker_TP0 pid=1037``.
         file: The module that wrote it.
         is_form: It has a form of vLLM's or uvicorn's; other lines say by their beginning alone what they are.
+        head: What stands before the message in a record: vLLM writes it before each of the record's lines.
+        opening: The message of the record's first line, where this is another one of it.
+        is_clients: It may be a client's: another line of a record, and in no traceback.
         count: Of lines that Ray says it left out, too.
     """
 
@@ -74,6 +77,9 @@ class LogLine:
     level: str | None = None
     file: str | None = None
     is_form: bool = False
+    head: str = ""
+    opening: str | None = None
+    is_clients: bool = False
     count: int = 1
 
     @property
@@ -122,6 +128,7 @@ def record_of(text: str, found: re.Match[str] | None, end: str) -> LogLine:
         level=read["level"],
         file=read["file"],
         is_form=any((read["file"], read["level"], pid)),
+        head=text[start : read.end()] if read["file"] else "",
         count=1 + (int(repeated[1]) if repeated else 0),
     )
 

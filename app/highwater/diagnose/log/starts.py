@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
+from highwater.diagnose.log.last_words import says_serving
 from highwater.diagnose.log.lines import RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
@@ -43,6 +45,7 @@ _HEADERS: Final = (
     (2, _API_SERVER_FILES, re.compile(r"non-default args: ")),
     (_ENGINE_CORE, re.compile(r"(?:core|llm_engine)\.py"), re.compile(r"Initializing an? (?:V\d )?LLM engine \(v")),
 )
+_LOGO: Final = re.compile(r"[\s▀▄█]*$")  # other lines of the logo's record, never of another's, begin a start
 _READY_FILE: Final = re.compile(r"(?:api_server|entry|launcher)\.py")
 _READY: Final = re.compile(r"Starting vLLM (?:API )?server (?:\d+ )?on ")
 _UVICORN_READY: Final = "Application startup complete."
@@ -51,6 +54,8 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 
 def header_of(line: LogLine) -> int | None:
     """Return the number of this line among those that begin a start, counted from 1; ``None`` for other lines."""
+    if line.level not in {None, "INFO"} or not _LOGO.match(line.opening or ""):
+        return None
     name = (line.file or "").rpartition("/")[2]
     return next((number for number, file, text in _HEADERS if file.fullmatch(name) and text.match(line.message)), None)
 
@@ -59,14 +64,16 @@ def says_ready(line: LogLine) -> bool:
     """Return whether the server logs where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
-    return bool(_READY_FILE.fullmatch(line.file.rpartition("/")[2]) and _READY.match(line.message))
+    is_its = _READY_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
+    return bool(is_its and _READY.match(line.message))
 
 
 @dataclass(slots=True)
 class _Start:
-    """A start under way: its first line, and what is known of its failure."""
+    """A start under way: its first line, which of all it is, and what is known of its failure."""
 
     title: str
+    number: int
     header: int
     told: StoryTold
     is_failing: bool = False
@@ -77,18 +84,20 @@ class _Start:
     @property
     def is_untold(self) -> bool:
         """True if it failed, or ended without a word, should another one begin."""
-        return not self.is_reported and (self.is_failing or (self.header > 0 and not self.told.words.in_order))
+        return not self.is_reported and (self.is_failing or (self.header > 0 and self.told.words.stop is None))
 
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
         """Take its next line."""
         self.told.add(text, lines)
-        has_ended = self.told.words.is_uncaught
-        for _, known in lines:
-            if known is not None:
+        has_ended, self.last_at = self.told.words.is_uncaught, now
+        for line, known in lines:
+            if known is not None and line.level in {
+                None,
+                "ERROR",
+                "CRITICAL",
+            }:  # others tell what the start lives on with
                 self.is_failing = self.is_failing or known.part in {"cause", "end"}
-                has_ended, self.last_at = has_ended or known.part == "end", now
-        if self.told.words.is_last and not self.is_failing:
-            self.last_at = now
+                has_ended = has_ended or known.part == "end"
         if has_ended and self.ended_at is None:
             self.is_failing, self.ended_at = True, now
 
@@ -102,7 +111,8 @@ class _Start:
 
     def failed(self) -> FailedStart:
         """Return it as a failed start."""
-        digest = hashlib.sha256(self.title.encode("utf-8", "replace")).hexdigest()
+        begin = self.title if Moment().next(self.title).time else f"{self.number} {self.title}"
+        digest = hashlib.sha256(begin.encode("utf-8", "replace")).hexdigest()
         return FailedStart(id=digest[:16], story=self.told.story())
 
 
@@ -119,10 +129,11 @@ class Starts:
 
     Attributes:
         may_serve: The lines may be of an engine that was ready: an exception alone begins no start.
+        number: How many starts began: the first lines of some are alike.
     """
 
-    def __init__(self, *, may_serve: bool = False) -> None:
-        self.may_serve = may_serve
+    def __init__(self, *, may_serve: bool = False, number: int = 0) -> None:
+        self.may_serve, self.number = may_serve, number
         self._open: _Start | None = None
         self._over: list[_Start] = []
 
@@ -132,22 +143,20 @@ class Starts:
         for line, _ in lines:
             header = header_of(line)
             if header is not None and self._is_begun_by(header):
-                if self._open is not None and self._open.is_untold:
-                    self._over.append(self._open)
-                self._open = _Start(text, header, StoryTold(of_start=header < _ENGINE_CORE))
+                self._begin(text, header, of_start=header < _ENGINE_CORE)
                 begins = True
             elif header is not None and self._open is not None:
                 self._open.header = header
             elif says_ready(line):
                 self._open, self.may_serve = None, True
             elif self._may_be_first(line, now):
-                self._open = _Start(text, 0, StoryTold(of_start=True))
+                self._begin(text, 0, of_start=True)
         of_start = any(
             known is not None and known.at_start and not (self.may_serve and line.is_api_servers)
             for line, known in lines
         )
         if self._open is None and of_start:  # what else is known may be of an engine that ran
-            self._open = _Start(text, 0, StoryTold(of_start=not self.may_serve))
+            self._begin(text, 0, of_start=not self.may_serve)
         if self._open is not None:
             self._open.add(text, lines, now)
         return begins
@@ -167,6 +176,12 @@ class Starts:
             failed.append(last)
         return tuple(start.failed() for start in failed)
 
+    def _begin(self, text: str, header: int, *, of_start: bool) -> None:
+        if self._open is not None and self._open.is_untold:
+            self._over.append(self._open)
+        self.number += 1
+        self._open = _Start(text, self.number, header, StoryTold(of_start=of_start))
+
     def _is_begun_by(self, header: int) -> bool:
         """Return whether a header begins another start, or belongs to the start under way."""
         last = self._open
@@ -178,7 +193,8 @@ class Starts:
         """Return whether it may be an exception that ends a start before its first lines."""
         if self.may_serve or line.file is not None or not line.message.startswith(_TRACEBACK):
             return False
-        return self._open is None or (self._open.is_reported and now - self._open.last_at >= SILENCE_SECONDS)
+        last = self._open
+        return last is None or (last.ended_at is not None and now - last.last_at >= SILENCE_SECONDS)
 
 
 class EngineLog:
@@ -201,7 +217,7 @@ class EngineLog:
         """Forget the log until now: it is of no failed start, and not of this life of the engine."""
         self.since = position_of_end(self._path)
         self._reader.read(self._followed.skip())
-        self._starts = Starts(may_serve=True)
+        self._starts = Starts(may_serve=True, number=self._starts.number)
         self._has_looked, self._absent_since = True, None
 
     def look(self, now: float, *, at_once: bool = False) -> tuple[FailedStart, ...]:
@@ -232,10 +248,13 @@ class EngineLog:
         """Return where the log ends now; ``None`` where it does not exist."""
         return position_of_end(self._path)
 
-    def story(self, since: LogPosition | None, until: LogPosition | None = None) -> LogStory:
+    def story(
+        self, since: LogPosition | None, until: LogPosition | None = None, *, within: float = NEAR_SECONDS
+    ) -> LogStory:
         """Return the story of the engine that ran since then, by the last lines before ``until``."""
-        texts, problem = read_tail(self._path, since, until)
-        return story_of(of_one_run(texts, self._reader, begins_ready=since is not None), problem, reader=self._reader)
+        texts, problem, is_cut = read_tail(self._path, since, until)
+        run = of_one_run(texts, self._reader, begins_ready=since is not None)
+        return story_of(run, problem, is_cut=is_cut, within=within, reader=self._reader)
 
     def close(self) -> None:
         """Close the log."""
@@ -252,10 +271,14 @@ def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: 
     ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
     for text, lines in recognized(texts, Reader(reader)):
         if starts.read(text, lines, 0.0):
-            if begins_ready:
-                break
             runs.append([])
-        if any(says_ready(line) for line, _ in lines):
+        is_ready = any(says_ready(line) for line, _ in lines)
+        if is_ready and begins_ready and len(runs) > 1:
+            break
+        if is_ready:
             ran = runs[-1]
+        elif len(runs) > 1 and any(says_serving(line) for line, _ in lines) and begins_ready:
+            ran += [each for run in runs[1:] for each in run]  # a client's words: the same engine goes on to serve
+            runs = [ran]
         runs[-1].append(text)
     return ran

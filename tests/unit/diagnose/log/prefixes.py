@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 
-from highwater.diagnose.log.lines import LogMatches, recognized
+from highwater.diagnose.log.failed_allocation import Moment
+from highwater.diagnose.log.lines import recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
+from highwater.diagnose.log.story import LogMatches
 
 PREFIXES = {
     "none": "",
@@ -79,11 +81,11 @@ def vllm_json(message: str, process: str, pid: int, *, logger: str, exc_info: st
 
 def match(texts: Iterable[str]) -> tuple[LogMessage, ...]:
     """The known messages among lines, causes before consequences."""
-    matches = LogMatches()
+    matches, at = LogMatches(), Moment()
     for _, lines in recognized(texts, Reader()):
         for line, known in lines:
-            matches.add(known, line)
-    return matches.messages()
+            matches.add(known, line, at)
+    return matches.messages(at, 0.0)[0]
 
 
 def parse(text: str) -> tuple[LogLine, ...]:

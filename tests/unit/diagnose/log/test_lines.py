@@ -63,6 +63,8 @@ LINES = {
     "npu_allocation_failed": (
         "(EngineCore_0 pid=519998) ERROR 08-05 11:23:25 [core.py:632] [Error]: Failed to apply for memory."
     ),
+    "library_failed": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "device_memory_retried": "(EngineCore pid=9) WARNING 11-28 01:02:03 [tuner.py:5] CUDA OOM, retrying with smaller blocks",
     "hccl_buffer_out_of_memory": "[ERROR] HCCL(9,python): [Init][CCLBuffer]alloc device memory failed",
     "device_open_failed_507033": "open device 2 failed, runtime result = 507033.[FUNC:ReportCallError]",
     "device_not_free_at_start": (
@@ -342,10 +344,10 @@ def test_messages_that_came_later_are_added():
 def test_the_end_of_a_long_log_is_read(tmp_path):
     """Without the half of a line that it begins with."""
     log = tmp_path / "engine.log"
-    log.write_bytes(b"NPU out of memory\n" + b"a line\n" * 100_000 + LINES["engine_dead"].encode() + b"\n")
-    lines, problem = read_tail(log)
-    assert problem is None
-    assert set(lines) == {"a line", LINES["engine_dead"], ""}
+    log.write_bytes(b"NPU out of memory\n" + b"a line\n" * 400_000 + LINES["engine_dead"].encode() + b"\n")
+    lines, problem, is_cut = read_tail(log)
+    assert (problem, is_cut) == (None, True)
+    assert set(lines) == {"a line", LINES["engine_dead"]}
     assert sum(len(line) + 1 for line in lines) <= TAIL_BYTES + 1
     assert [message.name for message in match(lines)] == ["engine_dead"]
 
@@ -354,14 +356,14 @@ def test_a_short_log_is_read_whole(tmp_path):
     """Its first line too."""
     log = tmp_path / "engine.log"
     log.write_text("Encoder cache miss")
-    assert read_tail(log) == (["Encoder cache miss"], None)
+    assert read_tail(log) == (["Encoder cache miss"], None, False)
 
 
 def test_one_endless_line_is_a_line(tmp_path):
     """A progress bar of megabytes. Its beginning is not seen, and what stands further in is no message."""
     log = tmp_path / "engine.log"
-    log.write_bytes(b"\r50%" * 200_000)
-    assert read_tail(log) == ([], None)
+    log.write_bytes(b"\r50%" * 1_000_000)
+    assert read_tail(log) == ([], None, True)
 
 
 def test_bytes_that_are_no_text_are_read_all_the_same(tmp_path):
@@ -376,14 +378,14 @@ def test_a_link_is_followed(tmp_path):
     """Container runtimes name their logs by links."""
     (tmp_path / "real.log").write_text("Encoder cache miss")
     (tmp_path / "engine.log").symlink_to("real.log")
-    assert read_tail(tmp_path / "engine.log") == (["Encoder cache miss"], None)
+    assert read_tail(tmp_path / "engine.log") == (["Encoder cache miss"], None, False)
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
     """And does not hang: nobody writes into that pipe."""
     os.mkfifo(tmp_path / "pipe")
     for name, why in [("none", "no such file"), ("pipe", "is not a file"), (".", "is not a file")]:
-        lines, problem = read_tail(tmp_path / name)
+        lines, problem, _ = read_tail(tmp_path / name)
         assert lines == []
         assert why in problem
         assert problem.startswith("engine_log: ")

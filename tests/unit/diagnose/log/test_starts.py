@@ -9,7 +9,9 @@ import pytest
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
+from highwater.diagnose.log.lines import recognized
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
@@ -247,6 +249,46 @@ def test_vllm_that_cannot_be_imported_is_a_start_that_failed(log):
     assert (log.look(), log.look(5.0)) == ([], [])
 
 
+def test_two_imports_that_fail_alike_are_two_starts(log):
+    """Their first lines have no time: they are counted."""
+    crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
+    log.look()
+    ids = set()
+    for _ in range(3):
+        log.write(*crash)
+        log.look(60.0)
+        ids |= {start.id for start in log.watch.look(log.now + 5.0)}
+    assert len(ids) == 3
+
+
+def test_an_import_that_fails_before_the_last_one_was_told_is_another_start(log):
+    crash = [TRACE, SCRIPT, "ImportError: libcudart.so.13: cannot open shared object file"]
+    log.look()
+    for _ in range(3):
+        log.write(*crash)
+        log.look(60.0)
+    assert log.watch._starts.number == 3
+
+
+@pytest.mark.parametrize("level", ["WARNING", "INFO", "DEBUG"])
+def test_what_a_start_warns_of_is_no_failure(log, level):
+    """It tries without: its cache, a configuration of a kernel."""
+    log.look()
+    log.write(*begins(), NO_ROOM.replace("ERROR", level))
+    assert (log.look(), log.look(3600.0)) == ([], [])
+
+
+def test_a_start_that_writes_on_has_not_failed(log):
+    """Whatever it writes: an error may be one that it lives through."""
+    log.look()
+    log.write(*begins(), NO_ROOM)
+    for _ in range(10):
+        log.write("Loading safetensors checkpoint shards:  50%")
+        assert log.look(20.0) == []
+    log.write(LISTENS)
+    assert log.look(3600.0) == []
+
+
 def test_what_an_earlier_engine_wrote_last_is_no_start(log):
     """The log is there before the sidecar."""
     log.write(TRACE, SCRIPT, NO_FILE)
@@ -393,6 +435,24 @@ def test_a_clients_words_begin_nothing(line):
     """A header counts in the files that write it."""
     (read,) = parse(line)
     assert (header_of(read), says_ready(read)) == (None, False)
+
+
+@pytest.mark.parametrize("line", [LOGO, ARGS, LISTENS])
+def test_a_clients_new_line_in_a_record_begins_nothing(line):
+    """vLLM writes a record's head before each of its lines; the logo's own lines before its version are the logo's."""
+    head, _, message = line.format(pid=1).partition("] ")
+    _, second = recognized([f"{head}] Using summary of item rs_1", f"{head}] {message}"], Reader())
+    assert (header_of(second[1][0].line), says_ready(second[1][0].line)) == (None, False)
+
+
+def test_the_logos_version_begins_a_start():
+    head, _, message = LOGO.format(pid=1).partition("] ")
+    _, second = recognized([f"{head}]        █     █     █▄   ▄█", f"{head}] {message}"], Reader())
+    assert header_of(second[1][0].line) == 1
+
+
+def test_a_warning_begins_no_start():
+    assert header_of(parse(ARGS.format(pid=1).replace("INFO", "WARNING"))[0]) is None
 
 
 def test_what_only_a_start_writes_is_marked():
@@ -644,6 +704,7 @@ async def test_incidents_are_counted_by_kind_and_a_restart_remembers(told, tmp_p
         told.clock.advance(100.0)
         await incidents.open_incident(evidence("died", at=told.clock.now))
     await incidents.open_incident(evidence("died", at=told.clock.now))  # counted there
+    await incidents.complete(at_once=True)
     assert incidents.counts["died"] == 5
     assert len(await incidents.headlines()) == 2
     again = Incidents(IncidentStore(tmp_path / "incidents", keep=2), clock=told.clock)

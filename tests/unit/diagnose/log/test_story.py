@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from highwater.diagnose.log.starts import of_one_run
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB
 from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
@@ -305,3 +306,119 @@ def test_an_api_server_that_clears_up_after_its_engine_core_was_not_told_to_end(
     told = f"(APIServer pid=1) INFO {stamp} [launcher.py:254] [shutdown] API server: shutdown triggered"
     assert not story_of([*clears_up, "INFO:     Shutting down"]).ended_in_order
     assert story_of([told, *clears_up[2:], "INFO:     Shutting down"]).ended_in_order
+
+
+DEAD = "(APIServer pid=1) ERROR 06-04 {time} [serving.py:760] vllm.v1.engine.exceptions.EngineDeadError: EngineCore"
+
+
+def test_a_log_cut_within_its_last_minute_is_not_understood():
+    """Every open stream's traceback follows the cause, which is then before what was read."""
+    flood = [DEAD.format(time="13:43:22")] * 3
+    assert not story_of(flood, is_cut=True).was_understood
+    assert story_of(flood).was_understood
+
+
+def test_a_log_cut_before_its_last_minute_is_understood():
+    lines = [DEAD.format(time="13:40:00"), DEAD.format(time="13:43:22")]
+    assert story_of(lines, is_cut=True).was_understood
+
+
+def test_a_log_without_times_that_is_cut_is_not_understood():
+    assert not story_of([core("x").replace("06-04 13:43:22", "")] * 3, is_cut=True).was_understood
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+STOP = "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API server: shutdown triggered"
+
+
+def test_what_the_engine_lived_on_with_is_no_cause():
+    """It stays in the list, with its age and without advice."""
+    story = story_of([core(OOM), core("step").replace("06-04", "06-05")])
+    (older,) = story.older
+    assert (story.messages, older.name, older.advice) == ((), "cuda_out_of_memory", ())
+    assert older.title.startswith("PyTorch found no room on the GPU, ")
+    assert older.title.endswith(" before the log's end")
+
+
+def test_a_message_that_came_again_is_a_cause():
+    story = story_of([core(OOM), core(OOM).replace("06-04", "06-05")])
+    assert (counts(story), story.older) == ([("cuda_out_of_memory", 2)], ())
+
+
+def test_a_bare_message_of_an_idle_engine_is_as_young_as_the_next_line():
+    story = story_of([core("step"), OOM, core("step").replace("06-04", "06-05")])
+    assert counts(story) == [("cuda_out_of_memory", 1)]
+
+
+def test_what_the_engine_lived_on_with_does_not_block_an_orderly_end():
+    assert story_of([core(OOM), STOP]).ended_in_order
+    assert not story_of([core(OOM).replace("06-04 13:43", "06-05 01:44"), STOP]).ended_in_order
+
+
+def test_an_end_of_a_process_does_not_age():
+    """A pod's grace period may be longer than a minute."""
+    dead = core("EngineCore encountered a fatal error.")
+    assert not story_of([dead, STOP]).ended_in_order
+    assert counts(story_of([dead, STOP])) == [("engine_core_failed", 1)]
+
+
+def record(
+    *lines: str, process: str = "EngineCore pid=900", file: str = "core.py:5", level: str = "ERROR"
+) -> list[str]:
+    """A record of several lines, as vllm 0.32.0 logging_utils/formatter.py writes it."""
+    return [f"({process}) {level} 06-04 13:43:22 [{file}] {line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "Dumping scheduler output for model execution: SchedulerOutput(scheduled_new_reqs=[NewRequestData(req_id=x",
+        "Failed to compile grammar for request chatcmpl-x",
+        "anything else",
+    ],
+)
+def test_a_clients_new_line_in_a_record_is_no_message(opening):
+    story = story_of(record(opening, f"{OOM}-0-1a2b"))
+    assert (story.messages, story.failed, story.exception) == ((), (), None)
+
+
+def test_a_clients_new_line_and_a_traceback_of_its_own_are_no_message():
+    story = story_of(record("Failed to compile grammar for request x", TRACE, '  File "x.py", line 1', OOM))
+    assert (story.messages, story.exception) == ((), None)
+
+
+def test_an_exception_within_a_records_traceback_is_a_message():
+    story = story_of(record("step", TRACE, '  File "x.py", line 1', OOM))
+    assert (counts(story), story.exception.text) == ([("cuda_out_of_memory", 1)], OOM)
+
+
+def test_a_clients_new_line_is_no_stop():
+    lines = record("Using x", STOP.partition("] ")[2], process="APIServer pid=1", file="utils.py:370", level="WARNING")
+    assert not story_of(lines).ended_in_order
+
+
+def test_a_clients_new_line_in_vllms_json_is_no_message():
+    assert story_of([vllm_json(f"for request x\n{OOM}", "EngineCore", 9, logger="vllm.v1.core")]).messages == ()
+
+
+STEPS = "(APIServer pid=1) INFO 06-05 01:45:10 [loggers.py:259] Engine 000: Avg prompt throughput: 1.0 tokens/s"
+ACCESS = '(APIServer pid=1) INFO:     10.0.0.1:5000 - "GET /health HTTP/1.1" 200 OK'
+PRINTED = "(APIServer pid=1) INFO:     Shutting down"
+
+
+@pytest.mark.parametrize("serves", [STEPS, ACCESS])
+@pytest.mark.parametrize("stop", [STOP, PRINTED])
+def test_a_stop_that_serving_follows_is_none(stop, serves):
+    """A server prints what a client sent; a server that drains tells its stop once more at its end."""
+    assert not story_of([stop, serves]).ended_in_order
+    assert story_of([stop, serves, PRINTED]).ended_in_order
+
+
+def test_a_stop_long_before_the_logs_end_is_none():
+    assert not story_of([STOP, core("step").replace("06-04 13:43", "06-05 01:47")]).ended_in_order
+
+
+def test_a_start_that_the_same_engine_serves_after_is_a_clients_words():
+    begins = "(APIServer pid=1) INFO 06-05 01:45:00 [api_server.py:1] vLLM API server version 0.32.0"
+    assert of_one_run([begins, STEPS, OOM], begins_ready=True) == [begins, STEPS, OOM]
+    assert of_one_run([STEPS, begins, OOM], begins_ready=True) == [STEPS]
