@@ -34,7 +34,7 @@ MISSING_LOOKS = 2
 _MAX_UNCONFIRMED, _MAX_OVER = 64, 4096
 _FAILED: Final = EndedLife(how="failed")
 _SILENT: Final = EndedLife(how="ended without a word")
-_BY_ITSELF: Final = EndedLife(how="ended")
+_BY_ITSELF: Final = EndedLife(how="ended")  # its API server removed its own file: it was stopped, or failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,6 @@ class EndedStart:
 
     @property
     def is_by_itself(self) -> bool:
-        """True if its API server removed its own file: it was stopped, or failed."""
         return self.end.how == _BY_ITSELF.how
 
     @property

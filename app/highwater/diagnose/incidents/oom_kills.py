@@ -74,18 +74,14 @@ class OomKillWatch:
             if count > highest.get(one.key, (-1, one))[0]:
                 highest[one.key] = count, one
         for key, (count, one) in highest.items():
-            # What was counted long before this sidecar began is history.
+            # What was counted before this sidecar began is history, unless a container has just ended full.
             is_seen = self._has_looked or one.age_seconds <= RECENT_SECONDS
-            unseen = 0 if is_seen and self._began_at_zero(one, has_ended=key not in alive) else count
+            has_ended_full = key not in alive and one.is_nearly_full and is_seen
+            unseen = 0 if has_ended_full or (self._has_looked and one.is_private) else count
             before, _ = self._counts.get(key, (unseen, None))
             rise = self._note(key, _BY_CONTAINER, before, (count, None), one.age_seconds)
             self.total = (self.total or 0) + rise
         self._has_looked, self._is_container_counted = True, self._is_container_counted or bool(highest)
-
-    def _began_at_zero(self, container: ContainerMemory, *, has_ended: bool) -> bool:
-        """Return whether all of a count that was never seen before is the engine's: on a bare machine it may be old."""
-        # One that has ended nearly full was killed for that. Beside a new sidecar the engine may have run for days.
-        return (has_ended and container.is_nearly_full) or (self._has_looked and container.is_private)
 
     def _note(self, group: str, where: str, before: int, known: _Known, age_seconds: float = 0.0) -> int:
         rise = max(0, known[0] - before)
