@@ -80,7 +80,6 @@ class AccessLog:
         self._listener.start()
 
     def write(self, ended: EndedRequest) -> None:
-        """Queue one line for writing."""
         self._sender.handle(_record(ended))
 
     def reopen(self) -> None:
@@ -88,7 +87,6 @@ class AccessLog:
         self._sender.handle(_record(None))
 
     def close(self) -> None:
-        """Write the queued lines, for ``CLOSE_SECONDS`` at most: the reader of standard output may have stopped."""
         if not self._is_closed:
             self._is_closed = True
             stopping = threading.Thread(target=self._stop, daemon=True)
@@ -113,8 +111,6 @@ def _record(ended: EndedRequest | None) -> logging.LogRecord:
 
 
 class _JsonLine(logging.Formatter):
-    """Formats a record whose message is an ``EndedRequest``."""
-
     def format(self, record: logging.LogRecord) -> str:
         ended: Any = record.msg
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

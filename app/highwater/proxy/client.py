@@ -104,7 +104,6 @@ class ClientConnection(Client):
             self.write_side.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange, whichever side closed the connection."""
         del exc
         self._connections.discard(self)
         self._clients.discard(self)
@@ -119,20 +118,17 @@ class ClientConnection(Client):
         """Let the transport close: clients leave by closing their sending side (nginx and uvicorn see it so too)."""
 
     def pause_writing(self) -> None:
-        """Stop writing: the client takes no more for now."""
         self._is_full = True
         if self._current is not None and self._current.exchange is not None:
             self._current.exchange.client_full()
 
     def resume_writing(self) -> None:
-        """Write on: the client takes bytes again."""
         self._is_full = False
         if self._current is not None and self._current.exchange is not None:
             self._current.exchange.client_ready()
         self._go_on_soon()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of requests."""
         if len(data) >= FULL_READ_BYTES:
             self.read_side.give_way()
         if self._rest:
@@ -143,7 +139,6 @@ class ClientConnection(Client):
             self._take_all(data)
 
     def _take_all(self, data: bytes) -> None:
-        """Take as much as this turn of the loop allows, and keep the rest."""
         at = steps = 0
         while at < len(data) and not self._ignores_input:
             if steps == STEPS_PER_TURN:
@@ -181,7 +176,6 @@ class ClientConnection(Client):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Take bytes that could not be taken when they came."""
         self._is_scheduled = False
         data, self._rest = self._rest, b""
         self._take_all(data)
@@ -293,7 +287,6 @@ class ClientConnection(Client):
         return where
 
     def response_done(self, *, close: bool) -> None:
-        """End the exchange: its response is complete."""
         incoming = self._current
         self._forget_current()
         self._quiet = 0
@@ -310,7 +303,6 @@ class ClientConnection(Client):
         return exchange
 
     def cut(self, *, reset: bool) -> None:
-        """End the connection in the middle of a response."""
         self._forget_current()
         self._ignores_input = True
         if reset:
@@ -319,7 +311,6 @@ class ClientConnection(Client):
             self.write_side.close()
 
     def shutdown(self) -> None:
-        """Close, now or after the response under way."""
         self._is_last = True
         if self._current is not None and self._current.exchange is not None:
             self._current.exchange.shutdown()

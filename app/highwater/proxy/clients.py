@@ -33,11 +33,9 @@ class Clients:
         return 0 if self.limit is None else len(self._connected) - self.limit
 
     def add(self, client: Client) -> None:
-        """Count a client that has connected."""
         self._connected.add(client)
 
     def discard(self, client: Client) -> None:
-        """Forget a client that has left."""
         self._connected.discard(client)
 
     def shed_unread(self, max_bytes: int) -> None:

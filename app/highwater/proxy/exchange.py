@@ -31,8 +31,6 @@ from highwater.proxy.waiting import WaitingPieces
 
 
 class State(Enum):
-    """The stages of a request."""
-
     HELD = "held"
     CONNECTING = "connecting"
     SENDING = "sending"
@@ -83,7 +81,6 @@ class EngineExchange(Exchange, Requester):
     # --- the way to the engine ---
 
     def start(self) -> None:
-        """Begin the way through the gate to a connection."""
         self._proxy.exchanges.add(self)
         self._proxy.observer.request_started()
         if self.head.method not in SAFE_METHODS or self.wants_tunnel:
@@ -157,7 +154,6 @@ class EngineExchange(Exchange, Requester):
     # --- called by the client's side ---
 
     def body(self, piece: bytes) -> None:
-        """Send a piece of the request's body, or of a tunnel."""
         self.request_bytes += len(piece)
         if self.head.chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
@@ -213,7 +209,6 @@ class EngineExchange(Exchange, Requester):
         return self._pieces
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        """Send the end of the request."""
         if self.head.chunked:
             kept = (b"%b: %b\r\n" % header for header in trailers if header[0].lower() not in NEVER_A_TRAILER)
             self._send_last(b"0\r\n%b\r\n" % b"".join(kept))
@@ -223,12 +218,10 @@ class EngineExchange(Exchange, Requester):
             self._patience = self._proxy.first_byte_ticks
 
     def engine_full(self) -> None:
-        """Stop reading from the client."""
         self._engine_is_full = True
         self._client.read_side.hold("engine")
 
     def engine_ready(self) -> None:
-        """Read on from the client."""
         self._engine_is_full = False
         self._quiet = 0
         self._client.read_side.let_go("engine")
@@ -242,7 +235,6 @@ class EngineExchange(Exchange, Requester):
             self._write(raw)
 
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
-        """Pass on the head, and the part of the body that came with it."""
         self._state = State.RESPONDING
         if self._admission is not None:
             self._admission.has_response = True
@@ -266,7 +258,6 @@ class EngineExchange(Exchange, Requester):
         self._patience = self._proxy.idle_ticks
 
     def response_continues(self, data: bytes) -> None:
-        """Pass on a piece of the body."""
         self._quiet = 0
         if self.first_byte_seconds is None:
             self.note_first_byte()
@@ -336,13 +327,11 @@ class EngineExchange(Exchange, Requester):
         self._task = self._proxy.spawn(self._open())
 
     def client_full(self) -> None:
-        """Stop reading from the engine."""
         self._client_is_full = True
         if self._engine is not None:
             self._engine.read_side.hold("client")
 
     def client_ready(self) -> None:
-        """Read on from the engine."""
         self._client_is_full = False
         self._quiet = 0
         if self._engine is not None:
@@ -351,7 +340,6 @@ class EngineExchange(Exchange, Requester):
     # --- ends other than a whole response ---
 
     def client_left(self) -> None:
-        """End the exchange: nobody waits for the response."""
         if self._state is State.TUNNEL:
             if self._engine is not None:
                 self._engine.close()  # once the client's last bytes are sent
@@ -361,7 +349,6 @@ class EngineExchange(Exchange, Requester):
             self.fail(CLIENT_LEFT)
 
     def fail(self, failure: Failure) -> None:
-        """End it, with an error for the client where one can still be sent."""
         if self._state is State.OVER:
             return
         if self.status is None:
@@ -429,13 +416,11 @@ class EngineExchange(Exchange, Requester):
             proxy.access_log.write(self.ended(self._client.peer, self._path_class, status, seconds))
 
     def shutdown(self) -> None:
-        """Close the client's connection after this response."""
         self._closes = True
 
     # --- time ---
 
     def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
         self._quiet += 1
         if self._quiet > self._patience:
             if self._state is State.TUNNEL:

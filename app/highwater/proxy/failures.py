@@ -94,12 +94,10 @@ NO_DESCRIPTORS = Failure(
 
 
 def too_many_connections(limit: int, where: str) -> Failure:
-    """Return the failure of a client that connects above a port's limit; ``where`` names the port or the setting."""
     return Failure(503, "too_many_connections", f"more than {limit} clients are connected {where}", retry_after=1)
 
 
 def bad_request(message: str) -> Failure:
-    """Return the failure of a request that may not be passed on as the client sent it."""
     return Failure(400, "bad_request", message)
 
 

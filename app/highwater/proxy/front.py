@@ -85,7 +85,6 @@ class Front:
         return f"{ROOT_PATH_SETTING} is {is_set}, and the engine {has} (vLLM's --root-path): set it to the same"
 
     def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
-        """Return the destination of one request."""
         if len(raw_path) > PATH_BYTES_REMEMBERED:
             return self._decide(method, raw_path, websocket)
         return self._remembered(method, raw_path, websocket)
@@ -117,7 +116,6 @@ class ControlFront:
         self._elsewhere = elsewhere
 
     def __call__(self, method: bytes, raw_path: bytes, websocket: bool) -> Destination:
-        """Return the destination of one request."""
         del method
         path = read_path(raw_path)
         if path.flaw:

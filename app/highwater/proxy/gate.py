@@ -94,12 +94,10 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that were admitted and have not left."""
         return len(self._inside)
 
     @property
     def held(self) -> int:
-        """The number of requests that wait."""
         return len(self._waiting)
 
     @property
@@ -109,7 +107,6 @@ class Gate:
 
     @property
     def passes_at_once(self) -> bool:
-        """True if ``try_enter`` would admit a request."""
         return self.is_open and self._paced_until is None
 
     @property
@@ -166,7 +163,6 @@ class Gate:
             raise
 
     def leave(self, admission: Admission) -> None:
-        """Stop counting an admitted request."""
         self._inside.remove(admission)
         if not self._inside:
             self.idle_since = self._clock()
@@ -243,7 +239,6 @@ class Gate:
         return last
 
     async def drained(self) -> None:
-        """Wait until no request is under way."""
         await self._drained.wait()
 
     def _shed(self, reason: str, message: str) -> Shed:

@@ -170,7 +170,6 @@ class Proxy:
             self.access_log.write(record.ended(peer, None, failure.status, 0.0))
 
     def head_for_engine(self, head: RequestHead, forwarding: Forwarding | None) -> bytes:
-        """Return a request's head for the engine."""
         raw = head.for_engine(self.host_line, forwarding)
         return raw if self._withhold is None else self._withhold(raw)
 
@@ -179,7 +178,6 @@ class Proxy:
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
-        """Open the connection pool; nothing is sent yet."""
         self._write_batch = WriteBatch()
         is_unix = self._parts.scheme == "unix"
         self._pool = ConnectionPool(
@@ -195,7 +193,6 @@ class Proxy:
         self._tick()
 
     async def aclose(self) -> None:
-        """Cut what is still under way, and close every connection to the engine, and the access log."""
         for exchange in list(self.exchanges):
             exchange.fail(STOPPING)
         if self._timer is not None:
@@ -210,7 +207,6 @@ class Proxy:
             self.access_log.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine, and keep it alive."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

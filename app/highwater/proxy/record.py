@@ -39,7 +39,6 @@ class RequestRecord:
         self.first_byte_seconds = time.perf_counter() - self.started
 
     def ended(self, peer: str, path_class: str | None, status: int, seconds: float) -> EndedRequest:
-        """Return the line of the access log."""
         return EndedRequest(
             peer=peer,
             method=printable(self.head.method) or None,

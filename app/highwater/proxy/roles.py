@@ -18,27 +18,21 @@ class Exchange(RequestRecord):
     """One request of a client and its response; notified of what the client does."""
 
     def start(self) -> None:
-        """Begin to serve the request."""
         raise NotImplementedError
 
     def body(self, piece: bytes) -> None:
-        """Take a piece of the request's body, or of a tunnel."""
         raise NotImplementedError
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        """Take the end of the request."""
         raise NotImplementedError
 
     def client_full(self) -> None:
-        """Write no more for now."""
         raise NotImplementedError
 
     def client_ready(self) -> None:
-        """Write on."""
         raise NotImplementedError
 
     def client_left(self) -> None:
-        """End it: nobody waits for the response."""
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
@@ -46,11 +40,9 @@ class Exchange(RequestRecord):
         raise NotImplementedError
 
     def shutdown(self) -> None:
-        """Let this be the connection's last response."""
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
         raise NotImplementedError
 
 
@@ -69,19 +61,15 @@ class Requester:
     wants_tunnel: bool
 
     def interim_response(self, raw: bytes) -> None:
-        """Take a 1xx head."""
         raise NotImplementedError
 
     def response_begins(self, head: ResponseHead, data: bytes) -> None:
-        """Take the head, and the part of the body that came with it."""
         raise NotImplementedError
 
     def response_continues(self, data: bytes) -> None:
-        """Take a piece of the body, in its framing unless `wants_bare_body`; or of a tunnel."""
         raise NotImplementedError
 
     def response_ends(self, *, reusable: bool) -> None:
-        """Take the end of the response; `reusable` where the connection may serve another request."""
         raise NotImplementedError
 
     def tunnel_opens(self, head: ResponseHead) -> None:
@@ -93,11 +81,9 @@ class Requester:
         raise NotImplementedError
 
     def engine_full(self) -> None:
-        """Send no more for now."""
         raise NotImplementedError
 
     def engine_ready(self) -> None:
-        """Send on."""
         raise NotImplementedError
 
 
@@ -118,7 +104,6 @@ class Client:
 
     @property
     def peer(self) -> str:
-        """The client's address and port."""
         return peer_of(self.transport)
 
     @property
@@ -131,11 +116,9 @@ class Client:
         self.write_side.abort()
 
     def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
         raise NotImplementedError
 
     def response_done(self, *, close: bool) -> None:
-        """End the exchange: its response is complete."""
         raise NotImplementedError
 
     def cut(self, *, reset: bool) -> None:

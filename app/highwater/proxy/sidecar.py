@@ -52,19 +52,16 @@ class SidecarExchange(Exchange):
         self._client: Client | None = client
 
     def start(self) -> None:
-        """Hand the head to uvicorn."""
         self._server.data_received(self.head.for_sidecar())
         if self.head.expects_continue:
             # Without a 100 the client may leave the body out: then its next request would look like the body.
             self._server.cycle.keep_alive = False
 
     def body(self, piece: bytes) -> None:
-        """Hand on a piece of the request's body."""
         self.request_bytes += len(piece)
         self._server.data_received(b"%x\r\n%b\r\n" % (len(piece), piece) if self.head.chunked else piece)
 
     def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        """Hand on the end of the request."""
         del trailers
         self._has_request = True
         self._quiet = 0
@@ -74,19 +71,16 @@ class SidecarExchange(Exchange):
             self._server.data_received(b"0\r\n\r\n")
 
     def client_full(self) -> None:
-        """Hold the application where it sends."""
         self._client_is_full = True
         self._quiet = 0
         self._server.pause_writing()
 
     def client_ready(self) -> None:
-        """Let the application go on."""
         self._client_is_full = False
         self._quiet = 0
         self._server.resume_writing()
 
     def client_left(self) -> None:
-        """Notify the application."""
         self._log("client_left", CLIENT_LEFT)
         self._client = None
         self._server.connection_lost(ConnectionResetError())
@@ -102,7 +96,6 @@ class SidecarExchange(Exchange):
             client.response_done(close=True)
 
     def shutdown(self) -> None:
-        """Let this be the connection's last response."""
         self._server.shutdown()
 
     def tick(self) -> None:
@@ -129,7 +122,6 @@ class SidecarExchange(Exchange):
         self._write(data)
 
     def _log(self, result: Result, failure: Failure | None) -> None:
-        """Log the request's end, once."""
         if self._is_logged:
             return
         self._is_logged = True

@@ -56,7 +56,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -89,7 +88,6 @@ class ProxyTraffic:
         self.refused: Counter[str] = Counter()
 
     def request_started(self) -> None:
-        """Count a request that is under way."""
         self.under_way += 1
 
     def request_ended(
@@ -104,7 +102,6 @@ class ProxyTraffic:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """Count a request that is over; the code is what the client saw, 499 if it left before a response began."""
         self.under_way -= 1
         counted = self.classes.get(path_class)
         if counted is None:
@@ -120,11 +117,9 @@ class ProxyTraffic:
             counted.first_bytes.observe(first_byte_seconds)
 
     def upstream_error(self, reason: str) -> None:
-        """Count a request that the engine failed."""
         self.upstream_errors[reason] += 1
 
     def request_refused(self, reason: str) -> None:
-        """Count a request that was not passed on, or not to its end."""
         self.refused[reason] += 1
 
     @property

@@ -69,7 +69,6 @@ class WriteBatch:
         self._sides: list[WriteSide] = []
 
     def add(self, side: WriteSide) -> None:
-        """Flush this side with the batch."""
         if not self._sides:
             self._loop.call_soon(self._flush)
         self._sides.append(side)
@@ -116,7 +115,6 @@ class WriteSide:
         self._pending.append(data)
 
     def flush(self) -> None:
-        """Send now what waits."""
         pending = self._pending
         if pending:
             if self._transport.is_closing():
@@ -130,7 +128,6 @@ class WriteSide:
             self._write(data)
 
     def close(self) -> None:
-        """Close when all is sent."""
         self.flush()
         self._transport.close()
 

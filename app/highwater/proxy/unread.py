@@ -20,7 +20,6 @@ class UnreadWatch:
         self._untaken_ticks = 0  # in which the client took none of them
 
     def restart(self) -> None:
-        """Begin anew: another response follows."""
         self._ticks = 0.0
 
     def is_over(self, unsent: int) -> bool:

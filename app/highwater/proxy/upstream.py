@@ -96,21 +96,18 @@ class EngineConnection:
         self.write_side.abort()
 
     def close(self) -> None:
-        """Close it once all is sent."""
         self._requester = None
         self.write_side.close()
 
     # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read and write."""
         self.transport = cast("asyncio.Transport", transport)
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._pool.write_batch)
         keep_alive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the request that is under way, whichever side closed."""
         if self.is_counted:
             self._pool.open -= 1
             self._pool.ends.discard(self.ends)
@@ -134,12 +131,10 @@ class EngineConnection:
             self._requester.engine_full()
 
     def resume_writing(self) -> None:
-        """Let the client go on: the buffers have room again."""
         if self._requester is not None:
             self._requester.engine_ready()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a response."""
         requester, parser = self._requester, self._parser
         if requester is None or parser is None:  # unrequested bytes could be taken for part of a later response
             self.transport.abort()
@@ -335,12 +330,10 @@ class ConnectionPool:
 
     @property
     def idle(self) -> int:
-        """The number of connections that wait for a request."""
         return len(self._idle)
 
     @property
     def active(self) -> int:
-        """The number of connections that serve a request, or are being closed."""
         return self.open - len(self._idle)
 
     def take(self) -> EngineConnection | None:
@@ -357,7 +350,6 @@ class ConnectionPool:
         return None
 
     async def connect(self) -> EngineConnection | Failure:
-        """Open a new connection; where that fails, return why."""
         connection = EngineConnection(self)
         protocol: Any = lambda: connection  # noqa: E731 - it is not an asyncio.Protocol for the type checker
         try:
@@ -381,22 +373,18 @@ class ConnectionPool:
         return connection
 
     def keep(self, connection: EngineConnection) -> None:
-        """Take back a connection that may serve another request."""
         connection.idle_since = self._time()
         self._idle.append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
-        """Forget a connection that closed."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def sweep(self) -> None:
-        """Close the connections that were idle for too long."""
         oldest = self._time() - self._keepalive_seconds
         while self._idle and self._idle[0].idle_since <= oldest:
             self._idle.popleft().transport.close()
 
     def close(self) -> None:
-        """Close all idle connections."""
         while self._idle:
             self._idle.pop().transport.close()

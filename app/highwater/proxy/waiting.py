@@ -19,14 +19,12 @@ class WaitingPieces:
         self._bytes = 0
 
     def add(self, piece: bytes) -> None:
-        """Keep one more piece."""
         self._pieces.append(piece)
         self._bytes += len(piece)
         if self._bytes > _MAX_WAITING_BYTES:
             self._read_side.hold("waiting")
 
     def put_back(self, pieces: list[bytes]) -> None:
-        """Keep pieces that come before all others."""
         self._pieces[:0] = pieces
         self._bytes += sum(len(piece) for piece in pieces)
 
@@ -38,7 +36,6 @@ class WaitingPieces:
             self.drop()
 
     def drop(self) -> None:
-        """Forget them, and read on from the client."""
         if self._bytes:
             self._pieces.clear()
             self._bytes = 0

@@ -64,7 +64,7 @@ LINES = {
         "(EngineCore_0 pid=519998) ERROR 08-05 11:23:25 [core.py:632] [Error]: Failed to apply for memory."
     ),
     "library_failed": "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    "device_memory_retried": "(EngineCore pid=9) WARNING 11-28 01:02:03 [tuner.py:5] CUDA OOM, retrying with smaller blocks",
+    "device_memory_retried": "(EngineCore pid=9) WARNING 11-28 01:02:03 [tuner.py:5] CUDA OOM, trying smaller",
     "hccl_buffer_out_of_memory": "[ERROR] HCCL(9,python): [Init][CCLBuffer]alloc device memory failed",
     "device_open_failed_507033": "open device 2 failed, runtime result = 507033.[FUNC:ReportCallError]",
     "device_not_free_at_start": (
