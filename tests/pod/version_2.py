@@ -37,6 +37,7 @@ class Version2:
     def __init__(self, container: Container, folder: Path) -> None:
         self._container, self._folder = container, folder
         self._is_done = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="version 2")
 
     def __enter__(self) -> Self:
@@ -47,8 +48,16 @@ class Version2:
     def __exit__(self, *_: object) -> None:
         self._is_done.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self) -> None:
+        try:
+            self._show()
+        except Exception as exc:  # noqa: BLE001 - raised by `__exit__`: a thread's would fail no test
+            self._failure = exc
+
+    def _show(self) -> None:
         looks = 0
         while not self._is_done.wait(LOOK_SECONDS):
             group = self._container.group

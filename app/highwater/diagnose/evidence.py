@@ -104,6 +104,7 @@ class Evidence:
 
     Attributes:
         engine: The engine at that moment, with the last figures that it reported of its requests.
+        ranks_expected: How many ranks the engine has, whether they were read or not.
         baseline: The first readings after this engine became ready.
         policy_before: The policy's last status while the engine's memory was known.
         reason: What was seen, in a few words: ``connection refused``.
@@ -119,6 +120,7 @@ class Evidence:
     at: float
     engine: EngineStatus
     ranks: tuple[RankEvidence, ...] = ()
+    ranks_expected: int | None = None
     baseline: tuple[RankReading, ...] = ()
     growth: Growth = field(default_factory=Growth)
     policy: PolicyStatus | None = None

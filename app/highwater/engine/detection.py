@@ -81,10 +81,7 @@ class Detection:
             return
         may_call = self._detected.dev_mode and not self._engine.has_rpc_failed and offers_calls
         known = replace(
-            self._detected,
-            collective_rpc=may_call,
-            has_operations=offers_calls,
-            has_recorders=self._has_recorders,
+            self._detected, collective_rpc=may_call, has_operations=offers_calls, has_recorders=self._has_recorders
         )
         if known != self.capabilities:
             self._use(known)

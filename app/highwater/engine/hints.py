@@ -13,6 +13,7 @@ from highwater.readings.rank import StartPhase
 from highwater.text.table import missing_text
 from highwater.units import span_text
 
+NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
 IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
@@ -34,12 +35,10 @@ def starting_text(process: str, failure: EngineError, url: str, earlier: str = "
 
 def ended_starts_text(last: EndedStart, count: int, now: float) -> str:
     memory = f", at {last.end.memory}" if last.end.memory else ""
-    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}"
-    return (
-        f"the engine's last start {end}"
-        if count == 1
-        else f"the engine's last {count} starts ended before it was ready; the last one {end}"
-    )
+    doubt = f"; {NOT_KNOWN_WHY}" if last.is_by_itself else ""
+    end = f"{last.end.how} {span_text(max(now - last.at, 0.0))} ago{memory}{doubt}"
+    several = f"{count} starts ended before it was ready; the last one"
+    return f"the engine's last {'start' if count == 1 else several} {end}"
 
 
 def loading_text(phases: Sequence[StartPhase], url: str) -> str:

@@ -6,12 +6,13 @@ A start that ends before any rank was read is a life of the engine too. Each kin
 
     nothing ──► a process writes a file: under way ──┬── the engine responds ───────────► over; its end is a death
        │                                             ├── every process ended or silent ─► ended without a word
-       │                                             ├── its files were removed ────────► ended in order
+       │                                             ├── its files were removed ────────► stopped or failed
        └─────────────────────────────────────────────┴── recorders or log say so ───────► failed, as they say
 
 The files of what is over stay for minutes, and count no more. Files and log tell the same end at different times: a
-message of the log within a minute of an end that it had not confirmed is of that end. A log that only begins again
-tells of an end when the next start has begun, minutes later: of a life whose files show it, they decide.
+message of the log within a minute of an end that it had not confirmed is of that end. An API server that raises removes
+its file as one that is stopped does, which does not end so again within minutes. A log that only begins again tells of
+an end when the next start has begun, minutes later: of a life whose files show it, they decide.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Final
 from highwater.readings.life import EndedLife, Process, ProcessLife
 
 SAME_END_SECONDS = 60.0
+# One that begins so soon after another has ended is of a loop. A kubelet waits for up to five minutes.
+LOOP_SECONDS = 600.0
 # Files are read every five seconds, and a process writes its first one a second after it has loaded vLLM.
 LAG_SECONDS = 6.0
 # A file that is just being written cannot be read for once.
@@ -31,20 +34,26 @@ MISSING_LOOKS = 2
 _MAX_UNCONFIRMED, _MAX_OVER = 64, 4096
 _FAILED: Final = EndedLife(how="failed")
 _SILENT: Final = EndedLife(how="ended without a word")
-_IN_ORDER: Final = EndedLife(how="ended in order")
+_BY_ITSELF: Final = EndedLife(how="ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedStart:
-    """A start that ended before the engine responded; ``id`` differs from start to start, ``at`` is in Unix seconds."""
+    """A start that ended before the engine responded, with an ``id`` of its own; ``is_again``: soon after another."""
 
     id: str
     at: float
     end: EndedLife
+    is_again: bool = False
 
     @property
-    def is_in_order(self) -> bool:
-        return self.end.how == _IN_ORDER.how
+    def is_by_itself(self) -> bool:
+        """True if its API server removed its own file: it was stopped, or failed."""
+        return self.end.how == _BY_ITSELF.how
+
+    @property
+    def may_be_planned(self) -> bool:
+        return self.is_by_itself and not self.end.processes and not self.is_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class StartAttempts:
         self._has_looked = False
         self._looked_at: float | None = None
         self._under_way: tuple[_UnderWay, ...] = ()  # oldest first
-        self._over: frozenset[Process] = frozenset()
+        self._over: dict[Process, None] = {}  # the last ones
         # What wrote last before that, and was not seen to run, is of what was over already.
         self._over_at = float("-inf")
         self._unconfirmed: deque[float] = deque(maxlen=_MAX_UNCONFIRMED)
@@ -91,15 +100,13 @@ class StartAttempts:
         if not self._has_looked:  # what ended before, this sidecar has not seen
             self._close(life for life in lives if not life.is_running)
         self._has_looked, self._looked_at = True, at
-        if len(self._over) > _MAX_OVER:
-            self._over &= _processes(lives)
-        self._close(life for life in lives if life.processes & self._over)
+        self._close([life for life in lives if life.processes & self._over.keys()])
         if sum(life.is_serving for life in lives) > 1:
             # Several engines share the folder: which of them this sidecar's is, nothing says.
             self._close(life for life in lives if life.is_serving)
         ended = []
         for life in lives:
-            if life.processes & self._over:
+            if life.processes & self._over.keys():
                 continue
             known = next((one for one in self._under_way if one.life.processes & life.processes), None)
             if known is None and not life.is_serving and life.last_at <= self._over_at:
@@ -112,10 +119,10 @@ class StartAttempts:
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
         """Note that the workers of a start have ended, by their recorders; return whether that was not known."""
-        if self._over & workers:
+        if self._over.keys() & workers:
             return False
         self._told([one.life for one in self._under_way if one.life.processes & workers], at)
-        self._over |= workers
+        self._end(workers)
         self._unconfirmed.append(at)
         return True
 
@@ -133,7 +140,7 @@ class StartAttempts:
             self._under_way = (replace(self._under_way[0], is_told=True), *self._under_way[1:])
             return False
         self._told((), at, _SILENT if is_silent else _FAILED)
-        self._over |= workers
+        self._end(workers)
         return True
 
     @property
@@ -145,7 +152,7 @@ class StartAttempts:
         # Without a process in common it is the oldest: the next one may have begun before the log was read.
         self._close(lives or [one.life for one in self._under_way[:1]])
         self._over_at = at + LAG_SECONDS
-        self._count("", at, end, is_told=True)
+        self.failed, self.last = self.failed + 1, EndedStart(id="", at=at, end=end)
 
     def _go_on(self, known: _UnderWay | None, life: ProcessLife, at: float) -> None:
         if known is None:
@@ -158,10 +165,9 @@ class StartAttempts:
     def _ended(self, life: ProcessLife, known: _UnderWay | None) -> EndedStart:
         self._close([life])
         self._over_at = max(self._over_at, life.last_at)
-        # Its API server removed its own file: it had time for an orderly end, and killed the others.
         was_served = known is not None and known.life.has_server and not life.has_server
-        end = replace(life.end, how=_IN_ORDER.how) if was_served and not life.end.oom_kills else life.end
-        return self._count(_id(life), life.last_at, end, is_told=known is not None and known.is_told)
+        end = replace(life.end, how=_BY_ITSELF.how) if was_served and life.end.how == _SILENT.how else life.end
+        return self._count(_UnderWay(life, life.last_at) if known is None else replace(known, life=life), end)
 
     def _vanished(self, lives: Sequence[ProcessLife]) -> list[EndedStart]:
         present = _processes(lives)
@@ -169,22 +175,24 @@ class StartAttempts:
             replace(one, missing=0 if one.life.processes & present else one.missing + 1) for one in self._under_way
         ]
         self._under_way = tuple(one for one in looked if one.missing < MISSING_LOOKS)
-        return [
-            self._count(_id(one.life), one.life.last_at, _IN_ORDER, is_told=one.is_told)
-            for one in looked
-            if one.missing >= MISSING_LOOKS
-        ]
+        return [self._count(one, _BY_ITSELF) for one in looked if one.missing >= MISSING_LOOKS]
 
-    def _count(self, start_id: str, at: float, end: EndedLife, *, is_told: bool) -> EndedStart:
-        self.failed, self.last = self.failed + 1, (ended := EndedStart(id=start_id, at=at, end=end))
-        if not is_told:
-            self._unconfirmed.append(at)
+    def _count(self, start: _UnderWay, end: EndedLife) -> EndedStart:
+        is_again = self.last is not None and start.since - self.last.at < LOOP_SECONDS
+        ended = EndedStart(id=_id(start.life), at=start.life.last_at, end=end, is_again=is_again)
+        self.failed, self.last = self.failed + 1, ended
+        if not start.is_told:
+            self._unconfirmed.append(ended.at)
         return ended
 
     def _close(self, lives: Iterable[ProcessLife]) -> None:
         closed = _processes(lives)
-        self._over |= closed
+        self._end(closed)
         self._under_way = tuple(one for one in self._under_way if not one.life.processes & closed)
+
+    def _end(self, processes: frozenset[Process]) -> None:
+        kept = [one for one in self._over if one not in processes]
+        self._over = dict.fromkeys([*kept, *processes][-_MAX_OVER:])
 
 
 def _processes(lives: Iterable[ProcessLife]) -> frozenset[Process]:

@@ -82,7 +82,8 @@ class Fill:
     at: float
     used_bytes: int
     whole_bytes: int
-    is_limited: bool
+    is_limited: bool = True
+    container: str | None = None  # its key
 
     @property
     def ratio(self) -> float:
@@ -182,17 +183,17 @@ class HostPast:
         """Return what is known at this reading, which is the last one that was added."""
         files = [one for one in (*reading.processes, *reading.ended) if one.source == "file"]
         # Those of the next life, which loads already, were first seen later than this.
-        silent = [reading.taken_at - one.age_seconds for one in files if one.age_seconds >= SILENT_SECONDS]
-        ended_at = max(silent, default=reading.taken_at)
+        silent = [one.age_seconds for one in files if SILENT_SECONDS <= one.age_seconds <= FULLEST_SECONDS]
+        silent_at = reading.taken_at - min(silent, default=0.0)
+        courses = {key: one for key, one in self._courses.items() if one.seen_at <= silent_at + SAME_SECONDS}
+        # A process that was seen before, and has outlived it, is of the engine too.
+        ended_at = max((one.last_at for (_, pid, _), one in courses.items() if pid is not None), default=silent_at)
         since = ended_at - FULLEST_SECONDS
-        courses = [
-            one for one in self._courses.values() if one.last_at >= since and one.seen_at <= ended_at + SAME_SECONDS
-        ]
-        fills = [one for one in self._fills.values() if since <= one.at <= max(ended_at, reading.taken_at)]
+        fills = [one for one in self._fills.values() if since <= one.at <= ended_at + SAME_SECONDS]
         return HostFacts(
             reading=reading,
             fullest=max(fills, key=lambda fill: fill.ratio, default=None),
-            parts=_most_grown_first(courses),
+            parts=_most_grown_first(one for one in courses.values() if one.last_at >= since),
             ended_together=_ended_together(files),
             caches=caches,
         )
@@ -233,7 +234,7 @@ def _fills_in(reading: HostReading) -> Iterator[tuple[tuple[str, int], Fill]]:
     for one in containers:
         if one.limit_bytes and one.kept_bytes is not None:
             at = reading.taken_at - one.age_seconds
-            fill = Fill(at=at, used_bytes=one.kept_bytes, whole_bytes=one.limit_bytes, is_limited=True)
+            fill = Fill(at=at, used_bytes=one.kept_bytes, whole_bytes=one.limit_bytes, container=one.key)
             yield (one.key, round(at)), fill
     machine = reading.machine
     is_unlimited = reading.processes and not any(one.limit_bytes for one in containers)

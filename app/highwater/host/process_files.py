@@ -185,7 +185,7 @@ class ProcessFiles:
     def _age(self, record: ProcessRecord) -> float:
         if self._machine.is_boot(record.boot_id):
             return max(0.0, self._machine.monotonic() - record.mono)
-        return max(0.0, self._machine.clock() - record.at)
+        return abs(self._machine.clock() - record.at)  # a time to come is as far from now
 
 
 def read_record(path: Path, name: str) -> ProcessRecord:

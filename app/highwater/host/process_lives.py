@@ -1,8 +1,9 @@
 """The engine's lives by its processes' files: which processes belong to one life, whether it runs, how it ended.
 
 A process belongs to its parent's life. Without a known parent it belongs to the last life of its host in which nobody
-has its place: a second API server without a number is another life's. How a life ended is told by what it left: the
-kernel's count of kills for memory in its container, else how full that was at the last look.
+has its place: a second API server without a number is another life's. What began after the last sign of a life is not
+of it, and a container's first process begins one. How a life ended is told by what it left: the kernel's count of
+kills for memory in its container, else how full that was at the last look.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
 # A process writes once a second.
 _JUST_NOW_SECONDS: Final = 3.0
-_MAX_NAMED: Final = 4
+_MAX_NAMED, _MAX_CONTAINERS = 4, 256
 _WITHOUT_A_WORD: Final = "ended without a word"
 _KILLED, _PROBABLY = "was killed by the kernel for memory", "probably killed by the kernel for memory"
 _FIRST_PID: Final = 1
@@ -57,7 +58,9 @@ class ProcessLives:
         for process in running:
             container = containers.get(process.container or "")
             if container is not None and not container.is_private:  # a private one began with the engine
-                self._kills.setdefault(container.key, container.oom_kills)
+                self._kills[container.key] = self._kills.pop(container.key, container.oom_kills)
+        for key in list(self._kills)[:-_MAX_CONTAINERS]:
+            del self._kills[key]
         before = dict(self._kills)
         known = [*running, *ended]
         self._shares_host |= any(one.host == self._host for one in known)
@@ -100,15 +103,23 @@ def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
         # A container's first process has no parent that is seen, whatever its file says.
         parent = None if one.pid == _FIRST_PID else one.parent_pid
         group = by_pid.get((one.host, one.container, parent))
-        if group is None:
-            group = last.get(one.host)
-            if group is None or any(_place(one) == _place(other) for other in group):
+        if group is None or _began_after(one, group):
+            group = last.get(one.host, [])
+            is_first = one.pid == _FIRST_PID or not group or _began_after(one, group)
+            if is_first or any(_place(one) == _place(other) for other in group):
                 group = []
                 groups.append(group)
             last[one.host] = group
         group.append(one)
         by_pid[one.host, one.container, one.pid] = group
     return groups
+
+
+def _began_after(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
+    """Return whether a process began after the last sign of all of these, as far as that is known."""
+    late = 0.0 if all(isinstance(other, EndedProcess) for other in group) else _JUST_NOW_SECONDS
+    silent = min(other.age_seconds for other in group) - late
+    return one.run_seconds is not None and 0.0 <= one.run_seconds < silent - one.age_seconds
 
 
 def _place(one: ProcessMemory) -> tuple[object, ...]:

@@ -43,6 +43,7 @@ _NONE_ANY_MORE = (
     "without HIGHWATER_RECORDER_DIR or the worker package"
 )
 _SWEEP_SECONDS = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 # PROC_PID_INIT_INO, linux/include/linux/proc_ns.h: the same on every machine.
 _MACHINES_PID_NAMESPACE = 0xEFFFFFFC
 _PROC_SECONDS = 10.0
@@ -132,9 +133,7 @@ class HostReader:
 
     def _ended(self, record: ProcessRecord) -> EndedProcess:
         return EndedProcess(
-            **_of_file(record),
-            is_known=self._files.has_ended(record),
-            last_container=_container_of(record),
+            **_of_file(record), is_known=self._files.has_ended(record), last_container=_container_of(record)
         )
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
@@ -249,6 +248,7 @@ def _of_file(record: ProcessRecord) -> dict[str, Any]:
         "pid": record.pid,
         "container": _container_key(record),
         "age_seconds": round(record.age_seconds, 3),
+        "run_seconds": None if record.started is None else round(record.mono - record.started / _TICKS, 3),
     }
 
 

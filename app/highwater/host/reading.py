@@ -84,6 +84,7 @@ class ProcessMemory(ProcessFigures):
     Attributes:
         name: Its display name, unique among those that run: ``API server 0``, ``worker rank 1``.
         container: The key of its container, as in ``ContainerMemory.key``.
+        run_seconds: How long it had run when it wrote last; ``None``: not known, and negative after a suspension.
     """
 
     role: Role
@@ -91,6 +92,7 @@ class ProcessMemory(ProcessFigures):
     pid: Pid
     container: str | None = None
     age_seconds: float = 0.0
+    run_seconds: float | None = None
     source: Source = "file"
 
 

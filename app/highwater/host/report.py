@@ -85,10 +85,7 @@ def report_of(
 
 
 def summary_of(
-    reading: HostReading,
-    outlook: Outlook,
-    grown: Sequence[GrownPart] = (),
-    counts: CacheCounts = NOT_COUNTED,
+    reading: HostReading, outlook: Outlook, grown: Sequence[GrownPart] = (), counts: CacheCounts = NOT_COUNTED
 ) -> HostSummary | None:
     """Return the few figures that stand in ``GET /memory``; ``None`` where no process of the engine is seen."""
     if not reading.processes:
@@ -111,11 +108,7 @@ def summary_of(
 
 
 def _container_findings(
-    container: ContainerMemory,
-    parts: Parts,
-    outlook: Outlook,
-    grown: Sequence[GrownPart],
-    caches: ProcessorCaches,
+    container: ContainerMemory, parts: Parts, outlook: Outlook, grown: Sequence[GrownPart], caches: ProcessorCaches
 ) -> Iterator[HostFinding]:
     limit, kept, soon = container.limit_bytes, container.kept_bytes, outlook.seconds_to_limit
     is_soon = soon is not None and soon < SOON_SECONDS

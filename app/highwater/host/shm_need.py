@@ -125,9 +125,7 @@ _UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], ShmNeed], ..
     (
         lambda one: bool(one.kv_offload),
         ShmNeed(
-            name="offloaded KV cache or a KV connector",
-            owner="kv_offload",
-            why="by the connector's own configuration",
+            name="offloaded KV cache or a KV connector", owner="kv_offload", why="by the connector's own configuration"
         ),
     ),
 )

@@ -25,21 +25,23 @@ class SilentCores:
         """Take the next reading."""
         servers = [one for one in reading.processes if one.source == "file" and one.role in _SERVERS]
         writing = {Process(one.host, one.pid, one.started) for one in reading.processes}
-        for one in reading.ended:
-            if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS:
-                self._silent[Process(one.host, one.pid, one.started)] = one, reading.taken_at - one.age_seconds
-        self._silent = {
+        fallen = {
+            Process(one.host, one.pid, one.started): (one, reading.taken_at - one.age_seconds)
+            for one in reading.ended
+            if one.role == "engine_core" and not one.is_known and one.age_seconds >= SILENT_SECONDS
+        }
+        self._silent = {  # never changed in place: `look` runs in a thread, and `longest` on the event loop
             process: (one, at)
-            for process, (one, at) in self._silent.items()
+            for process, (one, at) in (self._silent | fallen).items()
             if process not in writing and any(_is_served_by(one, server) for server in servers)
         }
         self._workers = {one.container for one in reading.processes if one.role == "worker"}
 
     def longest(self, now: float) -> SilentCore | None:
         """Return the one that has been silent for the longest; ``now`` is in Unix seconds."""
-        if not self._silent:
+        one, at = min(self._silent.values(), key=lambda known: known[1], default=(None, now))
+        if one is None:
             return None
-        one, at = min(self._silent.values(), key=lambda known: known[1])
         name = f"{one.name} (pid {one.pid})"
         return SilentCore(name=name, seconds=now - at, has_workers=one.container in self._workers)
 

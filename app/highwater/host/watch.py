@@ -133,7 +133,11 @@ class HostWatch:
     async def _read(self) -> HostNow:
         self.now = now = await asyncio.to_thread(self._read_now, self._monotonic())
         for listener in self.listeners:
-            listener(now.reading)
+            try:
+                listener(now.reading)
+            except Exception:  # broad: the others must have it, and whoever requested this reading
+                self._internal_error()
+                log.exception("a listener of host readings failed: %s", getattr(listener, "__qualname__", listener))
         return now
 
     def _read_now(self, read_at: float) -> HostNow:

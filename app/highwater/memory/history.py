@@ -92,11 +92,7 @@ class History:
     """
 
     def __init__(
-        self,
-        samples: int,
-        *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, samples: int, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)

@@ -244,10 +244,11 @@ class Poller:
             self._note_failure(outcome.start_failure)
         elif self._ended_starts:
             ended = self._ended_starts.popleft()
-            if ended.is_in_order:
-                self._history.record("state", "the engine ended before it was ready: its API server ended in order")
+            failure = silent_start(ended)
+            if ended.may_be_planned:
+                self._history.record("state", failure.summary)
             else:
-                self._note_failure(silent_start(ended))
+                self._note_failure(failure)
 
     def _note_failure(self, failure: StartFailure | None) -> None:
         if failure is not None:
@@ -321,11 +322,7 @@ class Poller:
         )
 
     def _fresh(
-        self,
-        status: EngineStatus,
-        ranks: tuple[RankReading, ...],
-        outcome: Round,
-        missing: tuple[MissingRank, ...],
+        self, status: EngineStatus, ranks: tuple[RankReading, ...], outcome: Round, missing: tuple[MissingRank, ...]
     ) -> Report:
         dated = self._arrivals.dated(ranks, outcome.records)
         ranks = tuple(self.launched(rank, self.capabilities.version) for rank in dated)

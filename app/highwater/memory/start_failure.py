@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from highwater.engine.hints import NOT_KNOWN_WHY
 from highwater.engine.start_attempts import EndedStart
 from highwater.readings.engine import StartedRank, StartFailure
 from highwater.recorder.rank import RankRecord
 
-PREFIX = "the engine's start failed: "
+PREFIX = "the engine did not start: "
 
 
 def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | None:
@@ -29,11 +30,14 @@ def start_failure(records: Sequence[RankRecord], at: float) -> StartFailure | No
 
 
 def silent_start(ended: EndedStart) -> StartFailure:
-    """Return how a start failed that ended before its workers were read, or without a word of theirs."""
+    """Return how a start ended that did so before its workers were read, or without a word of theirs."""
     end = ended.end
     parts = [end.processes, end.memory and f"container at {end.memory}", end.oom_kills and f"oom_kill {end.oom_kills}"]
     figures = "; ".join(str(part) for part in parts if part)
-    summary = f"{PREFIX}it {end.how} while it started{': ' * bool(figures)}{figures}"
+    how = f"{end.how} while it started"
+    if ended.is_by_itself:
+        how = f"ended before it was ready; {NOT_KNOWN_WHY}" + "; ended from outside or by a crash" * bool(end.processes)
+    summary = f"{PREFIX}it {how}{': ' * bool(figures)}{figures}"
     return StartFailure(at=ended.at, recorder_instance=ended.id, summary=summary, ranks=(), is_silent=True)
 
 

@@ -178,7 +178,7 @@ class EngineConnection:
         head, ends, body = data.partition(_HEAD_ENDS)
         if not ends and len(head) <= _MAX_HEAD_BYTES:
             return
-        mended = with_one_length(head)
+        mended = with_one_length(head) if repeats_length(head) else None  # one of another response may stand behind it
         if not ends or mended is None or head.startswith(_INTERIM):
             self._fail(requester)
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from highwater.engine.start_attempts import EndedStart, StartAttempts
 from highwater.readings.life import EndedLife, Process, ProcessLife
 
@@ -123,7 +125,7 @@ def test_several_engines_that_share_the_folder_count_for_none():
     assert look(attempts, 60.0, life(1, 60.0), life(3, 42.0, runs=False)) == ()
 
 
-def test_files_that_are_removed_are_an_orderly_end():
+def test_files_that_are_removed_may_be_a_planned_stop():
     """One look may miss a file that is just being written."""
     attempts = watched()
     look(attempts, 5.0, life(1, 5.0))
@@ -131,20 +133,43 @@ def test_files_that_are_removed_are_an_orderly_end():
     look(attempts, 15.0, life(1, 15.0))
     assert look(attempts, 20.0) == ()
     (ended,) = look(attempts, 25.0)
-    assert (ended.is_in_order, ended.end.how, attempts.failed) == (True, "ended in order", 1)
+    assert (ended.may_be_planned, ended.end.how, attempts.failed) == (True, "ended", 1)
 
 
-def test_an_api_server_that_removed_its_file_ended_in_order_and_killed_the_others():
+@pytest.mark.parametrize(("pause", "is_planned"), [(30.0, False), (500.0, False), (700.0, True)])
+def test_a_start_that_ends_by_itself_soon_after_another_is_no_planned_stop(pause, is_planned):
+    """However long it takes itself: a large model's files are read for minutes."""
     attempts = watched()
     look(attempts, 5.0, life(1, 5.0))
-    assert look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False))[0].is_in_order
+    look(attempts, 10.0)
+    (first,) = look(attempts, 15.0)
+    for at in (pause, pause + 900.0):
+        look(attempts, at, life(2, at))
+    look(attempts, pause + 910.0)
+    (again,) = look(attempts, pause + 920.0)
+    assert (first.may_be_planned, again.may_be_planned) == (True, is_planned)
+
+
+def test_an_api_server_that_removed_its_file_beside_one_that_did_not_was_not_planned_to_stop():
+    attempts = watched()
+    look(attempts, 5.0, life(1, 5.0))
+    left = EndedLife(how=WORD.how, processes="EngineCore")
+    (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=left))
+    assert (ended.is_by_itself, ended.may_be_planned) == (True, False)
+
+
+def test_a_container_that_was_nearly_full_is_named_though_its_api_server_ended_by_itself():
+    attempts = watched()
+    look(attempts, 5.0, life(1, 5.0))
+    full = EndedLife(how="ended without a word, probably killed by the kernel for memory,")
+    assert look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=full))[0].end == full
 
 
 def test_an_api_server_that_outlived_a_kill_by_the_kernel_did_not_end_in_order():
     attempts = watched()
     look(attempts, 5.0, life(1, 5.0))
     (ended,) = look(attempts, 25.0, life(1, 8.0, runs=False, has_server=False, end=KILLED))
-    assert (ended.is_in_order, ended.end) == (False, KILLED)
+    assert (ended.may_be_planned, ended.end) == (False, KILLED)
 
 
 def test_the_log_and_the_files_tell_one_end_whoever_comes_first():
@@ -219,3 +244,12 @@ def test_one_look_is_taken_once():
     look(attempts, 5.0, life(1, 5.0))
     for _ in range(9):
         assert look(attempts, 10.0) == ()
+
+
+def test_what_is_over_is_kept_within_bounds_however_often_the_engine_responds():
+    """Nobody looks for starts meanwhile. The last one is still known."""
+    attempts = StartAttempts()
+    for number in range(2000):
+        attempts.responded([life(number, 0.0)])
+    assert len(attempts._over) <= 4096
+    assert look(attempts, 5.0, life(1999, 0.0, runs=False)) == ()

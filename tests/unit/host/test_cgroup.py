@@ -84,6 +84,8 @@ def test_the_engines_side_reads_what_the_sidecar_reads(tmp_path, version):
         root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
     theirs, ours = read_container(root), read_group("self", root)
     assert container_of(RawCgroup(**theirs)) == container_of(ours)
+    # A rank tells of the same group, of which the kernel can drop the same.
+    assert worker_cgroup.read_cgroup(root) == (ours.kept, ours.limit)
 
 
 def test_without_groups_nothing_is_claimed(tmp_path):

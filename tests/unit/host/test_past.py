@@ -11,7 +11,7 @@ from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.host.past import MAX_PARTS, GrownPart, HostPast
 from highwater.host.processor_cache import CacheCounts
 from highwater.host.reader import HostReader
-from highwater.host.reading import HostReading, ProcessMemory
+from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
 from highwater.host.text import host_text
 from highwater.host.watch import HostWatch
 from highwater.units import MIB
@@ -227,3 +227,30 @@ def test_a_part_that_moves_by_itself_has_not_grown():
     part = GrownPart(kind="process", name="w", bytes=2000 * MIB, at=1.0, grown_bytes=150 * MIB, seconds=9.0)
     assert (part.has_grown, replace(part, grown_bytes=300 * MIB).has_grown) == (False, True)
     assert part.text == "w held the most, 1.95 GiB"
+
+
+@pytest.mark.parametrize("lives_on", [False, True])
+def test_the_fullest_moment_is_one_before_the_last_sign_of_the_engine(lives_on):
+    """What is seen later in its container is the next life's; a process that outlives the others is still a sign."""
+    past, known = HostPast(), reading(taken_at=100.0)
+    core = ProcessMemory(role="engine_core", name="c", pid=2, started=1, anonymous_bytes=MIB)
+    other = replace(core, pid=1)
+    kept = replace(known.container, key="k", age_seconds=0.0, limit_bytes=1000, kept_bytes=500)
+    for at, bytes_kept in ((100.0, 500), (110.0, 900)):
+        container = replace(kept, kept_bytes=bytes_kept)
+        is_later = at > 100.0
+        ended = EndedProcess(
+            role="engine_core", name="c", pid=2, started=1, anonymous_bytes=MIB, age_seconds=at - 100.0
+        )
+        new = replace(core, pid=9, started=9)
+        seen = HostReading(
+            taken_at=at,
+            processes=tuple(
+                replace(one, container="k")
+                for one in (((other,) if lives_on else ()) + (new,) if is_later else (core, other))
+            ),
+            ended=tuple(replace(ended, container="k", pid=pid) for pid in ((2,) if lives_on else (1, 2)) if is_later),
+            container=container,
+        )
+        past.add(seen)
+    assert past.facts(seen, None).fullest.ratio == (0.9 if lives_on else 0.5)

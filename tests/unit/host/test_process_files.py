@@ -46,6 +46,14 @@ def test_one_that_has_fallen_silent_is_not_shown_as_running(files):
     assert files(516.0) == ([], ())
 
 
+@pytest.mark.parametrize(("ahead", "running"), [(5.0, [4242]), (3600.0, [])])
+def test_a_file_of_another_boot_from_a_time_to_come_is_not_of_one_that_runs(files, ahead, running):
+    """Another machine's clock may be a little ahead; a clock that was set back tells no age."""
+    write(files.folder, record(boot_id="another", at=1000.0 + ahead))
+    assert files() == (running, ())
+    assert files.files.silent == ()
+
+
 def test_one_whose_number_has_gone_to_another_process_is_not_shown(files, tmp_path):
     """Where the PID namespace is shared, the start tells."""
     (tmp_path / "root/proc/self/ns").mkdir(parents=True)

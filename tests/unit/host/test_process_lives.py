@@ -85,6 +85,24 @@ def test_a_process_1_with_another_start_is_another_life(parent):
     assert {process.pid_started for process in new.processes} == {900, 950}
 
 
+@pytest.mark.parametrize("again", [(), (ended("engine_core", 70, 600, run_seconds=5.0, age_seconds=8.0),)])
+def test_a_process_that_began_after_a_lifes_last_sign_is_another_lifes(again):
+    """Its API server removed its own file, and left EngineCore's; the hostname stays, and so may a parent's number."""
+    core = ended("engine_core", 60, 200, parent=1, run_seconds=30.0)
+    server = runs("api_server", 9, 500, run_seconds=12.0)
+    assert pids(lives(core, server, *again)) == [{60}, {9} | {one.pid for one in again}]
+    assert pids(lives(core, runs("api_server", 1, 500))) == [{60}, {1}]
+    heir = runs("worker", 90, 500, 60, container="c1", run_seconds=12.0)
+    assert pids(lives(core, heir)) == [{60}, {90}]
+
+
+def test_a_process_that_began_before_the_others_ended_is_of_their_life():
+    server = ended("api_server", 7, 100, run_seconds=60.0)
+    assert pids(lives(server, runs("engine_core", 8, 200, run_seconds=70.0))) == [{7, 8}]
+    busy = runs("api_server", 7, 100, age_seconds=1.2, run_seconds=60.0)
+    assert pids(lives(busy, runs("engine_core", 8, 200, run_seconds=0.1))) == [{7, 8}]
+
+
 def test_another_pods_engine_is_another_life():
     assert len(lives(runs("api_server", 1, 100, host="a"), runs("engine_core", 5, 200, host="b"))) == 2
 
@@ -154,3 +172,14 @@ def test_a_count_from_before_the_engine_is_not_told(is_private, kills):
     container = ContainerMemory(key="c1", events={"oom_kill": 2}, is_private=is_private)
     lives(runs("api_server", 7, 100, container="c1"), watch=watch, container=container)
     assert [life.end.oom_kills for life in lives(ended("api_server", 7, 100, kills=3), watch=watch)] == [kills]
+
+
+def test_the_containers_that_are_remembered_are_bounded():
+    """Whoever can write into the folder can name any number; one that is seen again and again stays."""
+    watch = ProcessLives()
+    for number in range(600):
+        containers = tuple(ContainerMemory(key=key, events={"oom_kill": 7}) for key in ("own", f"c{number}"))
+        processes = [runs("worker", at + 2, 1, container=one.key) for at, one in enumerate(containers)]
+        lives(*processes, watch=watch, other_containers=containers)
+    assert len(watch._kills) == 256
+    assert watch._kills["own"] == 7

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from highwater.host.reading import EndedProcess, HostReading, ProcessMemory
+from highwater.host.stopped import SilentCores
 from highwater.recorder.progress import SilentCore
 from tests.unit.host.test_past import Pod
 
@@ -61,3 +64,15 @@ async def test_one_whose_file_was_removed_ended_in_order(pod):
     for path in pod.folder.glob("highwater-2-*"):
         path.unlink()
     assert await write_on(pod, 60, "api_server") is None
+
+
+def test_it_is_asked_on_another_thread_than_it_looks():
+    """What the event loop iterates over never changes under it."""
+    watch = SilentCores()
+    server = ProcessMemory(role="api_server", name="API server", pid=1, started=1)
+    core = EndedProcess(role="engine_core", name="EngineCore", pid=2, started=2, age_seconds=60.0)
+    watch.look(HostReading(taken_at=20.0, processes=(server,), ended=(core,)))
+    iterated, before = iter(watch._silent.values()), next(iter(watch._silent))
+    watch.look(HostReading(taken_at=20.0, processes=(server,), ended=(core, replace(core, pid=3))))
+    assert [one.pid for one, _ in iterated] == [before.pid]
+    assert len(watch._silent) == 2

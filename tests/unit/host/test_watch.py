@@ -65,3 +65,13 @@ async def test_a_fault_is_counted_and_the_next_reading_is_tried(caplog):
         await watch.run()
     assert (len(errors), watch.now is not None) == (1, True)
     assert "host memory could not be read" in caplog.text
+
+
+async def test_a_listener_that_fails_costs_the_others_nothing(caplog):
+    """Nor whoever requested the reading; it is counted and logged."""
+    errors, heard = [], []
+    watch = HostWatch(Reader(), internal_error=lambda: errors.append(1), monotonic=lambda: 1.0)
+    watch.listeners += [lambda _: 1 / 0, heard.append]
+    facts = await watch.facts()
+    assert (heard, errors) == ([facts.reading], [1])
+    assert "ZeroDivisionError" in caplog.text

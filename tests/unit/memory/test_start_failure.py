@@ -18,7 +18,7 @@ def test_the_rank_that_was_killed_is_named():
     """vLLM ends the others in order."""
     done = StartPhase(name="init", at=1.0, seconds=1.0)
     failure = start_failure([record(0, "ended", done), record(1, "dead", done)], 9.0)
-    assert failure.summary == "the engine's start failed: the process of rank 1 ended after phase init"
+    assert failure.summary == "the engine did not start: the process of rank 1 ended after phase init"
 
 
 def test_the_rank_that_failed_first_is_named():

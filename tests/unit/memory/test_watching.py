@@ -410,7 +410,7 @@ async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, t
     report = (await rounds(core, 5))[-1]
     said = "rank 0 (pid 4244 on node-a) failed in phase profile after 2.0 s: OutOfMemoryError: no room"
     assert report.start_failure is not None
-    assert report.start_failure.summary == f"the engine's start failed: {said}"
+    assert report.start_failure.summary == f"the engine did not start: {said}"
     assert [[one.name for one in rank.phases] for rank in report.start_failure.ranks] == [["init", "profile"]] * 2
     assert core.summaries("state") == [report.start_failure.summary]
     load(core, tmp_path / "recorder", "c" * 16, phase("init", core.clock.now))
@@ -430,7 +430,7 @@ async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(wat
     for worker in core.fake.workers:
         worker.recorder.stop(core.clock.now)
     report = (await rounds(core, 3))[-1]
-    said = "the engine's start failed: the process of rank 0 (pid 4244 on node-a) ended after phase profile"
+    said = "the engine did not start: the process of rank 0 (pid 4244 on node-a) ended after phase profile"
     assert (report.start_failure and report.start_failure.summary) == (said if last == "profile" else None)
     assert (report.engine.state, report.stale) == ("starting", True)
 

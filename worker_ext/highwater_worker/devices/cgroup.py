@@ -26,7 +26,7 @@ class CgroupMemory(NamedTuple):
     """Memory of the group with the limit that this process will meet first."""
 
     used_bytes: int | None
-    """Charged to the group, without file pages that the kernel drops before it kills anything."""
+    """Charged to the group, without what the kernel drops before it kills anything."""
     limit_bytes: int | None
 
 
@@ -39,22 +39,22 @@ class GroupFiles(NamedTuple):
     limit: str
     usage: str
     events: str
-    page_cache: tuple[str, ...]
-    """Of `memory.stat`: pages that are in files too, which the kernel drops before it kills anything. Pages read often,
-    such as weights that two ranks read, are active, and dropped all the same. Shared memory is in neither."""
+    dropped: tuple[str, ...]
+    """Of `memory.stat`: what the kernel drops before it kills anything: pages that are in files too, and slab. Pages
+    read often, such as weights that two ranks read, are active, and dropped all the same. Shared memory is in none."""
 
-    def used(self, level: Path, dropped: tuple[str, ...]) -> int | None:
+    def used(self, level: Path) -> int | None:
         usage = _number_in(level / self.usage)
-        return None if usage is None else max(0, usage - sum(_counters(level / "memory.stat", dropped).values()))
+        return None if usage is None else max(0, usage - sum(_counters(level / "memory.stat", self.dropped).values()))
 
-    def tightest(self, dropped: tuple[str, ...]) -> CgroupMemory | None:
+    def tightest(self) -> CgroupMemory | None:
         """Return limit and use of the group with the least room; None without a limit."""
         limited = []
         for level in self.levels:
             # The limit first: to write memory.stat the kernel adds up the counters of all processors and groups below.
             limit = _number_in(level / self.limit)
             if limit is not None and limit < _UNLIMITED:
-                used = self.used(level, dropped)
+                used = self.used(level)
                 limited.append((limit - (used or 0), limit, used))
         if not limited:
             return None
@@ -67,8 +67,7 @@ _VERSION_1 = GroupFiles(
     ("total_inactive_file", "total_active_file"),
 )
 _VERSION_2 = GroupFiles(
-    *((), "", 2, "memory.max", "memory.current", "memory.events"),
-    ("inactive_file", "active_file"),
+    *((), "", 2, "memory.max", "memory.current", "memory.events"), ("inactive_file", "active_file", "slab_reclaimable")
 )
 
 
@@ -77,7 +76,7 @@ def read_cgroup(root: Path) -> CgroupMemory:
     files = group_files(root)
     if files is None:
         return CgroupMemory(None, None)
-    return files.tightest(files.page_cache) or CgroupMemory(files.used(files.levels[0], files.page_cache), None)
+    return files.tightest() or CgroupMemory(files.used(files.levels[0]), None)
 
 
 def read_oom_kills(root: Path) -> int | None:
@@ -118,7 +117,7 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
         "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
         "pressure": _pressure(own / "memory.pressure"),
     }
-    tightest = files.tightest(files.page_cache + ("slab_reclaimable",) * is_version_2)
+    tightest = files.tightest()
     if tightest is not None:
         counters.update(limit=tightest.limit_bytes, kept=tightest.used_bytes or 0)
     return {name: value for name, value in counters.items() if value is not None}

@@ -50,11 +50,7 @@ def read_entry(outputs: dict[Any, Any], key: object, value: object) -> Entry:
 
 
 def moves(ledger: Ledger) -> dict[str, Any]:
-    return {
-        "spills": ledger.spills,
-        "restores": ledger.restores,
-        "restore_seconds": round(ledger.restore_seconds, 6),
-    }
+    return {"spills": ledger.spills, "restores": ledger.restores, "restore_seconds": round(ledger.restore_seconds, 6)}
 
 
 def find_encoder_cache(worker: object) -> dict[Any, Any] | None:

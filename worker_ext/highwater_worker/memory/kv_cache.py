@@ -126,9 +126,7 @@ class Residency:
     """
 
     def __init__(
-        self,
-        measure: Callable[[int, int], int | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, measure: Callable[[int, int], int | None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._measure = measure or resident_bytes
         self._clock = clock

@@ -59,10 +59,6 @@ OPERATIONS: Mapping[str, Operation] = {
         },
     ),
     "record_stacks": Operation(
-        snapshot.record_stacks,
-        {
-            "minutes": number(0, 60, default=10),
-            "entries": integer(1, 200_000, default=50_000),
-        },
+        snapshot.record_stacks, {"minutes": number(0, 60, default=10), "entries": integer(1, 200_000, default=50_000)}
     ),
 }

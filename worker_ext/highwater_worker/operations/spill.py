@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from highwater_worker.devices import device_of
-from highwater_worker.encoder_cache.encoder_outputs import (
-    encoder_cache_kind,
-    needed_hashes,
-    spilling_cache,
-)
+from highwater_worker.encoder_cache.encoder_outputs import encoder_cache_kind, needed_hashes, spilling_cache
 from highwater_worker.encoder_cache.spilling_dict import SpillingDict
 from highwater_worker.errors import BadPayloadError, Notes, RefusedError
 from highwater_worker.recorder.encoder_index import encoder_cache_figures

@@ -106,11 +106,7 @@ class SpillPlan(NamedTuple):
 
 
 def make_plan(
-    cache: SpillingDict,
-    target: Target,
-    can_take: Callable[[object], bool],
-    needed: set[str] | None,
-    device_type: str,
+    cache: SpillingDict, target: Target, can_take: Callable[[object], bool], needed: set[str] | None, device_type: str
 ) -> SpillPlan:
     """Decide which groups go, of values that `can_take` says can be copied to the host and back.
 

@@ -138,11 +138,7 @@ class Groups:
 
 
 def trimmable_bytes(
-    worker: object,
-    device: Device,
-    groups: Groups,
-    storages_of: Callable[[str], Iterable[Storage]],
-    host: HostMemory,
+    worker: object, device: Device, groups: Groups, storages_of: Callable[[str], Iterable[Storage]], host: HostMemory
 ) -> int:
     """Return the bytes that the device would gain, less what would be kept for the way back.
 

@@ -22,7 +22,7 @@ from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.story import NO_LOG, LogStory
-from highwater.diagnose.rules.book import judged
+from highwater.diagnose.rules.book import Failed, judged
 from highwater.diagnose.rules.device import is_acquitted
 from highwater.diagnose.rules.words import names_memory
 from highwater.readings.rank import Components, Device, RankReading, TorchMemory, WorkerMemory
@@ -34,7 +34,7 @@ _WHAT: Final[Mapping[IncidentKind, str]] = {
     "died": "The engine died",
     "hung": "The engine hung",
     "out_of_memory": "The engine ran out of memory",
-    "start_failed": "The engine failed to start",
+    "start_failed": "The engine did not start",
 }
 # Where memory was not short these explain nothing: they say how it was used.
 _OF_MEMORY_IN_USE: Final = frozenset(
@@ -55,12 +55,12 @@ _REFUSED: Final = "the engine refused to start: "
 _MAX_QUOTE: Final = 300
 
 
-def diagnose(evidence: Evidence, log: LogStory = NO_LOG) -> tuple[Finding, ...]:
+def diagnose(evidence: Evidence, log: LogStory = NO_LOG, failed: Failed | None = None) -> tuple[Finding, ...]:
     """Return the findings, the weightiest first; advice that this engine cannot follow is left out.
 
     The engine's log may show a shortage that no number shows.
     """
-    found = judged(case_of(evidence, log))
+    found = judged(case_of(evidence, log), failed)
     if _had_room(evidence, found, log):
         found = [replace(one, weight="note") if one.name in _OF_MEMORY_IN_USE else one for one in found]
     if any(one.name == "failed_allocation" for one in found):

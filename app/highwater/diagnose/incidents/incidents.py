@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS
 from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.lines import ended_by_signal, merged
-from highwater.diagnose.log.messages import LogMessage
+from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.readings.event import Event
@@ -63,6 +64,8 @@ _NO_LOG: Final = (
     "engine_log is not set, so nothing is known of what the engine itself said: set it (HIGHWATER_ENGINE_LOG) to the "
     "file that vLLM's output goes to, and the next one can name the cause"
 )
+_CAUSES: Final = frozenset(known.name for known in KNOWN if known.part == "cause")
+_NUMBERED: Final = re.compile(r"[^\s'\"]{0,200}\d[^\s'\"]{0,200}")
 _WHY_IT_HUNG: Final = frozenset({"stopped_ranks", "lost_ranks", "long_step"})
 _Result = TypeVar("_Result")
 
@@ -103,7 +106,8 @@ class Incidents:
         self._internal_error = internal_error
         self._late: tuple[_LateRead, ...] = ()
         left = [headline for headline in store.headlines() if headline.problem is None]
-        self._counts = _counts(left)
+        self._numbers = _numbers(left)
+        self._counts: Mapping[IncidentKind, int] = self._numbers
         self._lock = asyncio.Lock()
         # All that are open, and of each kind the last one; at first those that an earlier sidecar left. Never changed
         # in place: the event loop reads it while a thread works.
@@ -125,7 +129,7 @@ class Incidents:
 
     @property
     def counts(self) -> Mapping[IncidentKind, int]:
-        """The number of incidents of each kind, as far as the folder shows it."""
+        """The number of incidents of each kind, by the folder, without those that may be withdrawn: it never falls."""
         return self._counts
 
     @property
@@ -181,8 +185,7 @@ class Incidents:
         """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
         # With what was counted since the last write.
-        counted = self._tracked
-        return [headline if headline.problem else counted.get(headline.id, headline) for headline in listed]
+        return [one if one.problem else self._tracked.get(one.id, one) for one in listed]
 
     async def read(self, incident_id: str) -> Incident | None:
         """Raises UnreadableIncident: it exists, and this version cannot read it."""
@@ -201,7 +204,7 @@ class Incidents:
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
-        since, hang = self._log.since if self._log is not None else None, self._hang_before(evidence)
+        since, hang = self._log and self._log.since, self._hang_before(evidence)
         if hang is not None:
             evidence = _ending(hang, evidence)
         story = self._story(evidence, since)
@@ -209,14 +212,15 @@ class Incidents:
             return None
         same = [headline for headline in self._tracked.values() if headline.kind == evidence.kind]
         last = max(same, key=lambda headline: headline.last_at or 0.0, default=None)
-        if last is not None and evidence.start is not None:
-            stored = self._stored(last.id)
-            if stored is not None and stored.start == evidence.start.id:
-                return last, False  # an earlier sidecar's
-            if stored is not None and _fails_again(last, evidence) and _cause(stored) == _cause(evidence.start.story):
-                counted = self._repeated(last, evidence)
-                self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
-                return counted, False
+        if evidence.start is not None:
+            for stored in filter(None, [self._stored(headline.id) for headline in same]):
+                headline = self._tracked[stored.id]
+                if stored.start == evidence.start.id:
+                    return headline, False  # an earlier sidecar's
+                if _fails_again(headline, evidence) and _cause(stored) == _cause(evidence.start.story):
+                    counted = self._repeated(headline, evidence)
+                    self._store.write(replace(_counted(stored, counted), start=evidence.start.id))
+                    return counted, False
         elif last is not None and _goes_on(last, evidence):
             counted = self._repeated(replace(last, ended_at=None), evidence)
             self._late = tuple(one._replace(until=None) if one.id == counted.id else one for one in self._late)
@@ -230,14 +234,21 @@ class Incidents:
             # A link to the hang shows how it ended. It is counted, as what it began as.
             incident = replace(incident, id=hang.id, number=hang.number)
         else:
-            incident = replace(incident, number=self._counts[evidence.kind] + 1)
-            self._counts = {**self._counts, evidence.kind: incident.number}
+            incident = replace(incident, number=self._numbers[evidence.kind] + 1)
+            self._numbers = {**self._numbers, evidence.kind: incident.number}
         self._store.write(incident)
         self._track(incident.headline)
         self._written_at = {incident.id: evidence.at}
         now, seconds = self._monotonic(), LATE_SECONDS.get(evidence.kind, ())
         self._late += tuple(_LateRead(incident.id, now + late, evidence, since) for late in seconds)
+        self._count()
         return incident.headline, True
+
+    def _count(self) -> None:
+        # A death may prove an orderly end; not that of a hang, nor one with a kill that was counted.
+        deaths = {one.id: one.evidence for one in self._late if one.evidence.kind == "died"}
+        pending = sum(one.hang is None and not (one.oom_kills and one.oom_kills.count) for one in deaths.values())
+        self._counts = {**self._numbers, "died": self._numbers["died"] - pending}
 
     def _hang_before(self, evidence: Evidence) -> Incident | None:
         """Return the hang that this death ends: it is open, so the engine has not been ready since.
@@ -272,6 +283,7 @@ class Incidents:
                 incident = replace(incident, id=stored.id, number=stored.number)
                 self._store.write(_counted(incident, tracked))
                 self._track(replace(tracked, summary=incident.summary))
+        self._count()
         return tuple(withdrawn)
 
     def _withdrawn(self, stored: Incident) -> Headline:
@@ -280,7 +292,7 @@ class Incidents:
         self._late = tuple(one for one in self._late if one.id != stored.id)
         self._tracked = {name: one for name, one in self._tracked.items() if name != stored.id}
         if stored.kind is not None:
-            self._counts = {**self._counts, stored.kind: self._counts[stored.kind] - 1}
+            self._numbers = {**self._numbers, stored.kind: self._numbers[stored.kind] - 1}
         return stored.headline
 
     def _is_hang_open(self) -> bool:
@@ -326,14 +338,16 @@ class Incidents:
         notes = [story.problem or ("" if story.messages else unheard(story))]
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         findings: Sequence[Finding] = ()
-        try:
-            findings = diagnose(evidence, story)
-        except Exception:
-            # Broad, because the evidence is worth more than its conclusions: it comes from a dying engine, and nobody
-            # can collect it again.
+
+        def failed(exc: Exception) -> None:
             self._internal_error()
-            log.exception("the evidence of an incident could not be diagnosed kind=%s", evidence.kind)
-            notes.append("the numbers could not be diagnosed; the sidecar's log says why")
+            log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
+            notes.append("not all numbers could be diagnosed; the sidecar's log says why")
+
+        try:
+            findings = diagnose(evidence, story, failed)
+        except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
+            failed(exc)
         if evidence.hang is not None:
             known = {found.name for found in findings}
             findings = weightiest_first(
@@ -358,7 +372,7 @@ class Incidents:
             events=_last(evidence.events, MAX_EVENTS),
             policy=evidence.policy,
             decisions=_last(decisions, MAX_DECISIONS),
-            notes=tuple(filter(None, notes)),
+            notes=tuple(filter(None, dict.fromkeys(notes))),
             written_by=__version__,
         )
 
@@ -377,7 +391,7 @@ class Incidents:
         return next(each for each in ids if not self._store.has(each))
 
 
-def _counts(headlines: list[Headline]) -> dict[IncidentKind, int]:
+def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
     """Return the number of incidents of each kind: the newest one's number includes those that were removed."""
     counts: dict[IncidentKind, int] = {}
     for kind in get_args(IncidentKind):
@@ -423,10 +437,11 @@ def _ending(hang: Incident, evidence: Evidence) -> Evidence:
 
 
 def _cause(told: Incident | LogStory) -> str:
-    """Return what the log says of it: a known message, or the name of an exception."""
-    if told.messages:
-        return told.messages[0].name
-    return told.exception.text.partition(":")[0] if told.exception is not None else ""
+    """Return what the log says of it: a known cause, else the exception without numbers, which differ each time."""
+    known = told.messages[0].name if told.messages else ""
+    if told.exception is None or known in _CAUSES:
+        return known
+    return f"{known} {_NUMBERED.sub('', told.exception.text)}"
 
 
 def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:

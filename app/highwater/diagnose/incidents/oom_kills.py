@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from highwater.accounting.rank_key import rank_key
 from highwater.diagnose.evidence import OomKills
 from highwater.host.past import OWN_END_SECONDS, SILENT_SECONDS, containers_of_engine
 from highwater.host.reading import ContainerMemory, HostReading
+from highwater.readings.life import Process
 from highwater.readings.rank import RankReading
 from highwater.text.table import rank_title
 
@@ -24,6 +25,7 @@ from highwater.text.table import rank_title
 RECENT_SECONDS: Final = 60.0
 _BY_CONTAINER: Final = "counted in the engine's container"
 _MAX_RISES, _MAX_GROUPS = 64, 256
+_Known: TypeAlias = tuple[int, Process | None]  # a counter, and the rank's process that reported it
 
 
 class _Rise(NamedTuple):
@@ -42,9 +44,9 @@ class OomKillWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.total: int | None = None
         self._clock = clock
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, _Known] = {}
         self._rises: deque[_Rise] = deque(maxlen=_MAX_RISES)
-        self._has_looked = False
+        self._has_looked = self._is_container_counted = False
 
     def notice(self, ranks: Iterable[RankReading]) -> None:
         """Compare the counters that the ranks report with their last values. Ranks of one container tell one kill."""
@@ -52,10 +54,14 @@ class OomKillWatch:
         for rank in ranks:
             count, name = rank.host_memory.cgroup_oom_kills, rank_title(*rank_key(rank))
             if count is not None:
-                before = self._counts.get(f"rank {name}", count)
-                rises.append(self._note(f"rank {name}", f"counted where rank {name} runs", before, count, 0.0))
+                process = Process(rank.host, rank.pid, rank.pid_started)
+                before, was = self._counts.get(f"rank {name}", (count, process))
+                is_anew = _is_in_new_container(process, was)
+                where, known = f"counted where rank {name} runs", (count, process)
+                rise = self._note(f"rank {name}", where, count if is_anew else before, known)
+                rises.append(count if is_anew else rise)
         # Containers tell them too, where processes write files.
-        if not self._has_looked and len(rises) > 1:
+        if not self._is_container_counted and len(rises) > 1:
             self.total = (self.total or 0) + max(rises)
 
     def look(self, reading: HostReading) -> None:
@@ -71,24 +77,22 @@ class OomKillWatch:
             # What was counted long before this sidecar began is history.
             is_seen = self._has_looked or one.age_seconds <= RECENT_SECONDS
             unseen = 0 if is_seen and self._began_at_zero(one, has_ended=key not in alive) else count
-            rise = self._note(key, _BY_CONTAINER, self._counts.get(key, unseen), count, one.age_seconds)
+            before, _ = self._counts.get(key, (unseen, None))
+            rise = self._note(key, _BY_CONTAINER, before, (count, None), one.age_seconds)
             self.total = (self.total or 0) + rise
-        self._has_looked = True
+        self._has_looked, self._is_container_counted = True, self._is_container_counted or bool(highest)
 
     def _began_at_zero(self, container: ContainerMemory, *, has_ended: bool) -> bool:
         """Return whether all of a count that was never seen before is the engine's: on a bare machine it may be old."""
-        if has_ended:
-            # One that is nearly full has been killed for that, whenever its counter began.
-            return container.is_private or container.is_nearly_full
-        # Beside a new sidecar the engine may have run for days.
-        return self._has_looked and container.is_private
+        # One that has ended nearly full was killed for that. Beside a new sidecar the engine may have run for days.
+        return (has_ended and container.is_nearly_full) or (self._has_looked and container.is_private)
 
-    def _note(self, group: str, where: str, before: int, count: int, age_seconds: float) -> int:
-        rise = max(0, count - before)
+    def _note(self, group: str, where: str, before: int, known: _Known, age_seconds: float = 0.0) -> int:
+        rise = max(0, known[0] - before)
         if rise:
             self._rises.append(_Rise(self._clock() - age_seconds, group, OomKills(count=rise, where=where)))
         self._counts.pop(group, None)
-        self._counts[group] = count  # the last one that was seen stands last
+        self._counts[group] = known  # the last one that was seen stands last
         if len(self._counts) > _MAX_GROUPS:
             del self._counts[next(iter(self._counts))]
         return rise
@@ -112,6 +116,11 @@ class OomKillWatch:
         if not outlived:
             return None
         return OomKills(count=0, where=f"counted where rank {rank_title(*rank_key(outlived[0]))} runs")
+
+
+def _is_in_new_container(now: Process, was: Process | None) -> bool:
+    """Return whether a rank's process runs in a newer container than its last one: pids, and counters, begin again."""
+    return was is not None and now != was and now.host == was.host and (now.pid or 0) <= (was.pid or 0)
 
 
 def _is_counted_after_the_end(reading: HostReading) -> bool:

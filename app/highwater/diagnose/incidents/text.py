@@ -54,7 +54,7 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
             textwrap.indent(_wrapped(plain(headline.summary, 2000), width=97), "   "),
             "",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "`highwater incidents ID` shows one of them, with what to change", ""])
 
 
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:

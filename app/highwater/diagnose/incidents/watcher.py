@@ -26,6 +26,7 @@ from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, Faile
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
+from highwater.engine.start_attempts import LOOP_SECONDS
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
@@ -63,6 +64,7 @@ class _LifeKnown:
     records: tuple[RankRecord, ...] = ()
     ranks: tuple[RankReading, ...] = ()
     baseline: tuple[RankReading, ...] = ()
+    ranks_expected: int | None = None
     growth: Growth = field(default_factory=Growth)
     sleep: Sleep = field(default_factory=Sleep)
     load: Mapping[str, Any] = field(default_factory=dict)
@@ -120,6 +122,7 @@ class IncidentWatcher:
         self._unsaid: deque[tuple[Evidence, str | None]] = deque(maxlen=BACKLOG)
         # When the log began again, where that was not known to end a start yet.
         self._begun_at = self._heard_at = 0.0
+        self._start_ended_at = float("-inf")
         # Reports beyond this backlog are part of the same storm.
         self._waiting: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(BACKLOG)
 
@@ -178,12 +181,14 @@ class IncidentWatcher:
         """Open an incident for a start that failed by its recorders or its processes' files.
 
         With a log, the log may say why first. Workers that ended in order before their start was over were perhaps
-        stopped by somebody: that is an event.
+        stopped by somebody: that is an event, unless it happens again soon.
         """
         failure = report.start_failure
         if failure is None or (before is not None and failure == before.start_failure):
             return
-        if not failure.is_silent and not any(one.error is not None or one.status == "dead" for one in failure.ranks):
+        has_failed = failure.is_silent or any(one.error is not None or one.status == "dead" for one in failure.ranks)
+        is_again, self._start_ended_at = failure.at - self._start_ended_at < LOOP_SECONDS, failure.at
+        if not (has_failed or is_again):
             return
         life = replace(_of_start(report), model=None if before is None else before.engine.model)
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
@@ -229,6 +234,7 @@ class IncidentWatcher:
             life.records, life.instance = recorders.records, recorders.files.instance
         elif recorders is not None and life.instance is not None and engine.state == "gone":
             life.records = recorders.records  # the last records of workers that are followed no more
+        life.ranks_expected = report.ranks_expected or life.ranks_expected
         if not report.stale:
             life.ranks, life.growth = report.ranks, report.growth
             life.sleep.note(report.ranks)
@@ -264,6 +270,7 @@ class IncidentWatcher:
             at=at,
             engine=replace(report.engine, model=report.engine.model or life.model, **life.load),
             ranks=ranks,
+            ranks_expected=life.ranks_expected,
             baseline=life.baseline,
             growth=replace(life.growth, series=self._verdicts()),
             policy=self._policy(),
@@ -368,10 +375,15 @@ class IncidentWatcher:
 
     async def _write(self, evidence: Evidence, instance: str | None) -> None:
         if self._recorders is not None and instance is not None:
-            last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
-            ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
-            are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
-            evidence = replace(evidence, ranks=ranks, instance=instance, are_closed=are_closed)
+            evidence = replace(evidence, instance=instance)
+            try:
+                last_minutes = await asyncio.to_thread(self._recorders.last_minutes, instance)
+                ranks = tuple(_with_series(rank, last_minutes) for rank in evidence.ranks)
+                are_closed = evidence.kind == "died" and await asyncio.to_thread(self._are_closed, instance)
+                evidence = replace(evidence, ranks=ranks, are_closed=are_closed)
+            except Exception:  # broad: the incident is written without the series, and its evidence is nowhere else
+                self._internal_error()
+                log.exception("the recorders could not be read for an incident")
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:

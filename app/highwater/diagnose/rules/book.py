@@ -17,6 +17,7 @@ from highwater.diagnose.rules import allocator, caches, device, ending, growth, 
 
 Rule: TypeAlias = Callable[[Case], Finding | None]
 IncidentRule: TypeAlias = Callable[[Case, Evidence], Finding | None]
+Failed: TypeAlias = Callable[[Exception], None]
 
 # Causes that are known for what grew: said before what only describes a full device.
 KNOWN_CAUSES: Final[tuple[Rule, ...]] = (growth.without_expandable_segments, caches.encoder_not_profiled)
@@ -51,12 +52,22 @@ ANYWHERE: Final[tuple[Rule, ...]] = (
 )
 
 
-def judged(case: Case) -> list[Finding]:
-    """Return what the rules find that apply to this case, the weightiest first."""
+def judged(case: Case, failed: Failed | None = None) -> list[Finding]:
+    """Return what the rules find, the weightiest first; with ``failed`` one that raises costs only its own finding."""
+
+    def ask(rule: Callable[..., Finding | None], *known: Case | Evidence) -> Finding | None:
+        try:
+            return rule(*known)
+        except Exception as exc:  # broad: the caller logs and counts it, and the others' findings are worth more
+            if failed is None:
+                raise
+            failed(exc)
+            return None
+
     evidence = case.evidence
-    of_incident = [] if evidence is None else [rule(case, evidence) for rule in OF_INCIDENTS]
-    causes = known_causes(case)
-    found = weightiest_first((*causes, *of_incident, *(rule(case) for rule in ANYWHERE)))
+    of_incident = [] if evidence is None else [ask(rule, case, evidence) for rule in OF_INCIDENTS]
+    causes = weightiest_first(ask(rule, case) for rule in KNOWN_CAUSES)
+    found = weightiest_first((*causes, *of_incident, *(ask(rule, case) for rule in ANYWHERE)))
     pointless = without_effect(rank.now for rank in case.ranks)
     is_explained = any(one.name == growth.without_expandable_segments.__name__ for one in causes)
     if is_explained and not any(rank.now.shared_with for rank in case.ranks):

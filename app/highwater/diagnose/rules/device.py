@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.rank_key import rank_key
 from highwater.accounting.remedies import reserve_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of, risen
 from highwater.diagnose.evidence import Evidence
@@ -10,11 +11,12 @@ from highwater.diagnose.finding import Finding, finding
 from highwater.diagnose.rules.words import is_silent, names_memory
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
-from highwater.units import MIB
+from highwater.units import MIB, span_text
 
 # Below a device counts as full: on the measured machine the benchmark left 1.4 %, and 180 MiB were refused at 0.1 %.
 FULL_RATIO = 0.02
 ROOM_RATIO = 0.10
+FRESH_SECONDS = 60.0  # what was free longer before the end says nothing of it
 SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
 
 
@@ -46,9 +48,13 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
     if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
+    missing, oldest = _unseen(case)
     return finding(
         "device_had_room",
         rank=least,
+        ranks=f"{len(case.ranks)} of {len(case.ranks) + missing} ranks" if missing else "every rank",
+        before=f", {span_text(oldest)} before" if oldest > FRESH_SECONDS else "",
+        is_shown=not missing and oldest <= FRESH_SECONDS,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
         is_heard=case.log.was_understood,
@@ -59,11 +65,19 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
 def is_acquitted(case: Case) -> bool:
     """Return whether room that the readings show says that the device's memory was not short.
 
-    A log that nobody understood is silent about everything. On CPU the device is the host, whose free memory says
-    nothing of a container's limit.
+    Not old ones, nor those of some ranks. A log that nobody understood is silent about everything. On CPU the device
+    is the host, whose free memory says nothing of a container's limit.
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
-    return not has_failed and is_silent(case.log) and all(rank.device_type != "cpu" for rank in case.ranks)
+    is_cpu, (missing, oldest) = any(rank.device_type == "cpu" for rank in case.ranks), _unseen(case)
+    return not has_failed and not is_cpu and is_silent(case.log) and not missing and oldest <= FRESH_SECONDS
+
+
+def _unseen(case: Case) -> tuple[int, float]:
+    """Return how many ranks have no reading, as far as the engine's size is known, and how old the oldest one is."""
+    known = case.evidence
+    expected = 0 if known is None else max(known.ranks_expected or 0, len(set(map(rank_key, known.baseline))))
+    return max(expected - len(case.ranks), 0), max(map(case.age_seconds, case.ranks), default=0.0)
 
 
 def filled_up(case: Case, rank: RankCase) -> bool:

@@ -8,7 +8,7 @@ from highwater.diagnose.case import OLD_SECONDS, Case, highest
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
-from highwater.diagnose.rules.host import against_full_host, fill_text, looks_text
+from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.exit_codes import by_signal
 from highwater.host.past import OWN_END_SECONDS
 from highwater.recorder.progress import LOST
@@ -42,9 +42,10 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
         return None
     if evidence.ended_by_signal not in {None, signal.SIGKILL} or _says_why(case):
         return None
-    host = evidence.host
-    fill, together = (host.fullest, host.ended_together) if host is not None else (None, 0)
-    had_room = fill is not None and fill.ratio < ROOMY_RATIO and case.at - fill.at < OLD_SECONDS and not together
+    host, (fill, _) = evidence.host, fullest(case)
+    together = host.ended_together if host is not None else 0
+    is_seen = host is not None and host.fullest is not None and case.at - host.fullest.at < OLD_SECONDS
+    had_room = is_seen and fill is not None and fill.ratio < ROOMY_RATIO and not together
     weight: Weight = "note" if had_room else "clue"
     return finding(
         "kill_not_known",
@@ -96,10 +97,8 @@ def ended_by_signal(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"
+    names = [f" ({one.name})" for one in signal.Signals if one == number]  # a real-time signal has none
+    return f"signal {number}{''.join(names)}"
 
 
 def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from highwater.accounting.host_share import host_share
-from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case, highest
+from highwater.diagnose.case import NOTABLE_BYTES, OLD_SECONDS, Case
 from highwater.diagnose.finding import Finding, finding
 from highwater.host.past import Fill
 from highwater.units import size_text, span_text
@@ -18,10 +18,9 @@ MAX_LOOKS = 12
 
 def host_memory(case: Case) -> Finding | None:
     """Report that host memory stood near the limit at which the kernel ends a process."""
-    ratio, found = highest(_fills(case), lambda each: each[0].ratio) or (0.0, None)
-    if found is None or ratio < HOST_HIGH_RATIO:
+    fill, where = fullest(case)
+    if fill is None or fill.ratio < HOST_HIGH_RATIO:
         return None
-    fill, where = found
     evidence = case.evidence
     host = None if evidence is None else evidence.host
     suspect = None if host is None else host.suspect
@@ -30,13 +29,13 @@ def host_memory(case: Case) -> Finding | None:
     is_end = case.kind in {"died", "start_failed"}
     return finding(
         "host_memory",
-        weight="likely" if is_end and (ratio >= HOST_FULL_RATIO or together) else "clue",
+        weight="likely" if is_end and (fill.ratio >= HOST_FULL_RATIO or together) else "clue",
         advice=against_full_host(case),
         where=where,
         used=fill.used_bytes,
         whole=fill.whole_bytes,
         spilled=_spilled_bytes(case),
-        ratio=ratio,
+        ratio=fill.ratio,
         limit=_limit(fill),
         age=_age_text(case, fill),
         # Said once in the summary: with the kill, where one was counted.
@@ -48,8 +47,13 @@ def host_memory(case: Case) -> Finding | None:
 
 def fill_text(case: Case) -> str | None:
     """Return how full host memory was before the end, as a part of a sentence; ``None``: not known."""
-    ratio, found = highest(_fills(case), lambda each: each[0].ratio) or (0.0, None)
-    return None if found is None else f"{ratio:.0%} of {_limit(found[0])}{_age_text(case, found[0])}"
+    fill, _ = fullest(case)
+    return None if fill is None else f"{fill.ratio:.0%} of {_limit(fill)}{_age_text(case, fill)}"
+
+
+def fullest(case: Case) -> tuple[Fill | None, str]:
+    """Return the fullest look at host memory before the end, and where it was; ``None``: not known."""
+    return max(_fills(case), key=lambda each: each[0].ratio, default=(None, ""))
 
 
 def looks_text(case: Case) -> str | None:
@@ -83,14 +87,16 @@ def against_full_host(case: Case) -> tuple[str, ...]:
 
 
 def _fills(case: Case) -> Iterator[tuple[Fill, str]]:
-    """Yield how full the host was, and where: by the freshest looks. An idle rank's reading is not one."""
-    evidence = case.evidence
-    fullest = None if evidence is None or evidence.host is None else evidence.host.fullest
-    if fullest is not None:
-        yield fullest, "in the engine's container" if fullest.is_limited else "on the engine's machine"
-    oldest = case.at - STALE_SECONDS if fullest is None else fullest.at - STALE_RANK_SECONDS
+    """Yield the freshest looks, and where: no idle rank's, nor a rank's whose container's fullest look is known."""
+    evidence, oldest, known = case.evidence, case.at - STALE_SECONDS, set()
+    host = None if evidence is None else evidence.host
+    if host is not None and host.fullest is not None:
+        fill, oldest = host.fullest, host.fullest.at - STALE_RANK_SECONDS
+        yield fill, "in the engine's container" if fill.is_limited else "on the engine's machine"
+        everyone = (*host.reading.processes, *host.reading.ended)
+        known = {(one.host, one.pid) for one in everyone if fill.is_limited and one.container == fill.container}
     for rank in case.ranks:
-        used, whole = host_share(rank.now)
+        used, whole = host_share(rank.now) if (rank.now.host, rank.now.pid) not in known else (None, None)
         if used is not None and whole and (evidence is None or rank.now.taken_at >= oldest):
             is_limited = rank.now.host_memory.cgroup_limit_bytes == whole
             fill = Fill(at=rank.now.taken_at, used_bytes=used, whole_bytes=whole, is_limited=is_limited)

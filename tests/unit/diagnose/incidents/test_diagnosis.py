@@ -19,7 +19,7 @@ from highwater.diagnose.log.story import NO_LOG, story_of
 from highwater.diagnose.rules.book import ANYWHERE, KNOWN_CAUSES, OF_INCIDENTS, judged
 from highwater.host.past import Fill, GrownPart, HostFacts
 from highwater.host.processor_cache import CacheCopy, ProcessorCaches
-from highwater.host.reading import HostReading
+from highwater.host.reading import HostReading, ProcessMemory
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.growth import Growth, GrowthRate, SeriesGrowth
 from highwater.readings.policy import PolicyStatus, RankPressure, RuleStatus
@@ -473,6 +473,24 @@ def test_of_a_kill_within_seconds_the_largest_is_named():
     assert killed.advice == (ADVICE["memory_limit"], ADVICE["cpu_kvcache_space"])
 
 
+@pytest.mark.parametrize("container", ["k", "other"])
+def test_of_one_container_there_is_one_look_and_what_is_said_of_it_agrees(container):
+    """A rank's reading is another look only where its container is another one: the fullest of all is told."""
+    full = reading(host_memory=HostMemory(cgroup_used_bytes=96, cgroup_limit_bytes=100))
+    known = facts(fill=0.64)
+    of_rank = ProcessMemory(role="worker", name="w", pid=full.pid, host=full.host, container=container)
+    host = replace(
+        known,
+        reading=replace(known.reading, processes=(of_rank,)),
+        fullest=replace(known.fullest, container="k"),
+    )
+    given = evidence("died", rank(full), host=host)
+    names = {one.name for one in diagnose(given)}
+    assert ("host_memory" in names) is (container == "other")
+    assert ("host memory had room (64%" in found("kill_not_known", given).title) is (container == "k")
+    assert ("96 %" in found("kill_not_known", given).text) is False
+
+
 def test_a_whole_container_that_was_killed_leaves_no_counter_and_two_facts():
     """All of it fell silent at one moment, and it was full: with the command that says whether it was the kernel."""
     given = evidence("died", host=facts(fill=0.97, together=3, part=LEAKER))
@@ -489,7 +507,7 @@ def test_a_failed_start_says_what_was_refused():
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.",
         "EngineCore failed to start.",
     )
-    assert said == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert said == "The engine did not start: the log says that nothing is left for the KV cache"
 
 
 def test_a_hang_says_which_step_and_that_memory_was_not_short():

@@ -137,8 +137,8 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     )
     incident = await one.only()
     assert (incident.kind, incident.reason, incident.count) == ("start_failed", said, 1)
-    assert incident.summary.startswith(f"The engine failed to start: {said}")
-    assert one.core.summaries("state") == [f"the engine's start failed: {said}"]
+    assert incident.summary.startswith(f"The engine did not start: {said}")
+    assert one.core.summaries("state") == [f"the engine did not start: {said}"]
     assert report.engine.restarts == 1
     assert report.engine.hint.startswith("the engine's last start was killed by the kernel for memory 1 min ago, at")
     assert "engine_url" not in report.engine.hint
@@ -229,15 +229,38 @@ async def test_starts_that_are_found_dead_at_once_count_each(pod):
     assert ((await one.only()).count, report.engine.restarts, len(one.core.summaries("state"))) == (3, 3, 3)
 
 
-async def test_an_orderly_end_is_an_event(pod):
+WHY = "whether it was stopped or failed is not known without engine_log"
+
+
+async def test_an_end_that_may_be_a_planned_stop_is_an_event_and_a_loop_of_them_an_incident(pod):
     one = pod()
-    one.write(1)
+    for number, count in ((1, 0), (2, 1), (3, 2)):
+        one.write(number)
+        await one.tick()
+        one.remove()
+        report = await one.idle(60.0)
+        assert [each.count for each in await one.incidents.headlines()] == ([count] if count else [])
+        assert report.engine.restarts == number
+    said = f"it ended before it was ready; {WHY}"
+    assert one.core.summaries("state") == [f"the engine did not start: {said}"] * 3
+    assert (await one.only()).summary == f"The engine did not start: {said}"
+    assert report.engine.hint.startswith(
+        "the engine's last 3 starts ended before it was ready; the last one ended 1 min"
+    )
+    assert WHY in report.engine.hint
+
+
+async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(pod):
+    one = pod()
     await one.tick()
-    one.remove()
-    report = await one.idle(30.0)
-    assert (await one.incidents.headlines(), report.engine.restarts) == ([], 1)
-    assert one.core.summaries("state") == ["the engine ended before it was ready: its API server ended in order"]
-    assert report.engine.hint.startswith("the engine's last start ended in order ")
+    for number in (1, 2):
+        one.write(number, used=LIMIT // 2, pids=(1, 60))
+        await one.tick()
+        next(one.folder.glob("highwater-1-*.process")).unlink()
+        report = await one.idle(60.0)
+        assert ((await one.only()).count, report.engine.restarts) == (number, number)
+    left = "ended from outside or by a crash: EngineCore 625 MiB at its peak; container at 625.0 of 1,250.0 MiB"
+    assert (await one.only()).summary == f"The engine did not start: it ended before it was ready; {WHY}; {left}"
 
 
 async def test_a_death_is_no_failed_start(pod):

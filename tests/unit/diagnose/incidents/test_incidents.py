@@ -12,6 +12,7 @@ from highwater.diagnose.incidents import incidents
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import from_history
+from highwater.diagnose.rules import book
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus
 from highwater.readings.policy import PolicyStatus, RuleStatus
@@ -195,7 +196,7 @@ async def test_a_death_right_after_a_hang_is_one_incident(told):
     first, second = incident.ranks
     assert (incident.at, incident.reason) == (AT + 7, "rank 1 is dead; then: nothing answers any more")
     (ended,) = [one for one in incident.findings if one.name == "hang_ended"]
-    assert (ended.weight, ended.title) == ("clue", "it had hung for 7 s before")
+    assert (ended.weight, ended.title) == ("clue", "it had hung for 7.0 s before")
     assert (len(first.series), first.stack, second.rank) == (3, ("a.py:1 f",), 1)
     assert (told.incidents.counts["hung"], told.incidents.counts["died"]) == (1, 0)
     await told.open("died")
@@ -421,8 +422,25 @@ async def test_what_cannot_be_diagnosed_is_kept_all_the_same(told, monkeypatch, 
     headline, _ = await told.open()
     incident = await told.incidents.read(headline.id)
     assert incident.findings == ()
-    assert any("could not be diagnosed" in note for note in incident.notes)
+    assert any("could be diagnosed" in note for note in incident.notes)
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_rule_that_raises_costs_only_its_own_finding(told, monkeypatch, caplog):
+    """It is logged and counted, and said once."""
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    whole = await told.incidents.read((await told.open())[0].id)
+    monkeypatch.setattr(book, "OF_INCIDENTS", (broken, *book.OF_INCIDENTS, broken))
+    told.clock.advance(100.0)
+    incident = await told.incidents.read((await told.open())[0].id)
+    assert [one.name for one in incident.findings] == [one.name for one in whole.findings]
+    assert [note for note in incident.notes if "not all" in note] == [
+        "not all numbers could be diagnosed; the sidecar's log says why"
+    ]
+    assert caplog.text.count("Traceback") == 2
 
 
 # --- evidence from what is there anyway ---
@@ -477,6 +495,7 @@ async def test_what_the_log_says_late_withdraws_an_incident(tmp_path, has_folder
     log.write_text("")
     told = Told(tmp_path if has_folder else None, log)
     headline, _ = await told.open()
+    assert told.incidents.counts["died"] == 0  # a counter that falls is a restart to Prometheus
     log.write_text(STOPPED)
     withdrawn = await told.incidents.complete(at_once=True)
     assert [one.id for one in withdrawn] == [headline.id]
@@ -496,7 +515,7 @@ async def test_a_death_without_an_orderly_end_stays(tmp_path, last):
     await told.open()
     log.write_text(last + (STOPPED if last else ""))
     assert await told.incidents.complete(at_once=True) == ()
-    assert (await told.only()).kind == "died"
+    assert ((await told.only()).kind, told.incidents.counts["died"]) == ("died", 1)
 
 
 async def test_a_hang_that_somebody_ends_is_no_orderly_end(tmp_path):

@@ -71,7 +71,8 @@ def test_the_next_life_adds_to_the_total():
 @pytest.mark.parametrize(
     ("changes", "count"),
     [
-        ({}, 1),
+        ({}, None),
+        ({"kept_bytes": 990}, 1),
         ({"is_private": False}, None),
         ({"is_private": False, "kept_bytes": 990}, 1),
         ({"is_private": False, "kept_bytes": 990, "version": 1}, 1),
@@ -80,7 +81,7 @@ def test_the_next_life_adds_to_the_total():
     ],
 )
 def test_the_dead_of_a_container_have_left_its_count(changes, count):
-    """A new sidecar sees them first when they have ended. On a bare machine the counter may be years old."""
+    """A new sidecar sees them first when they have ended. Only a container that ended full says whose kill it was."""
     watch = OomKillWatch(FakeClock())
     watch.look(left(**{"kills": 1} | changes))
     recent = watch.recent()
@@ -141,7 +142,7 @@ def test_the_container_of_the_life_before_says_nothing():
 @pytest.mark.parametrize(("age", "total"), [(20.0, 1), (130.0, 0)])
 def test_a_kill_long_before_the_sidecar_began_is_history(age, total):
     watch = OomKillWatch(FakeClock())
-    watch.look(left(1, age=age))
+    watch.look(left(1, age=age, kept_bytes=990))
     assert watch.total == total
 
 
@@ -210,3 +211,23 @@ def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, number, name):
     for kills in (1, 2):
         watch.notice([rank(0, 1), replace(rank(number, kills), dp_rank=dp_rank)])
     assert watch.recent() == OomKills(count=1, where=f"counted where {name} runs")
+
+
+def test_a_rank_alone_counts_where_no_container_of_the_engine_is_seen():
+    """In a pod without recorders the sidecar reads host memory, and sees none of the engine's."""
+    watch = OomKillWatch(FakeClock())
+    for kills in (0, 1):
+        watch.look(HostReading(taken_at=1.0))
+        watch.notice([rank(0, kills)])
+    assert (watch.recent().count, watch.total) == (1, 1)
+
+
+@pytest.mark.parametrize(("pid", "total"), [(90, 2), (95, 1)])
+def test_the_next_containers_count_is_the_engines(pid, total):
+    """Its pids begin again, so it is another container; with a higher one it may be the same, and the same kill."""
+    watch = OomKillWatch(FakeClock())
+    for kills in (0, 1):
+        watch.notice([replace(rank(0, kills), pid=90, pid_started=100)])
+    for _ in range(2):
+        watch.notice([replace(rank(0, 1), pid=pid, pid_started=900)])
+    assert (watch.recent().count, watch.total) == (1, total)

@@ -296,6 +296,7 @@ def test_a_list_tells_each_in_short():
     """Also why one cannot be read."""
     other = Headline(schema=2, id="20261122T000000Z-died", kind=None, at=None, problem="is of schema 2")
     text = headlines_text([other, incident().headline])
+    assert text.endswith("\n`highwater incidents ID` shows one of them, with what to change\n")
     assert text.startswith(
         "20261122T000000Z-died\n   it is of schema 2\n\n20261121T143233Z-died  (died)\n   2026-11-21 14:32:33Z"
     )

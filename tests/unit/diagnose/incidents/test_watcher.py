@@ -207,6 +207,21 @@ async def test_a_start_that_failed_has_its_own_model(one, named, told):
     assert (await one.only()).engine.model == told
 
 
+@pytest.mark.parametrize(("pause", "kinds"), [(120.0, ["start_failed"]), (700.0, [])])
+async def test_workers_that_end_in_order_while_they_load_are_an_incident_the_second_time(one, pause, kinds):
+    """An EngineCore that raises stops its workers in order, too: a loop is no planned stop."""
+    await one.come_up()
+    known = one.core.poller.current()
+    rank = StartedRank(rank=0, dp_rank=0, host="a", pid=7, status="ended", phases=())
+    for number in (1, 2):
+        assert await one.kinds() == []
+        at = pause * number
+        failure = StartFailure(at=at, recorder_instance=f"{number}" * 16, summary="it ended", ranks=(rank,))
+        one.box.notice(replace(known, start_failure=failure))
+        await write_what_waits(one)
+    assert await one.kinds() == kinds
+
+
 async def test_an_engine_that_ends_in_order_is_an_event(one):
     """Every worker said goodbye: nothing is to be explained."""
     await one.come_up()
@@ -329,7 +344,7 @@ async def test_a_hang_is_as_long_as_nothing_moved(one):
     one.fake.down = True
     for _ in range(2):
         await one.tick()
-    assert "it had hung for 62 s before" in [each.title for each in (await one.only()).findings]
+    assert "it had hung for 1 min 2 s before" in [each.title for each in (await one.only()).findings]
 
 
 async def test_a_kill_that_is_counted_late_completes_the_incident(either):
@@ -494,7 +509,7 @@ async def test_a_start_that_fails_is_an_incident(boxed, tmp_path, was_there):
     assert await one.kinds() == (["died"] if was_there else []) + ["start_failed"]
     (headline, *_) = await one.incidents.headlines()
     incident = await one.incidents.read(headline.id)
-    assert incident.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert incident.summary == "The engine did not start: the log says that nothing is left for the KV cache"
     assert (incident.ranks, incident.ended_at) == ((), None), "the ranks of another engine tell nothing of it"
     assert one.told()[-1] == f"incident {incident.id}: {incident.summary}"
     one.fake.down = False
@@ -564,6 +579,20 @@ async def test_an_engine_that_the_kernel_killed_in_its_pod_names_what_grew(one, 
     assert "EngineCore grew from 450 MiB to 2.31 GiB in 4 min" in incident.summary
     assert ("kill_not_known" in {finding.name for finding in incident.findings}) is is_whole
     assert "memory was not short" not in incident.summary
+
+
+async def test_recorders_that_cannot_be_read_cost_no_incident(one, monkeypatch):
+    """It is counted, and the incident is written without their series."""
+
+    def gone(_):
+        raise OSError("gone")
+
+    await one.come_up()
+    monkeypatch.setattr(one.core.recorders, "last_minutes", gone)
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick()
+    assert (len((await one.only()).ranks), one.errors) == (2, 1)
 
 
 async def test_host_memory_that_cannot_be_read_costs_no_incident(one):

@@ -152,6 +152,30 @@ def test_an_illegal_access_is_no_shortage():
     assert SHORT in said(evidence("died"), story_of([TRACE, ILLEGAL, DEAD]))
 
 
+@pytest.mark.parametrize(
+    ("age", "words"),
+    [(2, ""), (59, ""), (61, ", 1 min 1 s before"), (600, ", 10 min before"), (36_000, ", 10 h before")],
+)
+def test_an_old_reading_acquits_nothing(age, words):
+    given = evidence("died", rank(reading(taken_at=AT - age)))
+    told = said(given, story_of([GONE]))
+    assert f"every rank had at least 22,420.0 MiB free{words}" in told
+    assert (SHORT in told) is (words == "")
+    room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
+    assert ("What was free at the end is not known" in room.text) is (words != "")
+
+
+def test_readings_of_some_ranks_acquit_nothing():
+    """By what the engine reports of its size, or by those that it had when it became ready."""
+    seven = [rank(reading(number)) for number in range(7)]
+    eight = tuple(reading(number) for number in range(8))
+    for given in (replace(evidence("died", *seven), ranks_expected=8), evidence("died", *seven, baseline=eight)):
+        told = said(given, story_of([GONE]))
+        assert "7 of 8 ranks had at least 22,420.0 MiB free" in told
+        assert "not short" not in told
+    assert SHORT in said(replace(evidence("died", *seven), ranks_expected=7), story_of([GONE]))
+
+
 def test_on_cpu_the_device_is_the_host():
     """Of which what is free says nothing of a container's limit."""
     given = evidence("died", rank(reading(device=Device(type="cpu"))))
@@ -173,6 +197,14 @@ def test_after_a_message_of_memory_no_device_had_room(process):
     ("line", "which"),
     [
         ("RuntimeError: Triton Error [CUDA]: out of memory", "device"),
+        ("torch._inductor.exc.InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "device"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "unclear"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "unclear"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "unclear"),
+        ("RuntimeError: CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED", "unclear"),
+        ("RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "unclear"),
+        ("RuntimeError: CUDA runtime error (2)", "unclear"),
+        ("[autotuner] CUDA OOM, retrying with fewer tokens", "unclear"),
         ("OSError: [Errno 12] Cannot allocate memory", "host"),
         ("OSError: [Errno 28] No space left on device: '/psm_12'", "shm"),
         ("OSError: [Errno 28] No space left on device", "unclear"),

@@ -53,6 +53,9 @@ OLD_CORE = (
 OLD_LISTENS = OLD + "[api_server.py:1847] Starting vLLM API server 0 on http://127.0.0.1:33733"
 
 
+FAILS = "(EngineCore pid=7) ERROR 11-22 05:32:08 [core.py:1510] "
+
+
 def begins(pid: int = 1) -> list[str]:
     """What a start writes first; of another process another."""
     return [LOGO.format(pid=pid), ARGS.format(pid=pid), CORE]
@@ -588,11 +591,25 @@ async def test_a_start_that_fails_the_same_way_within_the_hour_is_counted(told):
     assert await told.counts() == [200]
     (headline,) = await told.incidents.headlines()
     assert (headline.kind, headline.at, headline.last_at) == ("start_failed", AT + 60, told.clock.now)
-    assert headline.summary == "The engine failed to start: the log says that nothing is left for the KV cache"
+    assert headline.summary == "The engine did not start: the log says that nothing is left for the KV cache"
     await told.fail(*begins(201), WARM_UP, ENDED)
     assert await told.counts() == [200, 1]
     await told.fail(*begins(202), WARM_UP, ENDED, seconds=3601.0)
     assert await told.counts() == [200, 1, 1]
+
+
+async def test_starts_that_raise_differently_are_an_incident_each_in_whatever_order(told):
+    """What is left to say of all of them is that the engine did not start."""
+    raised = ["FileNotFoundError: /models/x", "ValueError: no quantization foo", "ValueError: port {n} is taken"]
+    for number in range(9):
+        error = raised[number % 3].format(n=8000 + number)
+        trace = [
+            f"{FAILS}{line}" for line in ("EngineCore failed to start.", "Traceback (most recent call last):", error)
+        ]
+        await told.fail(*begins(number + 1), *trace, ENDED)
+    assert await told.counts() == [3, 3, 3]
+    summaries = " ".join(one.summary for one in await told.incidents.headlines())
+    assert all(error.format(n=8002) in summaries for error in raised)
 
 
 async def test_after_the_engine_was_ready_it_is_another_incident(told):
