@@ -204,9 +204,7 @@ class Incidents:
     # --- in a thread ---
 
     def _open(self, evidence: Evidence) -> tuple[Headline, bool] | None:
-        since, hang = self._log.since if self._log is not None else None, self._hang_before(evidence)
-        if hang is not None:
-            evidence = _ending(hang, evidence)
+        since = self._log.since if self._log is not None else None
         story = self._story(evidence, since)
         if ended_in_order(evidence, story) and not self._is_hang_open():
             return None
@@ -221,7 +219,9 @@ class Incidents:
             if evidence.at - self._written_at.get(counted.id, 0.0) >= WRITE_SECONDS:
                 self._rewrite(counted, evidence.at)
             return counted, False
+        hang = self._hang_before(evidence)
         if hang is not None:
+            evidence = _ending(hang, evidence)
             self._late = tuple(one for one in self._late if one.id != hang.id)
         incident = self._incident(evidence, story)
         if hang is not None:
@@ -387,7 +387,8 @@ class Incidents:
             return LogStory(problem=_NO_LOG)
         if evidence.start is not None:
             return evidence.start.story
-        still = evidence.still_seconds if evidence.hang is None else evidence.hang.seconds
+        hangs = [evidence.at - (one.at or evidence.at) for one in _unended(self._tracked) if one.kind == "hung"]
+        still = evidence.still_seconds + max([0.0 if evidence.hang is None else evidence.hang.seconds, *hangs])
         return self._log.story(since, until, within=NEAR_SECONDS + still + LATE_SECONDS[evidence.kind][-1])
 
     def _id(self, kind: IncidentKind, at: float) -> str:
