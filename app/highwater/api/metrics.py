@@ -119,7 +119,6 @@ class _Part(Collector, Generic[_T]):
         self._text = b""
 
     def text(self) -> bytes:
-        """Return the families in the classic text format."""
         value = self._read()
         if value != self._value:
             self._value = value
@@ -219,7 +218,6 @@ _MEMORY_LIMIT: Final = "Memory that the sidecar's container may use, its page ca
 
 
 def _value(name: str, text: str, read: Callable[[], float | None], form: Form = gauge) -> _Part[float | None]:
-    """Return the part of a family with one value."""
     return _Part(read, lambda value: known(name, text, value, form))
 
 

@@ -101,7 +101,6 @@ class SetupFacts:
 
     @property
     def knows_engine(self) -> bool:
-        """True if the engine has answered at least once."""
         return bool(self.can) and (self.report.engine.traits.answers or self.report.engine.version is not None)
 
 
@@ -123,7 +122,6 @@ class SetupCheck:
 
 
 def checked(facts: SetupFacts) -> list[SetupCheck]:
-    """Return the result of every check, in order."""
     return [SetupCheck(name, *check(facts)) for name, check in SETUP_CHECKS.items()]
 
 

@@ -47,7 +47,6 @@ class KeptProcess:
         return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
-        """Start it, and do not wait until it is ready."""
         with self._log_path.open("ab") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS), *command],

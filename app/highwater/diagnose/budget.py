@@ -50,7 +50,6 @@ class Explained:
 
 
 def not_profiled(case: BudgetCase) -> Finding | None:
-    """Report memory that this start needs and its formula does not count."""
     rank = case.rank
     graphs = rank.part("graphs")
     elsewhere = {"others"} if graphs is None or graphs.bytes >= 0 else {"others", "graphs_uncounted"}
@@ -69,7 +68,6 @@ def not_profiled(case: BudgetCase) -> Finding | None:
 
 
 def negative_graphs_estimate(case: BudgetCase) -> Finding | None:
-    """Report an estimate below zero, by which the KV cache became larger than the budget."""
     estimate, beyond = case.rank.part("graphs"), case.rank.part("graphs_uncounted")
     if estimate is None or estimate.bytes >= 0:
         return None
@@ -98,7 +96,6 @@ def activation_above_profile(case: BudgetCase) -> Finding | None:
 
 
 def encoder_not_profiled(case: BudgetCase) -> Finding | None:
-    """Report a start that did not take the encoder into account, and the size that its cache may reach."""
     encoder = case.encoder
     if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
         return None
@@ -120,7 +117,6 @@ def encoder_not_profiled(case: BudgetCase) -> Finding | None:
 
 
 def without_expandable_segments(case: BudgetCase) -> Finding | None:
-    """Report an NPU that serves images without expandable segments, before anything has grown."""
     launch = case.rank.launch
     if case.rank.device.type != "npu" or case.encoder is None or launch.expandable_segments is not False:
         return None
@@ -138,7 +134,6 @@ def without_expandable_segments(case: BudgetCase) -> Finding | None:
 
 
 def allocator_environment(case: BudgetCase) -> Finding | None:
-    """Report variables of the worker's process that are set twice or contradict one another."""
     problems = contradictions(case.rank.environment, case.rank.device.type)
     if not problems:
         return None

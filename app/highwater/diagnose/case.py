@@ -135,7 +135,6 @@ class Case:
         return self.grown_bytes is not None and self.grown_bytes > self.notable_bytes
 
     def age_seconds(self, rank: RankCase) -> float:
-        """Return how old the rank's last reading was then."""
         return max(self.at - rank.now.taken_at, 0.0)
 
     def age_text(self, rank: RankCase) -> str:

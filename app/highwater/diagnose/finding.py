@@ -142,7 +142,6 @@ class _Wording(Formatter):
 
 
 def _sentences(templates: str | list[str], known: Mapping[str, object]) -> list[str]:
-    """Fill in the sentences, and leave out those that do not apply."""
     said = []
     for template in [templates] if isinstance(templates, str) else templates:
         try:

@@ -160,7 +160,6 @@ def figure(name: str, value: float | str | None) -> str:
 
 
 def page(markdown: str, *, title: str) -> str:
-    """Return a report of this module's Markdown as one HTML file."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'

@@ -147,7 +147,6 @@ def _with_driver_of(known: Rise | None, rise: Rise) -> Rise:
 def _other(
     floors: Sequence[Floor], scale: Scale, bounds: Sequence[Bound], happenings: Sequence[Happening]
 ) -> Judgement:
-    """Judge a series without a leak."""
     step = find_step(floors, scale, happenings)
     if step is not None:
         return Judgement(kind="step", step=step)

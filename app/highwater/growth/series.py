@@ -44,7 +44,6 @@ class SeriesKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name for people and programs, the same over restarts."""
         return f"{self.owner} {self.measure}"
 
 

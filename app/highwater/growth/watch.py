@@ -210,7 +210,6 @@ class GrowthWatch:
         return next((book, key) for book in self._books.values() if (key := book.key(name)) is not None)
 
     def _happenings(self) -> list[Happening]:
-        """Return the events by the clock of the floors, oldest first."""
         ahead = self._wall_clock() - self._clock()
         return [
             Happening(
@@ -229,7 +228,6 @@ class GrowthWatch:
         self._problem = problem
 
     def verdicts(self) -> tuple[SeriesGrowth, ...]:
-        """Return the verdict on every series, the leaks first."""
         return self._shown
 
     def find(self, name: str) -> SeriesGrowth:
@@ -244,5 +242,4 @@ class GrowthWatch:
         raise UnknownName("series", name, [repr(one.series) for one in self._shown])
 
     def data(self, name: str) -> list[Floor]:
-        """Return the floors behind a verdict, oldest first."""
         return [floor for book in self._books.values() for floor in book.floors(name)]

@@ -22,7 +22,6 @@ class SilentCores:
         self._workers: set[str | None] = set()  # the containers in which one writes
 
     def look(self, reading: HostReading) -> None:
-        """Take the next reading."""
         servers = [one for one in reading.processes if one.source == "file" and one.role in _SERVERS]
         writing = {Process(one.host, one.pid, one.started) for one in reading.processes}
         fallen = {

@@ -103,7 +103,6 @@ def no_growth(experiment: Experiment) -> Finding | None:
 
 
 def non_torch_growth(experiment: Experiment) -> Finding | None:
-    """Report that memory outside PyTorch grew, unless the finding on growth says so."""
     grown, whole = experiment.change(BEFORE, AFTER, "non_torch_bytes"), experiment.case.grown_bytes
     if grown is None or whole is None or grown <= experiment.case.notable_bytes:
         return None
@@ -125,7 +124,6 @@ def kv_pool(experiment: Experiment) -> Finding | None:
 
 
 def host_growth(experiment: Experiment) -> Finding | None:
-    """Report that host memory grew, where that is not the device itself."""
     if experiment.device.type == "cpu":
         return None
     pairs = [(same_process(experiment.ranks(BEFORE), now), now) for now in experiment.ranks(AFTER)]
@@ -178,7 +176,6 @@ def transient_peak(experiment: Experiment) -> Finding | None:
 
 
 def unseen_peak(experiment: Experiment) -> Finding | None:
-    """Report that PyTorch's own record of its peak is higher than any reading."""
     peaks = {rank_key(point): point.torch.allocated_bytes for point in experiment.ranks(PEAK)}
     before = {rank_key(point): point.torch.peak_allocated_bytes for point in experiment.ranks(BEFORE)}
 
@@ -199,7 +196,6 @@ def unseen_peak(experiment: Experiment) -> Finding | None:
 
 
 def over_high_water(experiment: Experiment) -> Finding | None:
-    """Report a peak that left less free than a rule's high water while the policy only observed."""
     if experiment.policy is None or experiment.policy.mode != "observe":
         return None
     under = [

@@ -47,7 +47,6 @@ class Situation:
 
     @property
     def is_progressing(self) -> bool:
-        """True if the recorders show steps that follow one another."""
         return self.is_recorded and self.verdict == "progressing" and self.still_seconds < SETTLE_SECONDS
 
 

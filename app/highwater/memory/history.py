@@ -212,7 +212,6 @@ class History:
 
     @property
     def marks(self) -> Mapping[str, Mark]:
-        """The marks by name, oldest first."""
         return self._marks
 
     # --- watchers ---

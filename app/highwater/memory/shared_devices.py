@@ -71,7 +71,6 @@ class SharedDevices:
 
     @property
     def has_witness(self) -> bool:
-        """True if there is a source: recorder files or NVML."""
         return self._recorders is not None or self._nvml is not None
 
     async def run(self) -> None:

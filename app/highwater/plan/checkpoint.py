@@ -32,7 +32,6 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """The size in the checkpoint."""
         return ceil_div(self.elements * self.bits, 8)
 
 

@@ -24,12 +24,10 @@ class Figure:
 
 
 def exact(size: int, why: str) -> Figure:
-    """Return a figure that follows from vLLM's own rules."""
     return Figure(size, size, size, "exact", why)
 
 
 def measured(size: int, why: str) -> Figure:
-    """Return a figure that an earlier start reported."""
     return Figure(size, size, size, "measured", why)
 
 

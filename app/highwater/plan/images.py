@@ -194,7 +194,6 @@ def _patches(vision: ConfigJson) -> int:
 
 
 def _with_marks(embeddings: int) -> ImageTokens:
-    """Return an image with one mark before it and one after."""
     return ImageTokens(embeddings=embeddings, prompt_tokens=embeddings + 2)
 
 

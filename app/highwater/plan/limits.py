@@ -31,7 +31,6 @@ class Limits:
 
     @classmethod
     def of(cls, flags: EngineFlags, *, max_encoder_tokens: int, v2_model_runner: bool) -> Limits:
-        """Return the limits of flags that leave no length open."""
         return cls(
             max_model_len=flags.max_model_len or 0,
             max_num_batched_tokens=flags.max_num_batched_tokens or 0,

@@ -238,7 +238,6 @@ class Oracle:
 
 
 def main() -> None:
-    """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints too, and not JSON
     oracle = Oracle()

@@ -194,7 +194,6 @@ _VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
 
 
 def _scale(signal: str, reading: RankReading) -> float:
-    """Return the bytes for one of the signal's units."""
     if signal == "device_used_ratio":
         return reading.total_bytes or 0
     return (host_share(reading)[1] or 0) if signal == "host_used_ratio" else 1

@@ -232,7 +232,6 @@ class ClientConnection(Client):
             self._quiet = 0
 
     def _check_start(self, data: bytes) -> None:
-        """Refuse bytes that cannot become a head."""
         if len(data) > self._proxy.limits.max_header_bytes:
             self._refuse(self._proxy.head_too_large)
         elif (not data[:1].isalpha() and data not in (b"", b"\r")) or has_bare_line_feed(data):

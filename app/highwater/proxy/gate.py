@@ -102,7 +102,6 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """True if new requests pass, at once or paced."""
         return self._closed_until is None
 
     @property
@@ -228,7 +227,6 @@ class Gate:
         return self._clock() - last.since >= ALONE_SECONDS
 
     def _admit_waiting(self, count: int) -> Admission | None:
-        """Admit so many, and return the last of them."""
         last = None
         while self._waiting and count:
             waiter, _ = self._waiting.popitem(last=False)

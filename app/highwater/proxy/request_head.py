@@ -148,7 +148,6 @@ class RequestHead:
 
     @property
     def has_body(self) -> bool:
-        """True if bytes follow the head, or may."""
         return self.chunked or self.declared_bytes > 0
 
     @property

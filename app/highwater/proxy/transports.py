@@ -146,7 +146,6 @@ class WriteSide:
         self._transport.abort()
 
     def abort(self) -> None:
-        """Close at once; what waits is lost."""
         self._pending.clear()
         self._transport.abort()
 
@@ -172,14 +171,12 @@ class ReadSide:
         return bool(self._holders)
 
     def let_go(self, why: str) -> None:
-        """Read on, unless it is held for another reason."""
         if why in self._holders:
             self._holders.discard(why)
             if not self._holders and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     def let_go_all(self) -> None:
-        """Read on, for whatever reasons it was held."""
         for why in list(self._holders):
             self.let_go(why)
 

@@ -29,7 +29,6 @@ class WaitingPieces:
         self._bytes += sum(len(piece) for piece in pieces)
 
     def send(self, write_side: WriteSide) -> None:
-        """Send all of them, and read on from the client."""
         if self._pieces:
             for piece in self._pieces:
                 write_side.write(piece)

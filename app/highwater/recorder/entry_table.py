@@ -108,7 +108,6 @@ def parse_table(body: bytes) -> EntryTable | None:
 
 
 def _engine_budget(given: dict[str, Any] | None) -> tuple[EngineBudget | None, str | None]:
-    """Return the budget, and why it is invalid."""
     if given is None:
         return None, None
     try:

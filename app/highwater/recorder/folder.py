@@ -81,7 +81,6 @@ class RecorderFolder:
 
     @property
     def instance(self) -> str | None:
-        """The life of the engine that is followed."""
         return self._instance
 
     @property
@@ -94,7 +93,6 @@ class RecorderFolder:
             return (*folder, *unusable, *damaged, *self._duplicates)
 
     def follow(self, instance: str | None) -> None:
-        """Turn to another life of the engine, and forget the former."""
         with self._lock:
             if instance != self._instance:
                 self.close()
@@ -112,7 +110,6 @@ class RecorderFolder:
     # --- the life that is followed ---
 
     def read(self) -> tuple[RankRecord, ...]:
-        """Return every rank's record of this life, in the ranks' order."""
         with self._lock:
             self._scan()
             records: list[RankRecord] = []

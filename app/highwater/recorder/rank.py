@@ -47,7 +47,6 @@ class RankRecord:
 
     @property
     def pid(self) -> int:
-        """Its process, as numbered in its own container."""
         return self.identity.pid
 
     @property

@@ -91,7 +91,6 @@ class Quiescer:
             self._bypassed_at = self._clock()
 
     def plan(self) -> str:
-        """Return what would be done now, for a dry run."""
         if (reason := self.impossible or self._takes_too_long()) is not None:
             return f"would be refused now: {reason}"
         return f"would hold new requests for at most {self._drain_seconds:g} s until running requests are done"

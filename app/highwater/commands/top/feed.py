@@ -138,7 +138,6 @@ class Feed(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """Stop following, without waiting."""
         self._ended.set()
 
     def run(self) -> None:

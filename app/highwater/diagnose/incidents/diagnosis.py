@@ -241,7 +241,6 @@ def latest(evidence: RankEvidence) -> RankReading:
 
 
 def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
-    """Return the series and the reading, oldest first."""
     if evidence.reading is None:
         return evidence.series
     return tuple(sorted((*evidence.series, MemoryPoint.of(evidence.reading)), key=lambda known: known.at))

@@ -75,5 +75,4 @@ class Incident(Headline):
 
     @property
     def headline(self) -> Headline:
-        """The fields that a list shows."""
         return Headline(**{part.name: getattr(self, part.name) for part in fields(Headline)})

@@ -39,7 +39,6 @@ def state(headline: Headline) -> str:
 
 
 def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None) -> str:
-    """Return the list, newest first."""
     lines = [f"problem: {plain(problem)}", ""] if problem else []
     if not headlines:
         return "\n".join([*lines, "no incidents"]) + "\n"
@@ -94,7 +93,6 @@ def _wrapped(words: str, *, indent: str = "", width: int = WIDTH) -> str:
 
 
 def _item(head: str, *sentences: str) -> str:
-    """Return an item of a list, with its sentences beneath it."""
     lines = (f"- {head}", *(f"  {each}" for each in sentences if each))
     return "\n".join(_wrapped(line, indent="  ") for line in lines)
 
@@ -159,7 +157,6 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _table(ranks: Sequence[RankEvidence]) -> str:
-    """Return each rank's last reading, in MiB."""
     stood = [latest(rank) for rank in ranks]
     rows = [
         ["status", *(code(rank.status, 20) for rank in ranks)],

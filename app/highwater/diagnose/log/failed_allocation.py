@@ -130,7 +130,6 @@ class FailedAllocations:
         self._node: tuple[tuple[WhichMemory, int | None], int] | None = None  # Ray's list of processes is to come
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
-        """Take the next line."""
         line, known = found
         if self._is_untimed and at.is_timed:
             self._found = {key: (was.settled(at), failed) for key, (was, failed) in self._found.items()}

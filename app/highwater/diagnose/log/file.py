@@ -135,7 +135,6 @@ class FollowedLog:
         self._whole = WholeLines()
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -141,7 +141,6 @@ class LastWords:
         return found if found is None or self._last.is_near(end) else replace(found, before=self._last.before(end))
 
     def add(self, found: RecognizedLine, at: Moment) -> None:
-        """Take the next line."""
         line, self._last = found.line, self._last.settled(at)
         part = None if found.known is None else found.known.part
         self._has_failed, self._cause = self._has_failed or part == "end", at if part == "cause" else self._cause

@@ -139,7 +139,6 @@ class Reader:
             self._heads.pop(next(iter(self._heads)))
 
     def _freed(self, text: str) -> str:
-        """Return a line without a collector's head."""
         ends = (found.end() for pattern in (_RUNTIMES, *self._heads.values()) if (found := pattern.match(text)))
         return text[max(ends, default=0) :]
 

@@ -61,7 +61,6 @@ def header_of(line: LogLine) -> int | None:
 
 
 def says_ready(line: LogLine) -> bool:
-    """Return whether the server logs where it listens."""
     if line.file is None:
         return line.level == "INFO" and line.message.startswith(_UVICORN_READY)
     is_its = _READY_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
@@ -87,7 +86,6 @@ class _Start:
         return not self.is_reported and (self.is_failing or (self.header > 0 and self.told.words.stop is None))
 
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
-        """Take its next line."""
         self.told.add(text, lines)
         has_ended, self.last_at = self.told.words.is_uncaught, now
         for line, known in lines:
@@ -110,7 +108,6 @@ class _Start:
         return at_once or has_ended or now - self.last_at >= SILENCE_SECONDS
 
     def failed(self) -> FailedStart:
-        """Return it as a failed start."""
         begin = self.title if Moment().next(self.title).time else f"{self.number} {self.title}"
         digest = hashlib.sha256(begin.encode("utf-8", "replace")).hexdigest()
         return FailedStart(id=digest[:16], story=self.told.story())
@@ -257,7 +254,6 @@ class EngineLog:
         return story_of(run, problem, is_cut=is_cut, within=within, reader=self._reader)
 
     def close(self) -> None:
-        """Close the log."""
         self._followed.close()
 
 

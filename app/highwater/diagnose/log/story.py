@@ -66,7 +66,6 @@ class LogMatches:
         self._is_untimed = False
 
     def add(self, known: KnownMessage | None, line: LogLine, at: Moment) -> None:
-        """Count a line with a known message; ``None``: a line without one. What a line only quotes counts once."""
         if self._is_untimed and at.is_timed:
             self._last = {name: was.settled(at) for name, was in self._last.items()}
             self._is_untimed = False
@@ -107,7 +106,6 @@ class StoryTold:
         self._begin = self._end = Moment()
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
-        """Take the next line of the log, with the lines in it."""
         lines = tuple(map(self._believed, lines))
         self._lines += bool(text.strip())
         loose = [found for found in lines if found.line.is_loose]

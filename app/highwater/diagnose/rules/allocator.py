@@ -13,13 +13,11 @@ UNUSED_RATIO, UNUSED_BYTES = 0.03, 1024 * MIB
 
 
 def ooms(case: Case) -> Finding | None:
-    """Report that PyTorch's allocator gave up."""
     rise, rank = highest(case.ranks, lambda each: each.ooms) or (0, None)
     return finding("ooms", rank=rank, rise=rise) if rank is not None and rise else None
 
 
 def alloc_retries(case: Case) -> Finding | None:
-    """Report that PyTorch's allocator ran out and tried again."""
     rise, rank = highest(case.ranks, lambda each: each.alloc_retries) or (0, None)
     if rank is None or not rise:
         return None

@@ -26,7 +26,6 @@ CACHE_FULL_RATIO, CACHE_OVER_RATIO = 0.90, 1.10
 
 
 def encoder_cache(case: Case) -> Finding | None:
-    """Report what the encoder cache held, against its capacity where that is known in bytes."""
     held, rank = highest(case.ranks, _cached_bytes) or (0, None)
     # After a load it matters how far the cache can still grow, however little it holds.
     if rank is None or (cache := rank.now.encoder_cache) is None or held <= (0 if case.is_load else rank.notable_bytes):
@@ -69,7 +68,6 @@ def _capacity_bytes(rank: RankCase) -> int | None:
 
 
 def encoder_not_profiled(case: Case) -> Finding | None:
-    """Report a start that sized the KV cache without the multimodal encoder, and what that has taken since."""
     ranks = [rank for rank in case.ranks if rank.now.launch.encoder_unprofiled_by is not None]
     if not ranks or (by := ranks[0].now.launch.encoder_unprofiled_by) is None:
         return None
@@ -90,6 +88,5 @@ def encoder_not_profiled(case: Case) -> Finding | None:
 
 
 def kv_cache_full(case: Case) -> Finding | None:
-    """Report a full KV cache, which is no memory problem and often taken for one."""
     is_full = (case.load.kv_cache_usage_ratio or 0.0) >= KV_FULL_RATIO
     return finding("kv_cache_full", load=case.load) if is_full else None

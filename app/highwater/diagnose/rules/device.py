@@ -21,7 +21,6 @@ SKEW_RATIO, SKEW_BYTES = 0.02, 512 * MIB
 
 
 def device_full(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that a rank's device had next to nothing free."""
     full = [rank for rank in case.ranks if is_device_full(rank)]
     if not full:
         return None
@@ -127,7 +126,6 @@ def has_run_out(case: Case) -> bool:
 
 
 def over_budget(case: Case) -> Finding | None:
-    """Report that a rank used more than vLLM had planned with."""
     excess, rank = highest(case.ranks, _excess_bytes) or (0, None)
     if rank is None or excess <= rank.notable_bytes:
         return None
@@ -142,7 +140,6 @@ def _excess_bytes(rank: RankCase) -> int | None:
 
 
 def skew(case: Case) -> Finding | None:
-    """Report that one rank used much more than another on the same device."""
     used = sorted(
         ((rank.peak.used_bytes, rank) for rank in case.ranks if rank.peak.used_bytes is not None),
         key=lambda each: each[0],

@@ -18,7 +18,6 @@ ROOMY_RATIO = 0.8
 
 
 def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that the kernel counted a kill for memory at that time."""
     kills = evidence.oom_kills
     if kills is None or kills.count == 0:
         return None
@@ -37,7 +36,6 @@ def killed_by_kernel(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that nothing counted the kernel's kills, where nothing else says how the engine ended."""
     if case.kind not in {"died", "start_failed"} or evidence.oom_kills is not None:
         return None
     if evidence.ended_by_signal not in {None, signal.SIGKILL} or _says_why(case):
@@ -69,7 +67,6 @@ def _says_why(case: Case) -> bool:
 
 
 def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that a hang came before the end, and how it was ended as far as that is known."""
     hang, kills = evidence.hang, evidence.oom_kills
     if hang is None:
         return None
@@ -80,7 +77,6 @@ def hang_ended(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def ended_by_signal(case: Case, evidence: Evidence) -> Finding | None:
-    """Report the signal by which a process was ended, where the log says so."""
     number, kills = evidence.ended_by_signal, evidence.oom_kills
     if number is None:
         return None
@@ -102,7 +98,6 @@ def _signal_name(number: int) -> str:
 
 
 def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that processes of ranks, EngineCore or an API server were stopped, and can go on."""
     ranks = [(rank.name, rank.pid) for rank in evidence.ranks if rank.status == "stopped"]
     # A single worker may live in EngineCore's process.
     others = [(one.name, one.pid) for one in evidence.stopped if one.pid not in {pid for _, pid in ranks}]
@@ -120,7 +115,6 @@ def stopped_ranks(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def lost_ranks(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that some ranks were lost while others went on."""
     lost = [rank for rank in evidence.ranks if rank.status in LOST]
     if len(lost) == len(evidence.ranks) or all(rank.status == "stopped" for rank in lost):
         return None
@@ -133,7 +127,6 @@ def lost_ranks(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def long_step(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that a rank had been in one step for long."""
     seconds, rank = highest(evidence.ranks, lambda each: each.step_seconds) or (0.0, None)
     if rank is None or seconds < LONG_STEP_SECONDS:
         return None
@@ -148,5 +141,4 @@ def long_step(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def no_readings(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that no rank's memory is known."""
     return None if any(rank.now.used_bytes is not None for rank in case.ranks) else finding("no_readings")

@@ -61,7 +61,6 @@ def _had_images(case: Case) -> bool:
 
 
 def leaks(case: Case) -> Finding | None:
-    """Report the series that leaked between requests."""
     found = leaking(case.series)
     if not found:
         return None
@@ -146,5 +145,4 @@ def _against_fragments(case: Case) -> tuple[str, ...]:
 
 
 def ranks_text(ranks: Sequence[RankCase]) -> str:
-    """Return how many ranks these are."""
     return "one rank" if len(ranks) == 1 else f"{len(ranks)} ranks"

@@ -17,7 +17,6 @@ MAX_LOOKS = 12
 
 
 def host_memory(case: Case) -> Finding | None:
-    """Report that host memory stood near the limit at which the kernel ends a process."""
     fill, where = fullest(case)
     if fill is None or fill.ratio < HOST_HIGH_RATIO:
         return None

@@ -14,7 +14,6 @@ NOTHING_KNOWN: Final = frozenset({"held", "unknown"})
 
 
 def policy(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that the policy knew that memory was short, and what kept it from helping."""
     status, before = evidence.policy, evidence.policy_before
     if status is None or (status.level in NOTHING_KNOWN and before is not None):
         status = before  # once the engine is gone the policy knows nothing

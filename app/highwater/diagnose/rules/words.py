@@ -43,7 +43,6 @@ def is_silent(log: LogStory) -> bool:
 
 
 def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
-    """Report the figures of an allocation on a device that failed, and which of four reasons they show."""
     failed = next((one for one in case.log.failed if one.memory == "device"), None)
     if failed is None or failed.tried_bytes is None or failed.total_bytes is None or case.kind == "hung":
         return None
@@ -105,7 +104,6 @@ def _others(failed: FailedAllocation) -> int | None:
 
 
 def host_shortage(case: Case, evidence: Evidence) -> Finding | None:
-    """Report the figures of a message about host memory, or /dev/shm, that was short."""
     failed = next((one for one in case.log.failed if one.memory != "device"), None)
     if failed is None:
         return None

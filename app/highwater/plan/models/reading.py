@@ -162,7 +162,6 @@ def layer_types(config: Config) -> tuple[str, ...] | None:
 
 
 def _every(layers: int, pattern: int, other: str = "sliding_attention") -> tuple[str, ...]:
-    """Every `pattern`-th layer is full."""
     return tuple(other if (i + 1) % pattern else "full_attention" for i in range(layers))
 
 
