@@ -7,12 +7,14 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from highwater.diagnose.incidents import incidents
+from highwater.diagnose.rules import book
 from highwater.main import create_app
 from highwater.memory.shared_devices import SharedDevices
 from highwater.process.internal_errors import InternalErrors
@@ -212,6 +214,23 @@ async def diagnosis(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     await sidecar.services.incidents.open_incident(evidence("died"))
 
 
+async def rule(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "OF_INCIDENTS", (broken,))
+    await sidecar.services.incidents.open_incident(evidence("died"))
+
+
+async def host_listener(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.services.host, "listeners", [broken])
+    await sidecar.services.host.read()
+
+
+async def last_minutes(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = (getattr(listener, "__self__", None) for listener in sidecar.services.poller.listeners)
+    box: Any = next(owner for owner in owners if type(owner).__name__ == "IncidentWatcher")
+    monkeypatch.setattr(box, "_recorders", SimpleNamespace(last_minutes=broken))
+    await box._write(evidence("died"), "instance")
+
+
 async def proxy(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         unread_bytes = 0
@@ -242,6 +261,9 @@ PROVEN: dict[tuple[str, str], tuple[str, Callable[[Sidecar, pytest.MonkeyPatch],
     ("memory/shared_devices.py", "run"): ("shared_devices", shared_devices),
     ("growth/watch.py", "run"): ("growth", growth),
     ("host/watch.py", "run"): ("host", host),
+    ("host/watch.py", "_read"): ("host", host_listener),
+    ("diagnose/rules/book.py", "ask"): ("diagnosis", rule),
+    ("diagnose/incidents/watcher.py", "_write"): ("incidents", last_minutes),
     ("diagnose/incidents/watcher.py", "run"): ("incidents", incident_watcher),
     ("diagnose/incidents/watcher.py", "_with_host"): ("incidents", host_of_incident),
     ("diagnose/incidents/incidents.py", "_incident"): ("diagnosis", diagnosis),

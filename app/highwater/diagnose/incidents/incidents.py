@@ -345,15 +345,15 @@ class Incidents:
         evidence = harmless(replace(evidence, ended_by_signal=ended_by_signal(story.messages)))
         findings: Sequence[Finding] = ()
 
-        def failed(exc: Exception) -> None:
+        def internal_error(exc: Exception) -> None:
             self._internal_error()
             log.error("the evidence of an incident could not be diagnosed kind=%s", evidence.kind, exc_info=exc)
             notes.append("not all numbers could be diagnosed; the sidecar's log says why")
 
         try:
-            findings = diagnose(evidence, story, failed)
+            findings = diagnose(evidence, story, internal_error)
         except Exception as exc:  # noqa: BLE001 - logged and counted there; nobody can collect a dying engine's evidence again
-            failed(exc)
+            internal_error(exc)
         if evidence.hang is not None:
             known = {found.name for found in findings}
             findings = weightiest_first(

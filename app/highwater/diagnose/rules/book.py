@@ -52,16 +52,16 @@ ANYWHERE: Final[tuple[Rule, ...]] = (
 )
 
 
-def judged(case: Case, failed: Failed | None = None) -> list[Finding]:
-    """Return what the rules find, the weightiest first; with ``failed`` one that raises costs only its own finding."""
+def judged(case: Case, internal_error: Failed | None = None) -> list[Finding]:
+    """Return what the rules find, the weightiest first; with ``internal_error`` one that raises costs only itself."""
 
     def ask(rule: Callable[..., Finding | None], *known: Case | Evidence) -> Finding | None:
         try:
             return rule(*known)
         except Exception as exc:  # broad: the caller logs and counts it, and the others' findings are worth more
-            if failed is None:
+            if internal_error is None:
                 raise
-            failed(exc)
+            internal_error(exc)
             return None
 
     evidence = case.evidence

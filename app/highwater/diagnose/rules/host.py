@@ -29,7 +29,7 @@ def host_memory(case: Case) -> Finding | None:
     return finding(
         "host_memory",
         weight="likely" if is_end and (fill.ratio >= HOST_FULL_RATIO or together) else "clue",
-        advice=against_full_host(case),
+        advice=(*against_full_host(case), *(("last_state",) if is_end and not is_counted else ())),
         where=where,
         used=fill.used_bytes,
         whole=fill.whole_bytes,
