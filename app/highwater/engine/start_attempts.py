@@ -27,6 +27,8 @@ from highwater.readings.life import EndedLife, Process, ProcessLife
 SAME_END_SECONDS = 60.0
 # One that begins so soon after another has ended is of a loop. A kubelet waits for up to five minutes.
 LOOP_SECONDS = 600.0
+# A process writes once a second, and its file counts as current for longer.
+SILENT_AT_FIRST_SECONDS = 5.0
 # Files are read every five seconds, and a process writes its first one a second after it has loaded vLLM.
 LAG_SECONDS = 6.0
 # A file that is just being written cannot be read for once.
@@ -96,8 +98,8 @@ class StartAttempts:
         """Take what a look at the files at ``at`` showed while no engine responds; return the starts that ended."""
         if at == self._looked_at:
             return ()
-        if not self._has_looked:  # what ended before, this sidecar has not seen
-            self._close(life for life in lives if not life.is_running)
+        if not self._has_looked:  # what ended before, or had fallen silent, this sidecar has not seen run
+            self._close(life for life in lives if not life.is_running or at - life.last_at > SILENT_AT_FIRST_SECONDS)
         self._has_looked, self._looked_at = True, at
         self._close([life for life in lives if life.processes & self._over.keys()])
         if sum(life.is_serving for life in lives) > 1:

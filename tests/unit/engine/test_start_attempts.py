@@ -57,6 +57,13 @@ def test_what_ended_before_the_sidecar_began_is_not_counted_and_the_loop_that_go
     assert attempts.failed == 1
 
 
+def test_an_engine_that_was_killed_just_before_the_sidecar_began_is_no_start_that_failed():
+    """Its file still counts as current: whether it had been ready, nobody here has seen."""
+    attempts = watched(life(1, -8.0, serves=False))
+    assert look(attempts, 10.0, life(1, -8.0, runs=False, end=KILLED)) == ()
+    assert attempts.failed == 0
+
+
 def test_a_loop_of_three_is_three():
     attempts = watched()
     seen: list[ProcessLife] = []
