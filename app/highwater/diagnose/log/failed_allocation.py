@@ -49,7 +49,7 @@ _LIST_LINES: Final = 16
 # is not said: that of a leap year stands for any.
 _TIME: Final = re.compile(r"(?:\d{4}-|\b)(\d\d-\d\d[ T]\d\d:\d\d:\d\d)\b")
 _OPENS: Final = re.compile(r'\{\s?"[@\w]{1,20}": ?"')
-_MOST_PROCESSES: Final = 256
+_MAX_PROCESSES: Final = 256
 _ANY_YEAR, _YEAR = 2000, timedelta(days=366)
 
 
@@ -139,7 +139,7 @@ class FailedAllocations:
         elif any(pattern.search(line.message) for pattern in (_TRIED, _OF_NODE)):  # else another one has the figures
             # What a process quotes is another one's.
             key = known.of_memory, line.pid if quoted(line) is None else None
-            if key in self._found or len(self._found) < _MOST_PROCESSES:
+            if key in self._found or len(self._found) < _MAX_PROCESSES:
                 failed = _parsed(line.message, key[1], known.of_memory)
                 self._found[key] = at, failed
                 self._is_untimed = self._is_untimed or not at.is_timed

@@ -13,7 +13,7 @@ from json import JSONDecoder
 from typing import Any, Final
 
 _DEPTH: Final = 6
-_MOST_LINES: Final = 1000
+_MAX_LINES: Final = 1000
 # Where loggers and collectors put the text; its parts, where such a key holds an object.
 _TEXTS: Final = (
     *("message", "msg", "log", "textPayload", "jsonPayload", "event", "line", "body", "Body", "MESSAGE", "@message"),
@@ -88,7 +88,7 @@ def _text(value: object) -> object:
 
 def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
     """Return the first and last lines of one text: an exception's own stand at the end."""
-    return (*lines[:_MOST_LINES], *lines[_MOST_LINES:][-_MOST_LINES:])
+    return (*lines[:_MAX_LINES], *lines[_MAX_LINES:][-_MAX_LINES:])
 
 
 def _with_texts(found: Mapping[str, Any], texts: Sequence[str]) -> JsonLine:

@@ -15,7 +15,7 @@ from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.diagnose.log.record import API_SERVER, MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
 
-_MOST_PROCESSES: Final = 64
+_MAX_PROCESSES: Final = 64
 _TRACEBACK: Final = re.compile(r"(?:.{0,200}: )?Traceback \(most recent call last\):\s*$")
 _CHAINED: Final = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _NAMED: Final = re.compile(
@@ -157,7 +157,7 @@ class LastWords:
         if _ANNOUNCES.match(line.message) and line.level == "ERROR":
             self._begin(at)
             self._has_failed = True
-            if len(self._announced) < _MOST_PROCESSES:
+            if len(self._announced) < _MAX_PROCESSES:
                 self._announced[process] = QuotedException(process=self._writer(line), text="", pid=line.pid)
         elif _ABORTS.match(line.message) or _WHAT.match(line.message) or self._is_exception(process, line):
             self._note(process, line, at)
@@ -198,7 +198,7 @@ class LastWords:
     def _is_exception(self, process: str, line: LogLine) -> bool:
         message = line.message
         if _TRACEBACK.match(message):
-            if len(self._tracebacks) < _MOST_PROCESSES:
+            if len(self._tracebacks) < _MAX_PROCESSES:
                 self._tracebacks[process] = None
             return False
         if not message or message[0].isspace() or _CHAINED.match(message):
@@ -232,7 +232,7 @@ class LastWords:
         if _FOLLOWS.match(line.message):
             if self._following is None or not follows:
                 self._following = exception
-        elif process in self._found or len(self._found) < _MOST_PROCESSES:
+        elif process in self._found or len(self._found) < _MAX_PROCESSES:
             self._found[process] = exception
 
     def _begin(self, at: Moment) -> None:

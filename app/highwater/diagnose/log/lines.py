@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from highwater.diagnose.log.messages import KNOWN, KnownMessage, LogMessage
 from highwater.diagnose.log.reader import Reader
@@ -23,7 +23,6 @@ _EXIT = re.compile(
 # Of a traceback's lines; those of a group of exceptions have a bar.
 _INDENTS: Final = " \t|+"
 _SHELLS_OFFSET, _SIGNALS, _SIGKILL = 128, 65, 9
-
 
 # What a process writes of another one's exception: vLLM 0.12 to 0.33, v1/executor/multiproc_executor.py (0.32.0:443);
 # Ray's name of it, python/ray/exceptions.py.
@@ -54,7 +53,11 @@ class RecognizedLine(NamedTuple):
     known: KnownMessage | None
 
 
-def recognized(texts: Iterable[str], reader: Reader) -> Iterator[tuple[str, list[RecognizedLine]]]:
+# A line of the log as it stands there, and the lines in it: JSON may hold several.
+LogText: TypeAlias = tuple[str, list[RecognizedLine]]
+
+
+def recognized(texts: Iterable[str], reader: Reader) -> Iterator[LogText]:
     """Yield each line of a log, with the lines in it and the known message of each."""
     for text, lines in reader.read(texts):
         yield text, [RecognizedLine(line, None if line.is_clients else known_message(line)) for line in lines]

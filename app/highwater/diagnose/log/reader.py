@@ -34,8 +34,8 @@ from highwater.diagnose.log.record import (
 _DEPTH: Final = 4
 _END: Final = 400
 """Of a line, where Ray says how often it came."""
-_MOST_HEADS: Final = 16
-_MOST_SHAPES, _MOST_RECORDS = 64, 4096
+_MAX_HEADS: Final = 16
+_MAX_SHAPES, _MAX_RECORDS = 64, 4096
 """That are remembered: a log may go on in another form."""
 _ONE_OF: Final = 8
 """A collector's head stands before at least one record of so many."""
@@ -60,7 +60,7 @@ _RAISES: Final = re.compile(
     r"|[\w.]{1,80}(?:Error|Exception)\b"
 )
 _OF_REQUEST: Final = re.compile(r"(?i)\breq(?:uest)?s?(?:_id)?\b|SchedulerOutput")
-_MOST_WRITERS: Final = 64
+_MAX_WRITERS: Final = 64
 _OBJECT: Final = re.compile(r'\{\s*"')
 
 
@@ -93,9 +93,8 @@ class Reader:
     def __init__(self, before: Reader | None = None) -> None:
         self._shapes: Counter[str] = Counter() if before is None else before._shapes.copy()
         self._heads: dict[str, re.Pattern[str]] = {} if before is None else before._heads.copy()
-        self._open: dict[
-            str | None, LogLine
-        ] = {}  # of each process the last record: its first line, or its traceback's
+        # Of each process the last record: its first line, or its traceback's.
+        self._open: dict[str | None, LogLine] = {}
         self._serves = False  # bare lines are the API server's: a request's traceback
 
     def read(self, texts: Iterable[str]) -> list[tuple[str, tuple[LogLine, ...]]]:
@@ -115,8 +114,8 @@ class Reader:
         if piece.head is None or not may_be_head(piece.head):
             return
         self._shapes[shape(piece.head)] += 1
-        if len(self._shapes) > _MOST_SHAPES or self._shapes.total() > _MOST_RECORDS:
-            self._shapes = Counter({each: count // 2 for each, count in self._shapes.most_common(_MOST_SHAPES // 2)})
+        if len(self._shapes) > _MAX_SHAPES or self._shapes.total() > _MAX_RECORDS:
+            self._shapes = Counter({each: count // 2 for each, count in self._shapes.most_common(_MAX_SHAPES // 2)})
 
     def _is_head(self, head: str) -> bool:
         if not head.strip():
@@ -135,7 +134,7 @@ class Reader:
             return
         self._heads.pop(pattern.pattern, None)
         self._heads[pattern.pattern] = pattern
-        if len(self._heads) > _MOST_HEADS:
+        if len(self._heads) > _MAX_HEADS:
             self._heads.pop(next(iter(self._heads)))
 
     def _freed(self, text: str) -> str:
@@ -171,7 +170,7 @@ class Reader:
         """Return a record's line with the first line of that record."""
         first = self._open.get(line.process)
         if not line.head or first is None or first.head != line.head:
-            self._open = self._open if len(self._open) < _MOST_WRITERS else {}
+            self._open = self._open if len(self._open) < _MAX_WRITERS else {}
             self._open[line.process] = line
             return line
         opening = first.message if first.opening is None else first.opening

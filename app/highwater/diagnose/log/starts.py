@@ -24,11 +24,11 @@ from typing import Final
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, Moment
 from highwater.diagnose.log.file import FollowedLog, LogPosition, position_of_end, read_tail
 from highwater.diagnose.log.last_words import says_serving
-from highwater.diagnose.log.lines import RecognizedLine, recognized
+from highwater.diagnose.log.lines import LogText, RecognizedLine, recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
-from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of
+from highwater.diagnose.log.story import NO_LOG, LogStory, StoryTold, story_of, told_by
 
 # After the message of a process's end the others write theirs; without such a message silence means an end.
 SETTLE_SECONDS, SILENCE_SECONDS = 5.0, 30.0
@@ -89,11 +89,8 @@ class _Start:
         self.told.add(text, lines)
         has_ended, self.last_at = self.told.words.is_uncaught, now
         for line, known in lines:
-            if known is not None and line.level in {
-                None,
-                "ERROR",
-                "CRITICAL",
-            }:  # others tell what the start lives on with
+            # Others tell what the start lives on with.
+            if known is not None and line.level in {None, "ERROR", "CRITICAL"}:
                 self.is_failing = self.is_failing or known.part in {"cause", "end"}
                 has_ended = has_ended or known.part == "end"
         if has_ended and self.ended_at is None:
@@ -159,12 +156,9 @@ class Starts:
         return begins
 
     def failed(self, now: float, *, at_once: bool = False, only_last: bool = False) -> tuple[FailedStart, ...]:
-        """Return the starts that are known to have failed, each once.
+        """Return the starts that are known to have failed, each once; ``now`` is by the clock of the lines.
 
-        Args:
-            now: The time, as of the lines.
-            at_once: Do not wait for what may come after an end.
-            only_last: Leave out all but the last start.
+        With ``at_once`` what may come after an end is not awaited; with ``only_last`` earlier starts are left out.
         """
         failed, self._over = [] if only_last else self._over, []
         last = self._open
@@ -235,11 +229,11 @@ class EngineLog:
 
     def heard(self, now: float) -> tuple[LogMessage, ...]:
         """Return the known messages that were added since the last look, of an engine that lives."""
-        told, self._absent_since = StoryTold(), None
-        for text, lines in recognized(self._followed.new_lines(), self._reader):
-            self._starts.read(text, lines, now)
-            told.add(text, lines)
-        return told.story().messages
+        self._absent_since = None
+        lines = list(recognized(self._followed.new_lines(), self._reader))
+        for text, found in lines:
+            self._starts.read(text, found, now)
+        return told_by(lines).story().messages
 
     def end(self) -> LogPosition | None:
         """Return where the log ends now; ``None`` where it does not exist."""
@@ -250,22 +244,25 @@ class EngineLog:
     ) -> LogStory:
         """Return the story of the engine that ran since then, by the last lines before ``until``."""
         texts, problem, is_cut = read_tail(self._path, since, until)
-        run = of_one_run(texts, self._reader, begins_ready=since is not None)
-        return story_of(run, problem, is_cut=is_cut, within=within, reader=self._reader)
+        lines = list(recognized(texts, Reader(self._reader)))
+        run = of_one_run(lines, begins_ready=since is not None)
+        if len(run) < len(lines):  # what the lines of other runs have taught is not of this one
+            return story_of((text for text, _ in run), problem, is_cut=is_cut, within=within, reader=self._reader)
+        return told_by(run).story(problem, is_cut=is_cut, within=within)
 
     def close(self) -> None:
         self._followed.close()
 
 
-def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: bool) -> list[str]:
+def of_one_run(texts: list[LogText], *, begins_ready: bool) -> list[LogText]:
     """Return only the lines of the engine that ran: not of a start after it, nor of an engine before it.
 
     With ``begins_ready`` the first line was written when the engine was ready.
     """
     starts = Starts()
-    runs: list[list[str]] = [[]]
+    runs: list[list[LogText]] = [[]]
     ran = runs[0] if begins_ready else texts  # the last run that got ready; where none is known to, all of them
-    for text, lines in recognized(texts, Reader(reader)):
+    for text, lines in texts:
         if starts.read(text, lines, 0.0):
             runs.append([])
         is_ready = any(says_ready(line) for line, _ in lines)
@@ -276,5 +273,5 @@ def of_one_run(texts: list[str], reader: Reader | None = None, *, begins_ready: 
         elif len(runs) > 1 and any(says_serving(line) for line, _ in lines) and begins_ready:
             ran += [each for run in runs[1:] for each in run]  # a client's words: the same engine goes on to serve
             runs = [ran]
-        runs[-1].append(text)
+        runs[-1].append((text, lines))
     return ran

@@ -9,7 +9,7 @@ from typing import Final
 
 from highwater.diagnose.log.failed_allocation import NEAR_SECONDS, FailedAllocation, FailedAllocations, Moment
 from highwater.diagnose.log.last_words import LastWords, QuotedException
-from highwater.diagnose.log.lines import RecognizedLine, in_order, quoted, recognized
+from highwater.diagnose.log.lines import LogText, RecognizedLine, in_order, quoted, recognized
 from highwater.diagnose.log.messages import KnownMessage, LogMessage, may_be_of_memory
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import MAX_LINE_LENGTH, LogLine
@@ -17,7 +17,6 @@ from highwater.text.printable import plain
 
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
-
 _ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, requests and tracebacks aside
 
 
@@ -155,7 +154,12 @@ def story_of(
     reader: Reader | None = None,
 ) -> LogStory:
     """Return the story of the lines of one run, read as a reader of the same log has learned to."""
+    return told_by(recognized(texts, Reader(reader))).story(problem, is_cut=is_cut, within=within)
+
+
+def told_by(lines: Iterable[LogText]) -> StoryTold:
+    """Return what the lines of one run tell, which a reader has read."""
     told = StoryTold()
-    for text, lines in recognized(texts, Reader(reader)):
-        told.add(text, lines)
-    return told.story(problem, is_cut=is_cut, within=within)
+    for text, found in lines:
+        told.add(text, found)
+    return told

@@ -10,6 +10,7 @@ from highwater.diagnose.log.lines import recognized
 from highwater.diagnose.log.messages import LogMessage
 from highwater.diagnose.log.reader import Reader
 from highwater.diagnose.log.record import LogLine
+from highwater.diagnose.log.starts import of_one_run
 from highwater.diagnose.log.story import LogMatches
 
 PREFIXES = {
@@ -91,3 +92,8 @@ def match(texts: Iterable[str]) -> tuple[LogMessage, ...]:
 def parse(text: str) -> tuple[LogLine, ...]:
     """The lines in one line, of whose log nothing is known."""
     return Reader().read([text])[0][1]
+
+
+def run_of(texts: Iterable[str], *, begins_ready: bool) -> list[str]:
+    """The lines of the engine that ran."""
+    return [text for text, _ in of_one_run(list(recognized(texts, Reader())), begins_ready=begins_ready)]

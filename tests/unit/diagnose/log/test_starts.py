@@ -12,11 +12,11 @@ from highwater.diagnose.log.file import LOOK_BYTES, FollowedLog, read_tail
 from highwater.diagnose.log.lines import recognized
 from highwater.diagnose.log.messages import KNOWN
 from highwater.diagnose.log.reader import Reader
-from highwater.diagnose.log.starts import EngineLog, header_of, of_one_run, says_ready
+from highwater.diagnose.log.starts import EngineLog, header_of, says_ready
 from highwater.readings.engine import EngineStatus
 from tests.fakes.engine import FakeClock
 from tests.fakes.incident import AT, evidence, rank
-from tests.unit.diagnose.log.prefixes import PREFIXES, parse, vllm_json
+from tests.unit.diagnose.log.prefixes import PREFIXES, parse, run_of, vllm_json
 
 # As real engines wrote them: vLLM 0.32.0 and, in colours, 0.12.0.
 LOGO = "(APIServer pid={pid}) INFO 11-22 05:31:49 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
@@ -528,9 +528,9 @@ def test_of_very_much_the_end_is_read(tmp_path):
 def test_of_an_engine_that_ran_no_other_starts_lines_are_looked_at(tmp_path):
     """Neither those before it was ready nor those of the start after it."""
     lines = [NO_ROOM, *begins(1), LISTENS, OOM, *begins(2), *NO_ROOM_START]
-    assert of_one_run(lines, begins_ready=False) == lines[1:6]
-    assert of_one_run(lines[5:], begins_ready=True) == [OOM]
-    assert of_one_run([OOM, WORKER], begins_ready=False) == [OOM, WORKER]
+    assert run_of(lines, begins_ready=False) == lines[1:6]
+    assert run_of(lines[5:], begins_ready=True) == [OOM]
+    assert run_of([OOM, WORKER], begins_ready=False) == [OOM, WORKER]
 
 
 async def test_a_message_of_an_earlier_life_is_no_cause(tmp_path, request):

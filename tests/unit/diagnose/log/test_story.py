@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.diagnose.log.starts import of_one_run
 from highwater.diagnose.log.story import LogStory, story_of
 from highwater.units import GIB
-from tests.unit.diagnose.log.prefixes import PREFIXES, vllm_json
+from tests.unit.diagnose.log.prefixes import PREFIXES, run_of, vllm_json
 
 FIGURES = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.27 GiB. GPU 0 has a total capacity of 94.97 GiB "
@@ -420,5 +419,5 @@ def test_a_stop_long_before_the_logs_end_is_none():
 
 def test_a_start_that_the_same_engine_serves_after_is_a_clients_words():
     begins = "(APIServer pid=1) INFO 06-05 01:45:00 [api_server.py:1] vLLM API server version 0.32.0"
-    assert of_one_run([begins, STEPS, OOM], begins_ready=True) == [begins, STEPS, OOM]
-    assert of_one_run([STEPS, begins, OOM], begins_ready=True) == [STEPS]
+    assert run_of([begins, STEPS, OOM], begins_ready=True) == [begins, STEPS, OOM]
+    assert run_of([STEPS, begins, OOM], begins_ready=True) == [STEPS]
