@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeAlias
 
@@ -128,7 +128,10 @@ def one_step(dice: Dice) -> Course:
 def saw(dice: Dice) -> Course:
     """It falls by itself; the readings begin after a fall."""
     period, size = dice.random.uniform(8, 60) + 8 * dice.step, dice.room * dice.random.uniform(0.1, 0.9)
-    shake = dice.noise(size / 50)
+    return _teeth(dice, period, size, dice.noise(size / 50))
+
+
+def _teeth(dice: Dice, period: float, size: float, shake: Callable[[float], float]) -> Course:
     return Course(
         dice.total,
         6 * period,
@@ -185,17 +188,9 @@ def restart(dice: Dice) -> Course:
 
 def relief_waves(dice: Dice) -> Course:
     period = dice.random.uniform(8, 60) + 6 * dice.step
-    size, shake = dice.room * 0.9, dice.noise(dice.room / 200)
-    return Course(
-        dice.total,
-        6 * period,
-        lambda at: dice.start + size * (at / period % 1) + shake(at),
-        lambda at: dice.room / (size / period) if at < period else math.inf,
-        turns=(period,),
-        judged_from=period,
-        cuts=tuple((n * period, "relief") for n in range(1, 6)),
-        grower="torch_cached_bytes",
-    )
+    teeth = _teeth(dice, period, dice.room * 0.9, dice.noise(dice.room / 200))
+    reliefs = tuple((n * period, "relief") for n in range(1, 6))
+    return replace(teeth, cuts=reliefs, grower="torch_cached_bytes")
 
 
 def load_stops(dice: Dice) -> Course:

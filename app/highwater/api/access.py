@@ -90,7 +90,7 @@ class Access(SecurityBase):
         self._port = port
 
     async def __call__(self, request: Request) -> Caller:
-        """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if there is none."""
+        """Return the caller; raises HTTPException: 401 without the token or with a wrong one, 403 if none exists."""
         caller = self.judge(request)
         if isinstance(caller, Denial):
             raise HTTPException(caller.status, caller.message, caller.headers)

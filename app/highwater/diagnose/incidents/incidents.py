@@ -172,7 +172,7 @@ class Incidents:
     async def open_incident(self, evidence: Evidence) -> tuple[Headline, bool] | None:
         """Open an incident, or count a repetition; return it, and whether it is new.
 
-        ``None``: by its log the engine has ended in order, which is none. Never raises for what is in the evidence, on
+        ``None``: by its log the engine ended in order: no incident. Never raises for what is in the evidence, on
         the disk or in the log.
         """
         return await self._in_thread(partial(self._open, evidence))

@@ -179,7 +179,7 @@ class LastWords:
         return self._bare
 
     def _writer(self, line: LogLine) -> str:
-        """Return the process as the log names it: a module is none."""
+        """Return the process as the log names it; a module is not a process."""
         return line.process or ("" if line.file else API_SERVER if self._is_servers else self._bare)
 
     def _read_bare(self, message: str) -> None:
