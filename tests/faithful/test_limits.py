@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -24,33 +23,20 @@ SMALL = Profile(
     nginx=("client_max_body_size 100000;",),
 )
 JSON = (("content-type", "application/json"),)
-ATTEMPTS = 100
-HELD_UP_SECONDS = 0.1
-"""A quarter of those limits, less than what the tests leave of them."""
+ATTEMPTS = 5
 T = TypeVar("T")
 
 
-async def undisturbed(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Return what came of the first attempt in which nothing held this process up, which is client and engine.
+async def comes_to(attempt: Callable[[], Awaitable[T]], expected: T) -> None:
+    """Assert that an attempt gives this: one that a limit forbids gives it never, however often it is tried.
 
-    A front cannot tell an engine that the machine stops for a while from one that is too slow.
+    A front cannot tell an engine that the machine holds up for a while, or itself, from one that is too slow.
     """
-    longest = 0.0
-
-    async def watch() -> None:
-        nonlocal longest
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.monotonic() - began)
-
     for _ in range(ATTEMPTS):
-        longest, watching = 0.0, asyncio.create_task(watch())
         found = await attempt()
-        watching.cancel()
-        if longest < HELD_UP_SECONDS:
-            return found
-    raise TimeoutError(f"in each of {ATTEMPTS} attempts something held this process up")
+        if found == expected:
+            return
+    assert found == expected
 
 
 def message_of(answer) -> str:
@@ -263,7 +249,7 @@ class TestTime:
                 await client.send(b"x")
             return (await client.whole()).body
 
-        assert await undisturbed(attempt) == b"xxxxxx"
+        await comes_to(attempt, b"xxxxxx")
 
     async def test_an_answer_that_stands_still_is_cut(self, through, engine):
         """What came is delivered, the end is not clean, and the engine is let go."""
@@ -295,7 +281,7 @@ class TestTime:
             answer = await through.ask("GET", "/v1/x")
             return answer.body, answer.complete
 
-        assert await undisturbed(attempt) == (b"01234567", True)
+        await comes_to(attempt, (b"01234567", True))
 
     async def test_an_engine_that_takes_no_bytes_is_a_504(self, through, engine):
         """Otherwise nobody would see the client leave."""
