@@ -116,7 +116,7 @@ def watching(folder: Path, **environ: str) -> dict[str, Any]:
 
 
 TRITON_ON_CPU = Path(__file__).parent / "support" / "triton_on_cpu"
-RUNNER_V2_BATCH_TOKENS, RUNNER_V2_IMAGE_SIDE = 128, 512
+RUNNER_V2_BATCH_TOKENS, RUNNER_V2_IMAGE_SIDE = 64, 320
 """Fewer tokens than the largest image has, so that the encoder's budget is one image and not a batch."""
 
 

@@ -38,7 +38,7 @@ from tests.patience import LIMIT_SECONDS
 ROOT = Path(__file__).parents[2]
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 IMAGES = (1, 2)
-SIDE = 256
+SIDE = 128
 LARGEST = image_tokens(RUNNER_V2_IMAGE_SIDE, RUNNER_V2_IMAGE_SIDE)
 NUMBER_BYTES = 2 * BYTES_PER_NUMBER  # float32
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * NUMBER_BYTES
