@@ -120,14 +120,24 @@ def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
     )
 
 
-def _stat(made: Json, queries: Sequence[Query], *, steps: Steps | None = None, names: bool = False) -> None:
-    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are."""
+def _stat(
+    made: Json,
+    queries: Sequence[Query],
+    *,
+    steps: Steps | None = None,
+    names: bool = False,
+    colors: Mapping[str, str] = {},
+) -> None:
+    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are.
+
+    `colors` are by legend, where no fixed threshold can be right: of the queries only one brings a number.
+    """
     del queries
-    made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "green"})
+    made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "blue"})
     if names:
-        made["options"]["textMode"] = "name"
-        for name, color in GRAFANA["state_colors"].items():
-            _override(made, "byName", name, _fixed(color))
+        made["options"]["textMode"], colors = "name", GRAFANA["state_colors"]
+    for name, color in colors.items():
+        _override(made, "byName", name, _fixed(color))
 
 
 def _series(
@@ -174,18 +184,13 @@ def _series(
         made |= {"repeat": repeat, "maxPerRow": 4}
 
 
-def _states(made: Json, queries: Sequence[Query], *, values: Sequence[str] = (), link: str | None = None) -> None:
-    """Show which of several states holds, over time: a row for each series.
-
-    A query is 1 where the state holds; with `values` it is the number, from 1 on, of the state that does.
-    """
+def _states(made: Json, queries: Sequence[Query], *, values: Sequence[str], link: str | None = None) -> None:
+    """Show which of `values` holds, over time: a row for each series, which is the number, from 1 on, of that value."""
     del queries
-    if values:
-        made["options"]["showValue"] = "auto"
-        states = [(str(number), value, GRAFANA["state_colors"][value]) for number, value in enumerate(values, 1)]
-    else:
-        states = [("0", "no", "transparent"), ("1", "yes", "green")]
-    shown = {number: {"text": text, "color": color, "index": int(number)} for number, text, color in states}
+    shown = {
+        str(number): {"text": value, "color": GRAFANA["state_colors"][value], "index": number}
+        for number, value in enumerate(values, 1)
+    }
     made["fieldConfig"]["defaults"]["mappings"] = [{"type": "value", "options": shown}]
     if link is not None:
         made["fieldConfig"]["defaults"]["links"] = [GRAFANA["link"] | {"url": link}]

@@ -11,7 +11,7 @@ from unittest import mock
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
 from highwater.memory.history import History
-from highwater.readings.engine import EngineStatus
+from highwater.readings.engine import EngineStatus, WorkCounts
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
@@ -34,6 +34,7 @@ def an_hour(
 ) -> None:
     """A reading for each second until now; before each, `move(seconds ago)` changes the engine."""
     history._samples.clear()  # the poll that found the engine is of now, and would stand before the hour
+    history.began_at = time.time() - seconds
     with dated(history, clock):
         begin = time.time() - seconds
         for second in range(seconds):
@@ -62,6 +63,7 @@ def report_of(fake: FakeEngine, at: float) -> Report:
         requests_running=fake.running,
         requests_waiting=fake.waiting,
         kv_cache_usage_ratio=fake.kv_usage,
+        work=WorkCounts(requests=fake.requests_ended),
     )
     ranks = fake.readings()
     return Report(taken_at=at, age_seconds=0.0, stale=False, engine=engine, ranks=ranks, ranks_reported=len(ranks))
@@ -93,6 +95,7 @@ class Story:
         fake.running = round(9 + 5 * math.sin(ago / 37) + 2 * math.sin(ago / 11)) if busy else 0
         fake.waiting = max(round(6 * math.sin(ago / 90) - 1), 0) if busy else 0
         fake.kv_usage = 0.05 + 0.03 * fake.running if busy else 0.0
+        fake.requests_ended += fake.running // 4
         for worker in fake.workers:
             worker.rss = round((6.0 + 0.4 * math.sin(ago / 600) + 0.1 * worker.rank) * 1024 * MIB)
 
@@ -137,6 +140,7 @@ def many_ranks(fake: FakeEngine) -> Callable[[float], object]:
 
     def move(ago: float) -> None:
         second = HOUR - ago
+        fake.requests_ended += 5
         fake.running, fake.waiting = round(20 + 8 * math.sin(second / 61)), round(3 + 3 * math.sin(second / 23))
         fake.kv_usage = 0.5 + 0.3 * math.sin(second / 200)
         for worker in fake.workers:

@@ -39,6 +39,7 @@ MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
 RELIEFS_KEPT = 8
+_ENGINE_ROW: Final = (*LOAD_FIGURES, "requests_ended", "proxy_requests_ended")
 _ONE_RELIEF_SECONDS = 3.0
 _INSTANT = 0.01
 # What follows is another growth than what was before.
@@ -88,7 +89,8 @@ class Update:
 class History:
     """The ring of ``samples`` readings, the events and the marks.
 
-    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages.
+    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages. ``proxied`` returns
+    how many requests have ended that passed the sidecar.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class History:
         self._next_id = 1
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
+        self.began_at = clock()
+        self.proxied: Callable[[], int | None] = lambda: None
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -113,7 +117,8 @@ class History:
     def add(self, report: Report) -> None:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
-            self._samples.append(_pack(report, self._monotonic(), self._samples[-1] if self._samples else None))
+            before = self._samples[-1] if self._samples else None
+            self._samples.append(_pack(report, self._monotonic(), before, self.proxied()))
         self._notify(Update("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -251,11 +256,12 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
+def _pack(report: Report, now: float, before: _Sample | None, proxied: int | None) -> _Sample:
     values = array("d")
     for rank in report.ranks:
         values.extend(_values(rank))
     identities = tuple(map(_identity, report.ranks))
+    figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, proxied)
     return _Sample(
         at=report.taken_at or 0.0,
         mono=now - (report.age_seconds or 0.0),
@@ -263,7 +269,7 @@ def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
         identities=before.identities if before is not None and before.identities == identities else identities,
         times=array("d", (now - rank.age_seconds for rank in report.ranks)),
         values=values,
-        engine=array("d", (_number(getattr(report.engine, name)) for name in LOAD_FIGURES)),
+        engine=array("d", map(_number, figures)),
     )
 
 
@@ -301,7 +307,7 @@ def _unpack(sample: _Sample) -> dict[str, Any]:
     width = len(ROW)
     return {
         "at": sample.at,
-        **dict(zip(LOAD_FIGURES, map(_known, sample.engine), strict=True)),
+        **dict(zip(_ENGINE_ROW, map(_known, sample.engine), strict=True)),
         "ranks": [
             {"dp_rank": dp_rank, "rank": rank, "pid": pid}
             | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))
