@@ -78,8 +78,8 @@ class Story:
         self._plan: dict[int, Callable[[], object]] = {
             3300: lambda: self._mark("before bench"),
             2010: lambda: self._mark("after bench"),
-            1800: lambda: self._run("reset_mm_cache", lambda: None, None),
-            1380: lambda: self._run("reset_encoder_cache", self._forget, "device"),
+            1800: lambda: self._run("reset_mm_cache", lambda: None),
+            1380: lambda: self._run("reset_encoder_cache", self._forget),
         }
 
     def __call__(self, ago: float) -> None:
@@ -115,7 +115,7 @@ class Story:
             worker.release()
             worker.cached = CACHED
 
-    def _run(self, remedy: str, act: Callable[[], object], rule: str | None) -> None:
+    def _run(self, remedy: str, act: Callable[[], object]) -> None:
         before = self._fake.readings()
         act()
         after = self._fake.readings()
@@ -132,7 +132,7 @@ class Story:
             quiesced_by="nothing",
         )
         summary = f"{remedy} done, freed {(freed_bytes or 0) / MIB:,.1f} MiB in 0.42 s"
-        self._history.record("reset", summary, trigger="policy" if rule else "drop-in", rule=rule, result=result)
+        self._history.record("reset", summary, trigger="drop-in", result=result)
 
 
 def many_ranks(fake: FakeEngine) -> Callable[[float], object]:
