@@ -584,10 +584,13 @@ class FakeEngine:
             "# HELP vllm:prompt_tokens_total Number of prefill tokens processed.",
             "# TYPE vllm:prompt_tokens_total counter",
             f"vllm:prompt_tokens_total{{{labels}}} {float(self.tokens)}",
-            "# HELP vllm:request_success_total Count of successfully processed requests.",
-            "# TYPE vllm:request_success_total counter",
-            f'vllm:request_success_total{{{labels},finished_reason="stop"}} {float(self.requests_ended)}',
         ]
+        if self.requests_ended:
+            lines += [
+                "# HELP vllm:request_success_total Count of successfully processed requests.",
+                "# TYPE vllm:request_success_total counter",
+                f'vllm:request_success_total{{{labels},finished_reason="stop"}} {float(self.requests_ended)}',
+            ]
         if self._has("0.11.2"):
             lines += ["# HELP vllm:engine_sleep_state Engine sleep state.", "# TYPE vllm:engine_sleep_state gauge"]
             state = {"awake": not self.asleep, "weights_offloaded": self.asleep, "discard_all": False}

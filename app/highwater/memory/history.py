@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from itertools import chain, takewhile
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from highwater.accounting.devices import used_total
 from highwater.accounting.pace import Track
@@ -45,6 +45,7 @@ _INSTANT = 0.01
 # What follows is another growth than what was before.
 _CUTS: Final[frozenset[EventKind]] = frozenset({"reset", "state", "mark"})
 
+Update: TypeAlias = Report | Event | None  # what a watcher receives; `None` ends it
 _Identity: TypeAlias = tuple[int | None, int | None, int | None]
 
 
@@ -78,14 +79,6 @@ class _Relief(NamedTuple):
     is_by_policy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """An item that a watcher receives: a report or an event."""
-
-    kind: Literal["report", "event"]
-    value: Report | Event
-
-
 class History:
     """The ring of ``samples`` readings, the events and the marks.
 
@@ -99,7 +92,7 @@ class History:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
-        self._watchers: dict[asyncio.Queue[Update | None], str | None] = {}  # with the peer; None: has the token
+        self._watchers: dict[asyncio.Queue[Update], str | None] = {}  # with the peer; None: has the token
         self._clock = clock
         self._monotonic = monotonic
         self._next_id = 1
@@ -119,7 +112,7 @@ class History:
         if report.taken_at is not None and not report.stale and is_new:
             before = self._samples[-1] if self._samples else None
             self._samples.append(_pack(report, self._monotonic(), before, self.proxied()))
-        self._notify(Update("report", report))
+        self._notify(report)
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
         """Return readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: all).
@@ -187,7 +180,7 @@ class History:
             self._cut_at = self._monotonic()
             if result is not None and result.credited_bytes:
                 self._note_relief(_Relief(self._cut_at, trigger == "policy"))
-        self._notify(Update("event", event))
+        self._notify(event)
         return event
 
     def _note_relief(self, relief: _Relief) -> None:
@@ -229,9 +222,9 @@ class History:
         return len(peers) - peers.count(None) < MAX_WATCHERS and peers.count(peer) < MAX_WATCHERS_PER_PEER
 
     @contextmanager
-    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update | None]]:
+    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update]]:
         """Return a queue of updates. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
-        queue: asyncio.Queue[Update | None] = asyncio.Queue(WATCHER_BACKLOG)
+        queue: asyncio.Queue[Update] = asyncio.Queue(WATCHER_BACKLOG)
         self._watchers[queue] = peer
         try:
             yield queue
@@ -249,7 +242,7 @@ class History:
             except asyncio.QueueFull:
                 self._end(queue)
 
-    def _end(self, queue: asyncio.Queue[Update | None]) -> None:
+    def _end(self, queue: asyncio.Queue[Update]) -> None:
         self._watchers.pop(queue, None)
         if queue.full():
             queue.get_nowait()
@@ -257,9 +250,7 @@ class History:
 
 
 def _pack(report: Report, now: float, before: _Sample | None, proxied: int | None) -> _Sample:
-    values = array("d")
-    for rank in report.ranks:
-        values.extend(_values(rank))
+    values = array("d", chain.from_iterable(map(_values, report.ranks)))
     identities = tuple(map(_identity, report.ranks))
     figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, proxied)
     return _Sample(
