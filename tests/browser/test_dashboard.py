@@ -561,6 +561,9 @@ async def test_a_page_says_since_when_its_sidecar_knows_anything(visit):
         page = await visit(here.port)
         await shown(page, "#events li", "sidecar started: it knows nothing of what was before")
         await shown(page, "#policy", "0 actions since the sidecar started at")
+        at = await page.locator("#events li", has_text="sidecar started").locator("time").inner_text()
+        await shown(page, "[data-tile=last]", f"nothing since {at}")
+        await shown(page, "#policy .empty", f"None since {at}.")
         assert await page.locator("[data-notice=restarted]").count() == 0
         await shown(page, ".note[data-kind=sidecar]", "sidecar")
 

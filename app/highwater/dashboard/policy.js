@@ -57,9 +57,9 @@ export class PolicyPanel {
       .filter((event) => event.kind === "policy" || event.trigger === "policy")
       .slice(0, DECISIONS_SHOWN);
     const decided = decisions.map((event) => `${event.id} ${event.at}`).join();
-    if (decided !== this.decided || !this.decisions.childElementCount) {
+    if (decided !== this.decided || !decisions.length) {
       this.decided = decided;
-      fill(this.decisions, decisionList(decisions));
+      fill(this.decisions, decisionList(decisions, events.at(-1)));
     }
     const shape = JSON.stringify([policy, this.source?.kept_in, startedAt]);
     if (shape === this.shape) return;
@@ -94,8 +94,9 @@ export class PolicyPanel {
   }
 }
 
-function decisionList(decisions) {
-  if (!decisions.length) return el("p", { class: "empty" }, "None yet.");
+/** The oldest event that is known, of whatever kind, says how far back that is. */
+function decisionList(decisions, oldest) {
+  if (!decisions.length) return el("p", { class: "empty" }, `None since ${clock(oldest?.at)}.`);
   return el(
     "ol",
     { class: "timeline" },

@@ -121,7 +121,7 @@ export class Tiles {
     } else for (const tile of this.ofRanks) tile.showBytes(null, { sub: "nothing read yet" });
     this.#requests(report, readings);
     this.#policy(report);
-    this.#last(events.find(({ result }) => result?.outcome === "done" && result.credited_bytes > 0));
+    this.#last(events.find(({ result }) => result?.outcome === "done" && result.credited_bytes > 0), events.at(-1));
   }
 
   #requests({ engine, proxy }, readings) {
@@ -138,9 +138,9 @@ export class Tiles {
     });
   }
 
-  #last(event) {
+  #last(event, oldest) {
     if (!event) {
-      this.last.show({ number: UNKNOWN, sub: "nothing yet" });
+      this.last.show({ number: UNKNOWN, sub: `nothing since ${clock(oldest?.at)}` });
       setText(this.last.unit, "");
       return;
     }
