@@ -205,6 +205,7 @@ async def test_the_report_over_a_real_connection(shared):
     """Nothing replaced: sidecar, control connection, engine."""
     report = (await shared.client.get("/memory")).json()
     assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
+    assert 0 < report["sidecar_started_at"] < report["taken_at"]
     assert report["engine"]["url"].startswith("http://127.0.0.1:")
 
 
@@ -218,6 +219,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
+        *("sidecar_started_at", "proxy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
