@@ -18,7 +18,6 @@ def files() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write them."""
     for name, text in files().items():
         (DASHBOARDS / name).write_text(text, encoding="utf-8")
     ALERTS.write_text(alerts(), encoding="utf-8")

@@ -25,7 +25,7 @@ from highwater.wiring.control_plane import CONTROL_BODY_BYTES
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
-from tests.patience import LIMIT_SECONDS
+from tests.patience import LIMIT_SECONDS, until
 
 TOKEN = "correct-horse-battery"
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -205,7 +205,21 @@ async def test_the_report_over_a_real_connection(shared):
     """Nothing replaced: sidecar, control connection, engine."""
     report = (await shared.client.get("/memory")).json()
     assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
+    assert 0 < report["sidecar_started_at"] < report["taken_at"]
     assert report["engine"]["url"].startswith("http://127.0.0.1:")
+
+
+async def test_the_report_counts_what_passed_the_proxy():
+    """Without health checks; and nothing, not 0, where there is no proxy."""
+    async with both_on_ports() as sidecar:
+        for path in ("/health", "/v1/models"):
+            assert (await sidecar.client.get(path)).is_success
+        traffic = sidecar.app.services.exporter.counters.traffic
+        await until(lambda: traffic.requests_ended == 1 and not traffic.under_way)
+        report = (await sidecar.client.get("/memory")).json()
+        assert report["proxy"] == {"requests_ended": 1, "requests_under_way": 0}
+    async with sidecar_before(FakeEngine(), proxy={"enabled": False}) as watching:
+        assert (await watching.client.get("/memory")).json()["proxy"] is None
 
 
 async def test_the_report_in_json(running):
@@ -218,6 +232,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
+        *("sidecar_started_at", "proxy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]

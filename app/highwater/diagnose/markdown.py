@@ -159,12 +159,14 @@ def figure(name: str, value: float | str | None) -> str:
 # --- the page ---
 
 
-def page(markdown: str, *, title: str) -> str:
+def page(markdown: str, *, title: str, above: str = "") -> str:
+    """Return a whole page; ``above`` is HTML of our own that stands before the report."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(plain(title))}</title><style>{STYLE}</style></head>\n<body>\n{_MARKDOWN.render(markdown)}"
+        f"<title>{escape(plain(title))}</title><style>{STYLE}</style></head>\n<body>\n{above}"
+        f"{_MARKDOWN.render(markdown)}"
         "</body></html>\n"
     )
 

@@ -21,6 +21,7 @@ from highwater.host.past import HostFacts
 from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
+from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
@@ -811,7 +812,7 @@ async def test_what_was_noticed_is_written_beside_the_poller(one):
     with one.core.history.watch() as queue:
         await one.core.tick()
         await one.core.tick()
-        while (told := await queue.get()) is None or told.kind != "event" or told.value.kind != "incident":
+        while not isinstance(told := await queue.get(), Event) or told.kind != "incident":
             pass
     task.cancel()
     await asyncio.wait({task})
