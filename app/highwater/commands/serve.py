@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.errors import SettingsError
-from highwater.exit_codes import FAILED, INVALID
+from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterable, Mapping
 
     from highwater.settings.settings import Settings
@@ -63,26 +64,48 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
-    from highwater.commands.server import Server
-    from highwater.main import create_app
     from highwater.process.descriptors import raise_limit
     from highwater.process.log_format import configure_log
     from highwater.process.malloc import retain_freed_memory
-    from highwater.proxy import exchange
-    from highwater.wiring.start_line import start_line
 
     retain_freed_memory()
     raise_limit()
     configure_log(settings.log_level, settings.log_format)
+    listening = _listening(settings)  # before anything is loaded for it, or looks for an engine
+
+    from highwater.commands.server import Server
+    from highwater.main import create_app
+    from highwater.proxy import exchange
+    from highwater.wiring.start_line import start_line
+
     logging.getLogger("highwater").info("%s", start_line(settings))
     if settings.has_data_plane:
         is_pure = exchange.__file__.endswith(".py")
         logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
-    server = Server(create_app(settings), settings.host, shutdown_seconds=settings.shutdown_seconds)
+    server = Server(create_app(settings), listening, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:
         sys.exit(FAILED)
+
+
+def _listening(settings: Settings) -> dict[str, list[socket.socket]]:
+    """Return the sockets of each port by its setting; exits with CANNOT_LISTEN where one cannot be listened on."""
+    from highwater.commands.listening import listen, listening_problem
+
+    is_apart = settings.control_port is not None and not settings.has_data_plane
+    ports = {"control_port": settings.control_port, "port": None if is_apart else settings.port}
+    listening = {}
+    for setting, port in ports.items():
+        if port is None:
+            continue
+        try:
+            listening[setting] = listen(settings.host, port)
+        except OSError as exc:
+            # Complete without a traceback.
+            logging.getLogger("highwater").error("%s", listening_problem(exc, setting, settings.host, port))  # noqa: TRY400
+            sys.exit(CANNOT_LISTEN)
+    return listening
 
 
 def _key(parameter: str) -> str:

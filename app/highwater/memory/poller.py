@@ -227,8 +227,9 @@ class Poller:
         self._last = replace(self._last, start_failure=self._start_failure)
         self._history.add(self._last)
         if before.state != verdict.state:
-            self._history.record("state", f"engine {before.state} -> {verdict.state}" + _because(status.hint))
-            log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
+            change = f"engine {before.state} -> {verdict.state}" + _because(status.hint)
+            self._history.record("state", change)
+            log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
         return self.current()
 
     def log_says_start_failed(self, is_silent: bool) -> bool:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from highwater.commands.server import listening_problem
+from highwater.commands.listening import listen, listening_problem
 from highwater.exit_codes import CANNOT_LISTEN
 
 
@@ -57,6 +57,21 @@ def test_what_has_the_port_is_said_where_it_tells(path, words):
     assert problem.endswith("; stop it, or set control_port to a port that is free")
     assert words in problem
     assert ("what has it" in problem) is bool(words)
+
+
+def test_a_name_is_listened_on_at_each_address_that_this_machine_has(monkeypatch):
+    """Its others are passed over: localhost has one of IPv6 where the machine has none."""
+    absent = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [absent, here])
+    (sock,) = listen("localhost", 0)
+    taken = (*here[:4], sock.getsockname())
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [taken])
+    with sock, pytest.raises(OSError, match="Address already in use"):
+        listen("localhost", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [absent])
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        listen("localhost", 0)
 
 
 @pytest.mark.whole("`highwater serve` as a process")
