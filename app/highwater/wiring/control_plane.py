@@ -21,7 +21,7 @@ from highwater.api.history import history_router
 from highwater.api.host import host_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
-from highwater.api.middleware import BodyLimit, HeadAsGet
+from highwater.api.middleware import HeadAsGet
 from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
@@ -66,6 +66,7 @@ def wire_control_plane(
         openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )
@@ -85,9 +86,7 @@ def wire_control_plane(
     app.include_router(dashboard_router())
     app.include_router(runbooks_router())
     answer_problems(app, internal_error)
-    schema = app.openapi()
-    paths = SidecarPaths(
-        frozenset(schema["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}, _SIDECAR_PREFIXES, _LIVE_PATHS
-    )
+    exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
+    paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS)
     # A HEAD is judged as the GET that it becomes.
-    return HeadAsGet(ControlGuard(BodyLimit(app, CONTROL_BODY_BYTES), services.control, schema)), paths
+    return HeadAsGet(ControlGuard(app, services.control, CONTROL_BODY_BYTES)), paths
