@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 WATCHED_IMAGES = 40
 """Images of the demonstration's first half: enough to see the encoder cache grow."""
+WAIT_SECONDS = 3600.0
 
 
 @click.command()
@@ -23,7 +23,14 @@ WATCHED_IMAGES = 40
 )
 @click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
-def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
+@click.option(
+    "--wait",
+    default=WAIT_SECONDS,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="seconds that a start may take while the engine's processes live",
+)
+def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None, wait: float) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
     from highwater.demo import story
     from highwater.demo.commands import usual_port
@@ -33,7 +40,8 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
 
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = EngineOptions(tensor_parallel=tensor_parallel)
+    options = EngineOptions(tensor_parallel=tensor_parallel, start_seconds=wait)
+    stays = sys.stdout.isatty() if stay is None else stay
     try:
         environment = ensure_environment(announce=click.echo)
         if prepare:
@@ -42,14 +50,14 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
             f"1. Watching. Starting vLLM {environment.version} with a tiny Qwen3-VL (about half a minute): no "
             "development mode and no flag, only the worker package on its path and HIGHWATER_RECORDER_DIR"
         )
-        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
+        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo, stays=stays)
         click.echo(
             "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
             "minute)"
         )
-        with story.stage(environment, options, port or usual_port(), say=click.echo) as (engine, sidecar):
+        with story.stage(environment, options, port or usual_port(), say=click.echo, stays=stays) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
-            if sys.stdout.isatty() if stay is None else stay:
+            if stays:
                 _stay(sidecar.url, sidecar.port, engine.url)
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
@@ -57,12 +65,12 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
 
 def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
     from highwater.demo.commands import commands_to_try, own_command
+    from highwater.demo.story import stay
 
     lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
-    click.echo(
+    stay(
         f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
         + "".join(f"  {line}\n" for line in lines)
-        + f"The engine itself is at {engine_url}"
+        + f"The engine itself is at {engine_url}",
+        click.echo,
     )
-    with suppress(KeyboardInterrupt):
-        signal.pause()

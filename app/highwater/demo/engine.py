@@ -11,13 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, signs_of_life
 from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptServer
 from highwater.engine.capabilities import EXTENSION
 from highwater.files.worker_package import copy_worker_package
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from highwater.demo.environment import EngineEnvironment
 
 SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
@@ -47,6 +49,7 @@ class EngineOptions:
     port: int | None = None  # None: a free one
     extra_args: tuple[str, ...] = ()  # of vLLM's server; a later one wins over an earlier one
     extra_env: tuple[tuple[str, str], ...] = ()
+    start_seconds: float = START_SECONDS
 
 
 class DemoEngine(KeptServer):
@@ -62,11 +65,13 @@ class DemoEngine(KeptServer):
         *,
         folder: Path,
         dialect: Dialect = Dialect(),
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.environment = environment
         self.options = options
         self.folder = folder.absolute()
         self._dialect = dialect
+        self._announce = announce
         super().__init__("the engine", self.folder / "engine.log", options.port)
 
     @property
@@ -76,14 +81,15 @@ class DemoEngine(KeptServer):
     def is_running(self) -> bool:
         return self._process.is_running()
 
-    def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
+    def start(self) -> Self:
         """Return when the server is ready. Raises DemoError, with its processes ended, where that is not in time."""
         if not self.is_running():
             tokenizer_class = self._dialect.tokenizer_class
             model = self.folder / "model"
             build_model(model, multimodal=self.options.multimodal, tokenizer_class=tokenizer_class)
             self._process.start(self._command(), env=self._environ(), cwd=self.folder)
-            self._process.wait_until_answers(self.port, "/health", timeout_seconds)
+            with signs_of_life("the engine has been starting", self.log_path, self._announce):
+                self._process.wait_until_answers(self.port, "/health", self.options.start_seconds)
         return self
 
     def _command(self) -> list[str]:

@@ -13,7 +13,7 @@ from highwater.demo.errors import DemoError
 from highwater.demo.process import KeptServer, environ_with
 from highwater.files.admin_token import find_token
 
-START_SECONDS = 60.0
+START_SECONDS = 600.0
 CALL_SECONDS = 60.0
 
 

@@ -6,11 +6,15 @@ It drives the sidecar over HTTP as an operator would, and every number that it p
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,16 +22,20 @@ from typing import Any, TypeAlias
 import click
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.demo.commands import own_command
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, NotInTime
+from highwater.demo.process import answers
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
 from highwater.text.table import component_title, rank_title, table
 from highwater.units import MIB, mib
 
 CONCURRENCY = 8
-READY_SECONDS = 60.0
+READY_SECONDS = 600.0
+INCIDENT_SECONDS = 45.0
+SETTLED_SECONDS = 6.0
 _SETTLE_SECONDS = 2.0
 """A worker's newest sample, and the sidecar's reading of it, are at most a second old each."""
 # The demonstration's own rule: a threshold so low that a few dozen images cross it on any machine.
@@ -63,23 +71,77 @@ class Story:
 
 @contextmanager
 def _beside(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
+    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None], stays: bool
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end."""
-    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
-        folder = Path(name)
-        recorders = folder / "recorders"
-        recorders.mkdir()
-        variable = {"HIGHWATER_RECORDER_DIR": str(recorders)}
-        recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
-        engine = DemoEngine(environment, recorded, folder=folder / "engine")
-        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable) as sidecar:
+    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end.
+
+    Their folder is removed, unless something failed: then the DemoError names it, and begins and ends with the cause.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="highwater-demo-"))
+    for name in ("recorders", "incidents", "engine"):
+        (folder / name).mkdir()
+    variable = {"HIGHWATER_RECORDER_DIR": str(folder / "recorders")}
+    recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
+    engine = DemoEngine(environment, recorded, folder=folder / "engine", announce=say)
+    kept = {"HIGHWATER_INCIDENTS__FOLDER": str(folder / "incidents"), "HIGHWATER_ENGINE_LOG": str(engine.log_path)}
+    try:
+        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable | kept) as sidecar:
             say(f"The sidecar is at {sidecar.url} (dashboard: {sidecar.url}/dashboard), vLLM will be at {engine.url}")
-            with engine:
+            try:
+                engine.start()
                 yield engine, sidecar
+            except DemoError as exc:
+                incident = None if isinstance(exc, NotInTime) else _incident(engine, sidecar)
+                failure = failure_text(str(exc), incident, folder)
+                if stays:
+                    stay(f"{failure}\nThe sidecar stays up: {sidecar.url}/dashboard. Ctrl-C ends it.", say)
+                raise DemoError(failure) from exc
+            finally:
+                engine.stop()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
 
 
-def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int, say: Callable[[str], None]) -> None:
+def stay(words: str, say: Callable[[str], None]) -> None:
+    say(words)
+    with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> str:
+    """Return a failure with its cause first and last: an incident's words, or the reason with the log's last lines."""
+    cause, _, rest = reason.partition("\n")
+    kept = f"What is known of it is kept in {folder}"
+    if incident is not None:
+        highwater = own_command(sys.argv[0], Path.cwd())
+        rest, cause = cause, incident["summary"]
+        kept += f"; with what to change: {highwater} incidents --folder {folder / 'incidents'} {incident['id']}"
+    return "\n".join(filter(None, (cause, rest, kept, cause)))
+
+
+def _incident(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, Any] | None:
+    """Return the incident of the engine's end once it is written; `None` where it lives, or no incident tells of it."""
+    deadline = time.monotonic() + INCIDENT_SECONDS
+    while time.monotonic() < deadline and not (engine.is_running() and answers(engine.port, "/health")):
+        with suppress(DemoError):
+            listed: list[dict[str, Any]] = sidecar.call("GET", "/memory/incidents")["incidents"]
+            # Until then a process that ends may still write to the log.
+            if listed and time.time() - listed[0]["last_at"] > SETTLED_SECONDS:
+                return listed[0]
+        time.sleep(0.2)
+    return None
+
+
+def watch(
+    environment: EngineEnvironment,
+    options: EngineOptions,
+    *,
+    images: int,
+    say: Callable[[str], None],
+    stays: bool = False,
+) -> None:
     """Watch an engine whose flags are unchanged: show its start, send it images, and show what grew.
 
     The worker package is on its path and a folder is named; there is no development mode, no flag and no call into the
@@ -87,7 +149,7 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
     recorders show nothing.
     """
     watched = replace(options, dev_mode=False, extension=False)
-    with _beside(environment, watched, None, say=say) as (engine, sidecar):
+    with _beside(environment, watched, None, say=say, stays=stays) as (engine, sidecar):
         ready = _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
         say(start_table(ready))
         say(f"\n{images} image requests to vLLM itself, at {engine.url}")
@@ -125,9 +187,15 @@ def growth_table(ready: Ranks, after: Ranks) -> str:
 
 @contextmanager
 def stage(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
+    environment: EngineEnvironment,
+    options: EngineOptions,
+    port: int | None,
+    *,
+    say: Callable[[str], None],
+    stays: bool = False,
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    with _beside(environment, options, port, say=say) as (engine, sidecar):
+    """Start both; `stays`: after a failure the sidecar stays up until Ctrl-C."""
+    with _beside(environment, options, port, say=say, stays=stays) as (engine, sidecar):
         _wait_ready(sidecar)
         yield engine, sidecar
 
@@ -209,22 +277,22 @@ def _traffic_until_reset(engine: DemoEngine, sidecar: DemoSidecar, first_image: 
                 return
             yield seed
 
-    sender = threading.Thread(target=lambda: _send(engine, sidecar.url, seeds()), name="traffic")
-    sender.start()
-    try:
-        while True:
-            alive = sender.is_alive()
-            listed = sidecar.call("GET", "/memory/events?limit=200")["events"]
-            events = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
-            if any((event["result"] or {}).get("outcome") == "done" for event in events):
-                return events
-            if not alive:
-                seen = "; ".join(event["summary"] for event in events) or "none"
-                raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
-            time.sleep(0.2)
-    finally:
-        done.set()
-        sender.join()
+    with ThreadPoolExecutor(1, "traffic") as pool:
+        sending = pool.submit(_send, engine, sidecar.url, seeds())
+        try:
+            while True:
+                was_over = sending.done()
+                listed = sidecar.call("GET", "/memory/events?limit=200")["events"]
+                events = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
+                if any((event["result"] or {}).get("outcome") == "done" for event in events):
+                    return events
+                if was_over:
+                    sending.result()  # what failed says more
+                    seen = "; ".join(event["summary"] for event in events) or "none"
+                    raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
+                time.sleep(0.2)
+        finally:
+            done.set()
 
 
 def _event_text(event: dict[str, Any]) -> str:
@@ -248,7 +316,8 @@ def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
         )
         result = asyncio.run(sending)
     if result.failed:
-        raise DemoError.with_log(f"{result.failed} of {result.sent} requests failed: {result.errors}", engine.log_path)
+        reasons = "; ".join(dict.fromkeys(result.errors))
+        raise DemoError.with_log(f"{result.failed} of {result.sent} requests failed: {reasons}", engine.log_path)
 
 
 def _mark(sidecar: DemoSidecar, mark: str) -> Ranks:
@@ -270,6 +339,8 @@ def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> 
         is_complete = bool(ranks) and len(ranks) == report["ranks_expected"]
         if report["engine"]["state"] == "ready" and is_complete and holds(ranks):
             return ranks
+        if report["engine"]["state"] == "gone":
+            break
         time.sleep(0.2)
     raise DemoError.with_log(f"the sidecar does not see what it should: {report['engine']}", sidecar.log_path)
 
