@@ -102,8 +102,8 @@ def _listening(settings: Settings) -> dict[str, list[socket.socket]]:
         try:
             listening[setting] = listen(settings.host, port)
         except OSError as exc:
-            # Complete without a traceback.
-            logging.getLogger("highwater").error("%s", listening_problem(exc, setting, settings.host, port))  # noqa: TRY400
+            problem = listening_problem(exc, setting, settings.host, port)
+            logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
             sys.exit(CANNOT_LISTEN)
     return listening
 

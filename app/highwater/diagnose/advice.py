@@ -66,6 +66,12 @@ def against_fragmentation(device_type: str | None) -> tuple[str, ...]:
     return _AGAINST_FRAGMENTATION.get(device_type, ())
 
 
+def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Return advice for an engine that was started with its KV cache's size: no share of the device counts there."""
+    void = advices(("gpu_memory_utilization", "kv_cache_memory_bytes", "more_for_the_kv_cache"))
+    return tuple(dict.fromkeys(ADVICE["given_kv_cache"] if each in void else each for each in given))
+
+
 def for_component(name: str, device_type: str | None) -> tuple[str, ...]:
     """Return the advice that keeps a component of used bytes small, on this kind of device."""
     names = _FOR_COMPONENT.get(name, ())

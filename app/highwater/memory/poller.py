@@ -95,6 +95,7 @@ class Poller:
         self._state_since: float | None = None
         self._up_since: float | None = None
         self._start_failure: StartFailure | None = None
+        self._stopped_at: float | None = None
         self._ended_starts: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
         self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
@@ -236,6 +237,11 @@ class Poller:
         """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
         return self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
 
+    def note_stop(self) -> None:
+        """Note that the engine has ended in order, by its log or its workers' files, unless another one runs."""
+        if STATES[self._verdict.state].is_absent and self._stopped_at is None:
+            self._stopped_at = self._rounds.wall_clock()
+
     def _note_ends(self, outcome: Round, *, is_absent: bool) -> None:
         """Note the starts that have ended: before the hint, which says so. A report has one of them."""
         seen = self.engine_lives()
@@ -253,7 +259,7 @@ class Poller:
 
     def _note_failure(self, failure: StartFailure | None) -> None:
         if failure is not None:
-            self._start_failure = failure
+            self._start_failure, self._stopped_at = failure, None
             self._history.record("state", failure.summary)
             log.warning("%s", failure.summary)
 
@@ -261,7 +267,7 @@ class Poller:
         if STATES[self._verdict.state].is_absent:
             self._up_since = None
         elif self._up_since is None:
-            self._up_since, self._start_failure = self._clock(), None
+            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
             self._ended_starts.clear()
 
     def _missing(self, ranks: Sequence[RankReading], outcome: Round) -> tuple[MissingRank, ...]:
@@ -366,6 +372,7 @@ class Poller:
             work=load.work,
             capabilities=self._rounds.detection.public_capabilities,
             hint=hint,
+            stopped_at=None if outcome.is_loading or self._lives.attempts.is_under_way else self._stopped_at,
             is_loading=True if outcome.is_loading else (False if shows_starts else None),
             extension_versions=recorders.extension_versions if recorders is not None else (),
         )

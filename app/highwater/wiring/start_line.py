@@ -69,4 +69,4 @@ class WaitingLog:
         self._next = now + WAITING_SECONDS
         lasted = f" for {now - self._since:.0f} s" if now > self._since else ""
         why = f": {engine.hint}" if engine.hint else ""
-        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state.replace("_", " "), why)
+        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state_text, why)

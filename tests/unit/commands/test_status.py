@@ -94,7 +94,9 @@ def test_the_last_incident_stands_below_the_last_reset():
     last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
     screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
     shown = "incident 20261121T143233Z-died: the engine died"
-    assert screen.endswith(f"last incident: 1 min 40 s ago: {shown} (highwater incidents)")
+    assert screen.endswith(
+        f"last incident: 1 min 40 s ago: {shown} (what to change: highwater incidents 20261121T143233Z-died)"
+    )
 
 
 def test_a_screen_without_anything_to_tell():

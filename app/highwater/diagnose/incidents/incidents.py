@@ -26,6 +26,7 @@ from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
 from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incidents.diagnosis import (
     advised,
+    case_of,
     diagnose,
     ended_in_order,
     harmless,
@@ -371,7 +372,7 @@ class Incidents:
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=(*advised(story, findings), *story.older),
+            messages=(*advised(story, findings, is_pool_given=case_of(evidence, story).is_pool_given), *story.older),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,

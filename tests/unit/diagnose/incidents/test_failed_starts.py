@@ -133,7 +133,7 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     report = await one.start(1)
     said = (
         "it was killed by the kernel for memory while it started: API server 672 MiB at its peak, EngineCore 625 MiB "
-        "at its peak, worker 572 MiB at its peak; container at 1,250.0 of 1,250.0 MiB; oom_kill 1"
+        "at its peak, worker 572 MiB at its peak; container at 1.22 GiB of 1.22 GiB; oom_kill 1"
     )
     incident = await one.only()
     assert (incident.kind, incident.reason, incident.count) == ("start_failed", said, 1)
@@ -259,7 +259,7 @@ async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(
         next(one.folder.glob("highwater-1-*.process")).unlink()
         report = await one.idle(60.0)
         assert ((await one.only()).count, report.engine.restarts) == (number, number)
-    left = "ended from outside or by a crash: EngineCore 625 MiB at its peak; container at 625.0 of 1,250.0 MiB"
+    left = "ended from outside or by a crash: EngineCore 625 MiB at its peak; container at 625 MiB of 1.22 GiB"
     assert (await one.only()).summary == f"The engine did not start: it ended before it was ready; {WHY}; {left}"
 
 

@@ -44,7 +44,7 @@ def said(given, log: LogStory) -> str:
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
     """With readings that show room: then, and only then."""
     log = story_of([f"{prefix}{line}" for line in (GONE, API)])
-    assert f"{SHORT} (every rank had at least 22,420.0 MiB free)" in said(evidence("died"), log)
+    assert f"{SHORT} (every rank had at least 21.89 GiB free)" in said(evidence("died"), log)
     room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
 
@@ -144,7 +144,7 @@ def test_an_exception_that_may_be_of_memory_is_no_alibi(raised):
     """Nobody knows it, and it does not say that memory was enough."""
     log = story_of([TRACE, f"{WORKER}{raised}", DEAD])
     assert "not short" not in said(evidence("died"), log)
-    assert "22,420.0 MiB free" in said(evidence("died"), log)
+    assert "21.89 GiB free" in said(evidence("died"), log)
 
 
 def test_an_illegal_access_is_no_shortage():
@@ -159,7 +159,7 @@ def test_an_illegal_access_is_no_shortage():
 def test_an_old_reading_acquits_nothing(age, words):
     given = evidence("died", rank(reading(taken_at=AT - age)))
     told = said(given, story_of([GONE]))
-    assert f"every rank had at least 22,420.0 MiB free{words}" in told
+    assert f"every rank had at least 21.89 GiB free{words}" in told
     assert (SHORT in told) is (words == "")
     room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
     assert ("What was free at the end is not known" in room.text) is (words != "")
@@ -171,7 +171,7 @@ def test_readings_of_some_ranks_acquit_nothing():
     eight = tuple(reading(number) for number in range(8))
     for given in (replace(evidence("died", *seven), ranks_expected=8), evidence("died", *seven, baseline=eight)):
         told = said(given, story_of([GONE]))
-        assert "7 of 8 ranks had at least 22,420.0 MiB free" in told
+        assert "7 of 8 ranks had at least 21.89 GiB free" in told
         assert "not short" not in told
     assert SHORT in said(replace(evidence("died", *seven), ranks_expected=7), story_of([GONE]))
 
@@ -225,7 +225,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
     log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
     assert said(evidence("died"), log) == (
         "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
-        "least 22,420.0 MiB free); it is not known whether the kernel killed it for host memory"
+        "least 21.89 GiB free); it is not known whether the kernel killed it for host memory"
     )
     fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
     looked = evidence(
@@ -238,7 +238,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
 def test_an_exception_that_the_log_does_not_show_acquits_nothing():
     assert said(evidence("died"), story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])) == (
         "The engine died: Worker_TP0 (pid 4242) hit an exception that the log does not show; every rank had at least "
-        "22,420.0 MiB free"
+        "21.89 GiB free"
     )
 
 
