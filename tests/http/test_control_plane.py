@@ -1067,8 +1067,8 @@ async def test_no_trick_reaches_the_workers(shared, target):
     "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info/"]
 )
 async def test_the_engines_control_paths_are_not_proxied(shared, path):
-    """Nor ours with a slash at the end."""
-    assert await shared.raw("POST", path) in {403, 404}
+    """Nor ours with a slash at the end, which lead to the path without."""
+    assert await shared.raw("POST", path) in {307, 403, 404}
     assert not any(call.method == "POST" and call.path == path for call in shared.fake.calls)
 
 

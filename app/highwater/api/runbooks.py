@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from markdown_it import MarkdownIt
 
 from highwater.diagnose.markdown import CONTENT_SECURITY_POLICY, STYLE
@@ -40,11 +40,6 @@ def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
     paths = [] if folder is None else sorted(folder.glob("Highwater*.md"))
     pages = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     router = APIRouter(include_in_schema=False)  # no interface for programs
-
-    @router.get(PREFIX.rstrip("/"))
-    async def without_slash() -> Response:
-        """Lead to the list, by a relative address."""
-        return RedirectResponse("runbooks/")
 
     @router.get(PREFIX)
     async def listed() -> Response:

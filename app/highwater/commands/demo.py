@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -41,7 +42,6 @@ def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, 
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = EngineOptions(tensor_parallel=tensor_parallel, start_seconds=wait)
-    stays = sys.stdout.isatty() if stay is None else stay
     try:
         environment = ensure_environment(announce=click.echo)
         if prepare:
@@ -50,14 +50,14 @@ def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, 
             f"1. Watching. Starting vLLM {environment.version} with a tiny Qwen3-VL (about half a minute): no "
             "development mode and no flag, only the worker package on its path and HIGHWATER_RECORDER_DIR"
         )
-        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo, stays=stays)
+        story.watch(environment, options, images=min(images, WATCHED_IMAGES), say=click.echo)
         click.echo(
             "\n2. Acting. The same engine again, in development mode and with the sidecar in front of it (another half "
             "minute)"
         )
-        with story.stage(environment, options, port or usual_port(), say=click.echo, stays=stays) as (engine, sidecar):
+        with story.stage(environment, options, port or usual_port(), say=click.echo) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
-            if stays:
+            if sys.stdout.isatty() if stay is None else stay:
                 _stay(sidecar.url, sidecar.port, engine.url)
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
@@ -65,12 +65,12 @@ def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, 
 
 def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
     from highwater.demo.commands import commands_to_try, own_command
-    from highwater.demo.story import stay
 
     lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
-    stay(
+    click.echo(
         f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
         + "".join(f"  {line}\n" for line in lines)
-        + f"The engine itself is at {engine_url}",
-        click.echo,
+        + f"The engine itself is at {engine_url}"
     )
+    with suppress(KeyboardInterrupt):
+        signal.pause()

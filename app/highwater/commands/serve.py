@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import sys
 from contextlib import suppress
 from functools import cached_property
@@ -12,15 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from highwater.errors import SettingsError
+from highwater.commands.healthcheck import PATHS, ask
+from highwater.errors import SettingsError, os_reason
 from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
+from highwater.flaws import masked
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterable, Mapping
 
     from highwater.settings.settings import Settings
 
+BACKLOG: Final = 2048
+_PROBE_SECONDS: Final = 0.3
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": (
@@ -71,7 +76,7 @@ def run(settings: Settings) -> None:
     retain_freed_memory()
     raise_limit()
     configure_log(settings.log_level, settings.log_format)
-    listening = _listening(settings)  # before anything is loaded for it, or looks for an engine
+    listening = listen(settings)  # before anything is loaded for it, or looks for an engine
 
     from highwater.commands.server import Server
     from highwater.main import create_app
@@ -89,23 +94,49 @@ def run(settings: Settings) -> None:
         sys.exit(FAILED)
 
 
-def _listening(settings: Settings) -> dict[str, list[socket.socket]]:
-    """Return the sockets of each port by its setting; exits with CANNOT_LISTEN where one cannot be listened on."""
-    from highwater.commands.listening import listen, listening_problem
-
+def listen(settings: Settings) -> dict[str, list[socket.socket]]:
+    """Listen on the ports, by their settings; clients wait until they are accepted. Exits where one cannot be."""
     is_apart = settings.control_port is not None and not settings.has_data_plane
     ports = {"control_port": settings.control_port, "port": None if is_apart else settings.port}
-    listening = {}
-    for setting, port in ports.items():
-        if port is None:
-            continue
+    listening: dict[str, list[socket.socket]] = {}
+    for setting, port in ((name, number) for name, number in ports.items() if number is not None):
         try:
-            listening[setting] = listen(settings.host, port)
+            found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            listening[setting] = [
+                socket.create_server(address, family=family, backlog=BACKLOG)
+                for family, *_, address in dict.fromkeys(found)
+            ]
         except OSError as exc:
             problem = listening_problem(exc, setting, settings.host, port)
             logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
             sys.exit(CANNOT_LISTEN)
     return listening
+
+
+def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
+    """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
+    if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"host: {masked(host)!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 "
+            "for this machine alone, or to 0.0.0.0 for all of its addresses"
+        )
+    problem = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc).partition(' (while')[0]}"
+    if exc.errno == errno.EADDRINUSE:
+        return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
+    if exc.errno == errno.EACCES:
+        return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
+    return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
+
+
+def _listener(host: str, port: int) -> str:
+    """Return what serves on a port, as far as its health paths show."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+    base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
+        return " (what has it answers /livez, as a sidecar does)"
+    if ask(base, "/health", _PROBE_SECONDS) is None:
+        return " (what has it answers /health, as vLLM does)"
+    return ""
 
 
 def _key(parameter: str) -> str:

@@ -20,7 +20,6 @@ import uvicorn
 from uvicorn.lifespan.off import LifespanOff
 from uvicorn.server import ServerState
 
-from highwater.commands.listening import BACKLOG
 from highwater.proxy.listeners import HANDSHAKE_SECONDS, accept_several
 from highwater.wiring.sidecar import ListeningPort, Sidecar
 
@@ -85,11 +84,11 @@ class Server(uvicorn.Server):
         scheme = "https" if tls else "http"
         first = []
         for listening in self._listening[port.setting]:
-            first.append(await loop.create_server(make, sock=listening, backlog=BACKLOG, **tls))
+            first.append(await loop.create_server(make, sock=listening, backlog=config.backlog, **tls))
             host, number = listening.getsockname()[:2]
             name = f"[{host}]" if ":" in host else host
             log.info("serving %s on %s://%s:%d", port.serves, scheme, name, number)
-        return [*first, *await accept_several(first, make, tls=config.ssl, backlog=BACKLOG)]
+        return [*first, *await accept_several(first, make, tls=config.ssl, backlog=config.backlog)]
 
     async def main_loop(self) -> None:
         """Run uvicorn's periodic work once a second in place of ten times, and end at once when asked to."""

@@ -235,7 +235,9 @@ class Poller:
 
     def log_says_start_failed(self, is_silent: bool) -> bool:
         """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
-        return self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
+        is_another = self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
+        self._start_failure = None if is_another else self._start_failure  # of one before it
+        return is_another
 
     def note_stop(self) -> None:
         """Note that the engine has ended in order, by its log or its workers' files, unless another one runs."""
@@ -253,6 +255,7 @@ class Poller:
             ended = self._ended_starts.popleft()
             failure = silent_start(ended)
             if ended.may_be_planned:
+                self._start_failure = None  # of one before it
                 self._history.record("state", failure.summary)
             else:
                 self._note_failure(failure)

@@ -66,7 +66,6 @@ def wire_control_plane(
         openapi_url="/memory/openapi.json",  # /openapi.json and /docs are the engine's, proxied
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,
         responses=PROBLEM_RESPONSES,
         lifespan=lifespan,  # type: ignore[arg-type]
     )

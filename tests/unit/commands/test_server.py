@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from highwater.commands.listening import listen, listening_problem
+from highwater.commands.serve import listen, listening_problem
 from highwater.exit_codes import CANNOT_LISTEN
+from highwater.settings.sources import load
 
 
 def error(number: int) -> OSError:
@@ -59,19 +60,19 @@ def test_what_has_the_port_is_said_where_it_tells(path, words):
     assert ("what has it" in problem) is bool(words)
 
 
-def test_a_name_is_listened_on_at_each_address_that_this_machine_has(monkeypatch):
-    """Its others are passed over: localhost has one of IPv6 where the machine has none."""
-    absent = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
-    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [absent, here])
-    (sock,) = listen("localhost", 0)
-    taken = (*here[:4], sock.getsockname())
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [taken])
-    with sock, pytest.raises(OSError, match="Address already in use"):
-        listen("localhost", 0)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [absent])
-    with pytest.raises(OSError, match="Cannot assign requested address"):
-        listen("localhost", 0)
+def test_each_port_is_listened_on_at_every_address_of_the_host(monkeypatch):
+    """Or none of them: the setting whose port is taken is named, and nothing else was begun."""
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = {1: [(*here, ("127.0.0.1", 0)), (*here, ("127.0.0.2", 0))], 2: [(*here, other.getsockname())]}
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _, port, *__, **___: found[port])
+        listening = listen(load({"port": "1"}, environ={}))
+        assert [sock.getsockname()[0] for sock in listening["port"]] == ["127.0.0.1", "127.0.0.2"]
+        for sock in listening["port"]:
+            sock.close()
+        with pytest.raises(SystemExit) as ended:
+            listen(load({"port": "1", "control_port": "2"}, environ={}))
+    assert ended.value.code == CANNOT_LISTEN
 
 
 @pytest.mark.whole("`highwater serve` as a process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,17 @@ def test_a_crash_loop_leads_with_the_start_that_failed():
     told = replace(report(state="starting"), start_failure=failure)
     screen = status_text(told, judged(told), None, now=NOW)
     assert screen.startswith("ATTENTION: the engine's start failed: it ended")
+
+
+def test_an_engine_that_stopped_in_order_is_calm():
+    """With when, and what to do; nothing else of it is a worry. A death has no such time."""
+    told = report(state="gone", stale=True)
+    told = replace(told, engine=replace(told.engine, stopped_at=NOW))
+    at = time.strftime("%H:%M:%S", time.localtime(NOW))
+    screen = status_text(told, judged(told), None, now=NOW + 60)
+    assert screen.startswith(f"ATTENTION: the engine stopped in order at {at}; start it again\n")
+    assert ": stopped in order, 2 of 2 ranks" in screen
+    assert "gone" not in screen
 
 
 def test_the_verdict_stands_above_the_sidecars_own_text():

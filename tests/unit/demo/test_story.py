@@ -1,4 +1,4 @@
-"""The demonstration's tables: the start phase by phase, and what grew."""
+"""The demonstration's course: what it shows, and how its failures are told."""
 
 from __future__ import annotations
 
@@ -9,46 +9,11 @@ from typing import Any
 
 import pytest
 
-from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo import story
 from highwater.demo.engine import EngineOptions
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError, NotInTime
-from highwater.demo.story import growth_table, start_table
 from highwater.demo.traffic import TrafficResult
-from highwater.units import MIB
-
-
-def rank(*, used: int, cached: int, entries: int = 0, start: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A rank of the report, in MiB; what else there is of it is unknown."""
-    components = dict.fromkeys(COMPONENT_NAMES) | {"encoder_cache_bytes": cached * MIB}
-    return {
-        "rank": 0,
-        "device": {"type": "cpu", "name": "some"},
-        "used_bytes": used * MIB,
-        "components": components,
-        "encoder_cache": {"entries": entries},
-        "start": start or [],
-    }
-
-
-def phase(name: str, used: int | None, seconds: float = 1.0) -> dict[str, Any]:
-    return {"name": name, "seconds": seconds, "used_bytes": None if used is None else used * MIB}
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The words of each line behind its first."""
-    return {words[0]: words[1:] for line in text.splitlines() if (words := line.split())}
-
-
-def test_each_phase_says_what_it_added():
-    """The first has nothing before it; where a figure is missing nothing is guessed."""
-    start = [phase("before", 400, 0.0), phase("init", 450, 2.25), phase("weights", None), phase("warm_up", 900)]
-    shown = rows(start_table([rank(used=900, cached=0, start=start)]))
-    assert shown["before"] == ["0.0", "400.0", "-"]
-    assert shown["init"] == ["2.2", "450.0", "+50.0"]
-    assert shown["weights"] == ["1.0", "-", "-"]
-    assert shown["warm_up"] == ["1.0", "900.0", "-"]
 
 
 class Server:
@@ -75,6 +40,9 @@ class Server:
 
     def call(self, _method: str, path: str) -> Any:
         return self.calls[path]
+
+    def command(self, *words: str) -> str:
+        return f"$ highwater {' '.join(words)}"
 
 
 @pytest.fixture
@@ -103,8 +71,8 @@ def test_the_addresses_are_said_before_the_engine_has_started(staged: list[str],
     assert not list(tmp_path.iterdir())
 
 
-def failed(staged: list[str], error: DemoError, **options: bool) -> list[str]:
-    with pytest.raises(DemoError) as caught, story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append, **options):
+def failed(staged: list[str], error: DemoError) -> list[str]:
+    with pytest.raises(DemoError) as caught, story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append):
         raise error
     return str(caught.value).splitlines()
 
@@ -132,14 +100,6 @@ def test_an_engine_that_was_ended_since_it_took_too_long_has_not_died(staged):
     assert failed(staged, NotInTime("the engine was not ready within 1 s"))[0] == "the engine was not ready within 1 s"
 
 
-def test_the_sidecar_stays_up_after_a_failure_where_somebody_looks(staged, monkeypatch):
-    """Until Ctrl-C; the engine's processes too, as far as any is left."""
-    monkeypatch.setattr("signal.pause", lambda: staged.append("paused"))
-    failed(staged, DemoError("2 of 3 requests failed"), stays=True)
-    assert staged[-3:] == ["paused", "engine stopped", "sidecar stopped"]
-    assert "The sidecar stays up: http://127.0.0.1:8017/dashboard" in staged[-4]
-
-
 def test_nothing_is_left_by_ctrl_c(staged, tmp_path):
     with pytest.raises(KeyboardInterrupt), story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append):
         raise KeyboardInterrupt
@@ -160,22 +120,6 @@ def test_requests_that_fail_in_the_traffic_are_the_reason_not_the_policys_silenc
         story._traffic_until_reset(engine, sidecar, 0)
 
 
-def test_what_grew_is_shown_component_by_component():
-    """With how many entries the encoder cache has."""
-    text = growth_table([rank(used=900, cached=0)], [rank(used=1000, cached=96, entries=12)])
-    shown = rows(text)
-    assert shown["used"] == ["900.0", "1,000.0", "+100.0"]
-    assert "+96.0" in text
-    assert text.endswith("encoder cache: 12 entries")
-
-
-@pytest.mark.parametrize(("dp_rank", "title"), [(0, "rank 0 (cpu, some)"), (1, "rank 1.0 (cpu, some)")])
-def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, title):
-    """Each engine numbers its ranks from 0."""
-    told = rank(used=900, cached=0, start=[phase("init", 450)]) | {"dp_rank": dp_rank}
-    assert title in start_table([told])
-
-
 @pytest.mark.usefixtures("staged")
 def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a plugin, which writes the recorders' files: no development mode, no extension."""
@@ -188,6 +132,8 @@ def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch:
     monkeypatch.setattr(story, "DemoEngine", engine)
     monkeypatch.setattr(story, "_send", lambda *_: None)
     monkeypatch.setattr(story, "_SETTLE_SECONDS", 0)
-    story.watch(ENVIRONMENT, EngineOptions(), images=1, say=lambda _: None)
+    said: list[str] = []
+    story.watch(ENVIRONMENT, EngineOptions(), images=1, say=said.append)
     (options,) = given
+    assert [line for line in said if line.startswith("$")] == ["$ highwater status", "$ highwater status --since ready"]
     assert (options.plugin, options.dev_mode, options.extension) == (True, False, False)

@@ -152,6 +152,11 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
         report = await one.start(number)
     incident = await one.only()
     assert (incident.count, incident.ended_at, report.engine.restarts) == (3, None, 3)
+    assert [told.partition(": ")[0] for told in one.core.summaries("incident")] == [
+        f"incident {incident.id}",
+        f"incident {incident.id}, 2 times",
+        f"incident {incident.id}, 3 times",
+    ]
     assert report.engine.hint.startswith(
         "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 min"
     )
@@ -248,6 +253,20 @@ async def test_an_end_that_may_be_a_planned_stop_is_an_event_and_a_loop_of_them_
         "the engine's last 3 starts ended before it was ready; the last one ended 1 min"
     )
     assert WHY in report.engine.hint
+
+
+async def test_no_report_leads_with_an_older_start_than_the_last(pod):
+    """One that may have been stopped comes after one that the kernel killed."""
+    one = pod()
+    await one.tick()
+    assert (await one.start(1)).start_failure is not None
+    one.clock.advance(700.0)
+    one.write(2)
+    await one.tick()
+    one.remove()
+    report = await one.idle(60.0)
+    assert (report.start_failure, report.engine.restarts) == (None, 2)
+    assert "the last one ended 1 min" in report.engine.hint
 
 
 async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(pod):

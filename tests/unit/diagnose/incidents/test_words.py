@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from highwater.diagnose.advice import ADVICE
+from highwater.diagnose.evidence import OomKills
 from highwater.diagnose.finding import all_advice
-from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, summarize
+from highwater.diagnose.incidents.diagnosis import advised, case_of, diagnose, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.text import incident_markdown
@@ -18,8 +21,8 @@ from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
 from highwater.host.past import Fill, HostFacts
 from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import HostReading
-from highwater.readings.rank import Device
-from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading
+from highwater.readings.rank import Device, Launch
+from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading, unknown
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -357,6 +360,40 @@ def settings_of(given, log: LogStory) -> list[str]:
     findings = diagnose(given, log)
     of_messages = (advice for message in advised(log, findings) for advice in message.advice)
     return [advice.setting for advice in (*of_messages, *all_advice(findings))]
+
+
+GIVEN = (
+    "(APIServer pid=1) INFO 11-28 10:31:49 [api_utils.py:286] non-default args: {'kv_cache_memory_bytes': 268435456}"
+)
+OOM = f"{WORKER}torch.OutOfMemoryError: CUDA out of memory."
+
+
+@pytest.mark.parametrize("by", ["log", "worker", None])
+def test_a_share_is_advised_only_where_it_counts(by):
+    """Not of an engine that was started with its KV cache's size, by its command line or its worker."""
+    log = story_of([GIVEN, OOM] if by == "log" else [OOM])
+    now = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB, launch=Launch(kv_cache_given=by == "worker"))
+    given = evidence("died", rank(now))
+    messages = advised(log, diagnose(given, log), is_pool_given=case_of(given, log).is_pool_given)
+    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnose(given, log))]
+    settings = {each.setting for each in advice}
+    assert ("--gpu-memory-utilization" in settings) is (by is None)
+    assert ("--kv-cache-memory-bytes" in settings) is (by is not None)
+
+
+def test_figures_of_another_machine_are_called_an_example():
+    """They were measured there."""
+    for each in ADVICE.values():
+        for sentence in re.split(r"(?<=[.:]) ", f"{each.change} {each.cost}"):
+            assert not re.search(r"\d+\.\d+ GiB|\d\d GiB|\d\d,\d{3}", sentence) or "For example" in sentence, sentence
+
+
+@pytest.mark.parametrize("kind", ["died", "start_failed"])
+def test_an_end_without_a_word_says_where_to_look(kind):
+    """In the container's last state, its limits and its last lines; also where the kernel counted no kill."""
+    for kills in (None, OomKills(count=0, where="the container's own")):
+        found = all_advice(diagnose(evidence(kind, rank(unknown()), oom_kills=kills)))
+        assert {"last_state", "last_lines"} <= {name for name, each in ADVICE.items() if each in found}
 
 
 def test_figures_replace_what_the_message_advises():
