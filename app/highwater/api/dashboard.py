@@ -75,7 +75,6 @@ def dashboard_router() -> APIRouter:
 
     @router.api_route("/dashboard/{name:path}", methods=["GET", "HEAD"])
     async def asset(request: Request, name: str) -> Response:
-        """Return one of the page's files."""
         if name in {"", "index.html"}:
             # The page's addresses are relative, so that it also works beneath a reverse proxy's prefix.
             return RedirectResponse("../dashboard", 308, headers=_HEADERS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import click
 
@@ -34,7 +33,7 @@ WAIT_SECONDS = 3600.0
 def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None, wait: float) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
     from highwater.demo import story
-    from highwater.demo.commands import usual_port
+    from highwater.demo.commands import commands_to_try, own_command, usual_port
     from highwater.demo.engine import EngineOptions
     from highwater.demo.environment import ensure_environment
     from highwater.demo.errors import DemoError
@@ -58,19 +57,13 @@ def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, 
         with story.stage(environment, options, port or usual_port(), say=click.echo) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
-                _stay(sidecar.url, sidecar.port, engine.url)
+                lines = commands_to_try(own_command(sys.argv[0]), sidecar.url, sidecar.port)
+                click.echo(
+                    f"\nStill up; Ctrl-C ends it. Open {sidecar.url}/dashboard, or try in another terminal:\n"
+                    + "".join(f"  {line}\n" for line in lines)
+                    + f"The engine itself is at {engine.url}"
+                )
+                with suppress(KeyboardInterrupt):
+                    signal.pause()
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
-
-
-def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
-    from highwater.demo.commands import commands_to_try, own_command
-
-    lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
-    click.echo(
-        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
-        + "".join(f"  {line}\n" for line in lines)
-        + f"The engine itself is at {engine_url}"
-    )
-    with suppress(KeyboardInterrupt):
-        signal.pause()

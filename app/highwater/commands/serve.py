@@ -20,7 +20,7 @@ from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
 from highwater.flaws import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from highwater.settings.settings import Settings
 
@@ -143,10 +143,6 @@ def _key(parameter: str) -> str:
     return parameter.replace("__", ".")
 
 
-def _is_among(key: str, keys: Iterable[str]) -> bool:
-    return any(key == own or (own.endswith(".") and key.startswith(own)) for own in keys)
-
-
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
     from pydantic import SecretStr
 
@@ -174,7 +170,8 @@ class _Serve(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
         for title, keys in SETTINGS.items():
-            names = [name for name in rows if _is_among(_key(name or ""), keys)]
+            sections = tuple(key for key in keys if key.endswith("."))
+            names = [name for name in rows if (key := _key(name or "")) in keys or key.startswith(sections)]
             with formatter.section(title):
                 formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
         with formatter.section("Other"):

@@ -60,13 +60,7 @@ def _worry(rule: RuleStatus, level: PolicyLevel) -> str | None:
     return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 
-def is_relief(event: Event) -> bool:
-    """Return whether the event is a remedy that was run."""
-    return event.kind == "reset" and event.result is not None
-
-
 def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """Return the verdict for programs, with the report as the sidecar sent it."""
     return {
         "schema": SCHEMA,
         "status": WORDS[verdict.code].lower(),

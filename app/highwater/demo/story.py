@@ -91,7 +91,7 @@ def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> 
     cause, _, rest = reason.partition("\n")
     kept = f"What is known of it is kept in {folder}"
     if incident is not None:
-        highwater = own_command(sys.argv[0], Path.cwd())
+        highwater = own_command(sys.argv[0])
         rest, cause = cause, incident["summary"]
         kept += f"; with what to change: {highwater} incidents --folder {folder / 'incidents'} {incident['id']}"
     return "\n".join(filter(None, (cause, rest, kept, cause)))
@@ -148,15 +148,14 @@ def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable
     reset = sidecar.call("POST", "/reset_mm_cache")
     before, after = (sum(rank["encoder_cache"]["entries"] for rank in reset[name]) for name in ("before", "after"))
     say(
-        f"\nPOST /reset_mm_cache returned 200 and freed {size_text(reset['freed_bytes']['total'])}: the encoder cache "
-        f"held {before} entries before it and {after} after. It frees {reset['frees']}."
+        f"\nPOST /reset_mm_cache returned 200 and freed {size_text(max(reset['freed_bytes']['total'], 0))}: the "
+        f"encoder cache held {before} entries before it and {after} after. It frees {reset['frees']}."
     )
     say(sidecar.command("reclaim"))
     _automatic(engine, sidecar, first_image=images, say=say)
 
 
 def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> None:
-    """Send traffic until the policy acts by itself."""
     before = sidecar.call("GET", "/policy")
     say(
         "\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds "

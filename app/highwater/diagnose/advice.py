@@ -46,7 +46,6 @@ _FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def advices(names: Iterable[str]) -> tuple[Advice, ...]:
-    """Return the advice of these names, each once."""
     return tuple(ADVICE[name] for name in dict.fromkeys(names))
 
 

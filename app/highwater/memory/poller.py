@@ -228,7 +228,7 @@ class Poller:
         self._last = replace(self._last, start_failure=self._start_failure)
         self._history.add(self._last)
         if before.state != verdict.state:
-            change = f"engine {before.state} -> {verdict.state}" + _because(status.hint)
+            change = f"engine {before.state} -> {verdict.state}{f': {status.hint}' if status.hint else ''}"
             self._history.record("state", change)
             log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
         return self.current()
@@ -415,7 +415,3 @@ class Poller:
 
 def _stale(report: Report) -> Report:
     return replace(report, stale=True, growth=without_forecast(report.growth))
-
-
-def _because(hint: str | None) -> str:
-    return f": {hint}" if hint else ""

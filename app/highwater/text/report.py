@@ -40,7 +40,10 @@ def report_text(report: Report) -> str:
         parts.append(start_table(names, [one.start for one in report.ranks]))
         notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
-    parts.append(_footer(report))
+    parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
+    if report.policy is not None:
+        parts.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(part for part in parts if part) + "\n"
 
 
@@ -99,14 +102,6 @@ def _after(phase: StartPhase | None) -> str:
     return (
         "failed" if phase.error is not None else mib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
     )
-
-
-def _footer(report: Report) -> str:
-    lines = [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
-    if report.policy is not None:
-        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
-        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
-    return "\n".join(lines)
 
 
 def engine_facts(report: Report) -> dict[str, str]:

@@ -47,10 +47,7 @@ def _token(settings: Settings) -> str:
 
 
 class WaitingLog:
-    """Logs, at the first report and then once a minute, what is waited for until the engine serves requests.
-
-    Later on a change of state has a line of its own.
-    """
+    """Logs what is waited for: at the first report, and each minute without an engine that serves requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -32,7 +32,6 @@ log = logging.getLogger("highwater")
 
 
 def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_errors: InternalErrors) -> HostWatch:
-    """Return the watch of host memory."""
     reader = HostReader(
         settings.recorder_dir, workers=lambda: poller.current().ranks, clock=clocks.wall, monotonic=clocks.monotonic
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+from highwater.commands.status import judged, since_text, status_json, status_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.engine import Progress, StartFailure
 from highwater.readings.remedy import RemedyResult
@@ -120,13 +120,6 @@ def test_a_screen_without_anything_to_tell():
     assert "is vLLM running there?" in screen
     assert "none that the sidecar remembers" in screen
     assert "None" not in screen
-
-
-def test_only_what_gives_back_is_a_reset():
-    """Marks and decisions are none."""
-    assert is_relief(event())
-    assert not is_relief(event(kind="mark"))
-    assert not is_relief(replace(event(), result=None))
 
 
 def test_for_programs_the_report_is_as_it_was_told():

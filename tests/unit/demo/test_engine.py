@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from highwater.demo.engine import DemoEngine, EngineOptions, bind_threads, link_
 from highwater.demo.environment import EngineEnvironment
 from highwater.demo.errors import DemoError, NotInTime, signs_of_life
 from highwater.demo.process import answers, free_port
-from tests.engines import dialect_of, log_tail
+from tests.engines import AnyEngine, log_tail
 from tests.patience import LIMIT_SECONDS, wait_until
 
 
@@ -106,11 +107,13 @@ def test_each_version_is_spoken_to_as_it_expects(
         monkeypatch.delenv(name, raising=False)
     environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
     options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
-    engine = DemoEngine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
+    engine = AnyEngine(environment, options, folder=tmp_path / "run")
     with pytest.raises(DemoError):
         engine.start()
     command, environ = log_tail(engine, 2).splitlines()
     assert environ == says
+    kind = json.loads((tmp_path / "run" / "model" / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert (kind == "Qwen2TokenizerFast") is (version == "0.12.0")
     assert ("--shutdown-timeout" in command) == (version != "0.12.0")
     assert command.index("--dtype bfloat16") < command.index("--dtype float32")
 

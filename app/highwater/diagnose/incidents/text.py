@@ -41,7 +41,6 @@ def state(headline: Headline) -> str:
 def headlines_text(
     headlines: Sequence[Headline], *, problem: str | None = None, command: str = "highwater incidents"
 ) -> str:
-    """Return the list, newest first, and how ``command`` shows one of them."""
     lines = [f"problem: {plain(problem)}", ""] if problem else []
     if not headlines:
         return "\n".join([*lines, "no incidents"]) + "\n"
