@@ -12,7 +12,6 @@ import click
 
 WATCHED_IMAGES = 40
 """Images of the demonstration's first half: enough to see the encoder cache grow."""
-WAIT_SECONDS = 3600.0
 
 
 @click.command()
@@ -25,7 +24,7 @@ WAIT_SECONDS = 3600.0
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
 @click.option(
     "--wait",
-    default=WAIT_SECONDS,
+    default=3600.0,
     show_default=True,
     type=click.FloatRange(1),
     help="seconds that a start may take while the engine's processes live",

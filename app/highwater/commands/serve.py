@@ -143,6 +143,10 @@ def _key(parameter: str) -> str:
     return parameter.replace("__", ".")
 
 
+def is_among(key: str, keys: tuple[str, ...]) -> bool:
+    return key in keys or key.startswith(tuple(own for own in keys if own.endswith(".")))
+
+
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
     from pydantic import SecretStr
 
@@ -170,8 +174,7 @@ class _Serve(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
         for title, keys in SETTINGS.items():
-            sections = tuple(key for key in keys if key.endswith("."))
-            names = [name for name in rows if (key := _key(name or "")) in keys or key.startswith(sections)]
+            names = [name for name in rows if is_among(_key(name or ""), keys)]
             with formatter.section(title):
                 formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
         with formatter.section("Other"):
