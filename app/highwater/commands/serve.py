@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from highwater.settings.settings import Settings
 
-BACKLOG: Final = 2048
 _PROBE_SECONDS: Final = 0.3
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -103,7 +102,7 @@ def listen(settings: Settings) -> dict[str, list[socket.socket]]:
         try:
             found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             listening[setting] = [
-                socket.create_server(address, family=family, backlog=BACKLOG)
+                socket.create_server(address, family=family, backlog=2048)
                 for family, *_, address in dict.fromkeys(found)
             ]
         except OSError as exc:
@@ -115,12 +114,13 @@ def listen(settings: Settings) -> dict[str, list[socket.socket]]:
 
 def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
     """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
+    reason = os_reason(exc).partition(" (while")[0]
     if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
         return (
-            f"host: {masked(host)!r} is no address of this machine ({os_reason(exc)}); set host to one, to 127.0.0.1 "
+            f"host: {masked(host)!r} is no address of this machine ({reason}); set host to one, to 127.0.0.1 "
             "for this machine alone, or to 0.0.0.0 for all of its addresses"
         )
-    problem = f"{setting}: cannot listen on {host} port {port}: {os_reason(exc).partition(' (while')[0]}"
+    problem = f"{setting}: cannot listen on {host} port {port}: {reason}"
     if exc.errno == errno.EADDRINUSE:
         return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
     if exc.errno == errno.EACCES:

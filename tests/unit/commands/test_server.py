@@ -26,6 +26,12 @@ def error(number: int) -> OSError:
     [
         (error(errno.EACCES), "port: cannot listen on 127.0.0.1 port 80: permission denied; set port to 1024 or above"),
         (error(errno.EADDRNOTAVAIL), "host: '127.0.0.1' is no address of this machine"),
+        (
+            OSError(
+                errno.EADDRNOTAVAIL, "Cannot assign requested address (while attempting to bind on address ('x', 80))"
+            ),
+            "host: '127.0.0.1' is no address of this machine (cannot assign requested address); set host to",
+        ),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "(name or service not known); set host to"),
         (error(errno.EMFILE), "port: cannot listen on 127.0.0.1 port 80: too many open files"),
     ],
