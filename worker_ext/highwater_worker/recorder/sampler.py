@@ -13,7 +13,6 @@ from typing import Any
 from highwater_worker.devices import Device, device_of
 from highwater_worker.devices.host import HostMemory, rss_bytes
 from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import Notes
 from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.memory_parts import (
@@ -68,7 +67,7 @@ class Sampler:
         if whole or now >= self._seldom_due:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)
-        encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
+        encoder_cache = self._encoder_cache(worker, now, change, notes, whole=whole)
         memory = {
             **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
@@ -109,10 +108,10 @@ class Sampler:
         return self._kv_cache_bytes
 
     def _encoder_cache(
-        self, worker: object, ledger: Ledger, now: float, change: object, notes: Notes, *, whole: bool
+        self, worker: object, now: float, change: object, notes: Notes, *, whole: bool
     ) -> dict[str, Any] | None:
         index = self.index
         if index is None:
             return None
         notes.attempt("encoder_cache", lambda: index.update(worker, now, change, self.host, whole=whole))
-        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger))
+        return notes.attempt("encoder_cache", lambda: index.figures(worker))
