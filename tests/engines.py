@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from highwater.demo.engine import SHIM_FOLDER, DemoEngine, Dialect
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine
 from highwater.demo.environment import DEFAULT_VERSION, RECIPES, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
 from highwater.demo.traffic import TrafficResult, send
@@ -27,21 +27,27 @@ ENCODER_WIDTH = 2048 * (1 + 3)
 BYTES_PER_NUMBER = 2  # bfloat16
 
 # The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
-_NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
-_DIALECTS = {
-    "0.12.0": Dialect(
-        tokenizer_class="Qwen2TokenizerFast",  # it comes with transformers 4
-        shutdown_timeout=False,
-        # In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
-        environ=(("VLLM_CPU_KVCACHE_SPACE", "1"), _NOTHING_COMPILED),
-    ),
-    "0.23.0": Dialect(environ=(_NOTHING_COMPILED,)),
-}
+_NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+# In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
+_ENVIRON = {"0.12.0": {"VLLM_CPU_KVCACHE_SPACE": "1", **_NOTHING_COMPILED}, "0.23.0": _NOTHING_COMPILED}
 
 
-def dialect_of(version: str) -> Dialect:
-    """Return how to speak to an engine of a version; an unknown one counts as the current one."""
-    return _DIALECTS.get(version, Dialect())
+class AnyEngine(DemoEngine):
+    """An engine of any version that there is a recipe for; an unknown version is spoken to as the current one."""
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        if self.environment.version == "0.12.0":
+            if "--shutdown-timeout" in command:
+                at = command.index("--shutdown-timeout")
+                del command[at : at + 2]
+            # Qwen3-VL's processor of transformers 4 takes no other; from 5 on it would replace the pre-tokenizer.
+            path = self.folder / "model" / "tokenizer_config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "Qwen2TokenizerFast"}))
+        return command
+
+    def _environ(self) -> dict[str, str]:
+        return super()._environ() | _ENVIRON.get(self.environment.version, {}) | dict(self.options.extra_env)
 
 
 REQUIREMENTS = "{requirements}"

@@ -19,7 +19,7 @@ from highwater.demo.model import build_model
 from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
-from tests.engines import dialect_of
+from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
 from tests.topics import asked_for
 
@@ -72,8 +72,7 @@ def engine_factory(
 
     def start(**options: object) -> DemoEngine:
         folder = tmp_path_factory.mktemp("engine")
-        dialect = dialect_of(engine_environment.version)
-        engine = DemoEngine(engine_environment, EngineOptions(**options), folder=folder, dialect=dialect)
+        engine = AnyEngine(engine_environment, EngineOptions(**options), folder=folder)
         engines.append(engine)
         return engine.start()
 
@@ -92,9 +91,7 @@ def engine_with_weights(environment: EngineEnvironment, folder: Path, **options:
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
     options["extra_args"] = (*options.get("extra_args", ()), "--dtype", "float32", "--load-format", "auto")
-    with DemoEngine(
-        environment, EngineOptions(**options), folder=folder, dialect=dialect_of(environment.version)
-    ) as engine:
+    with AnyEngine(environment, EngineOptions(**options), folder=folder) as engine:
         yield engine
 
 

@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from highwater.text.printable import plain
 from highwater.text.table import component_title
-from highwater.units import mib, span_text
+from highwater.units import size_text, span_text
 
 # Underscores within a word are no emphasis in Markdown.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -146,9 +146,9 @@ def figure(name: str, value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         shown = "not known" if value is None else value
     elif name.endswith("_bytes"):
-        title, shown = component_title(name), f"{mib(value)} MiB"
+        title, shown = component_title(name), size_text(value)
     elif name.endswith("bytes_per_second"):
-        title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
+        title, shown = "slope", f"{size_text(value * 60, signed=True)} a minute"
     elif name.endswith("_ratio"):
         title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
     elif name.endswith("_seconds"):

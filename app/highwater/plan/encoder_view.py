@@ -99,6 +99,7 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
     return Launch(
         expandable_segments=expandable_segments(budget) if is_npu else None,
         sleep_mode=None if limits is None else limits.sleep_mode,
+        kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
     )
 

@@ -32,7 +32,6 @@ log = logging.getLogger("highwater")
 
 
 def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_errors: InternalErrors) -> HostWatch:
-    """Return the watch of host memory."""
     reader = HostReader(
         settings.recorder_dir, workers=lambda: poller.current().ranks, clock=clocks.wall, monotonic=clocks.monotonic
     )
@@ -123,6 +122,7 @@ def wire_incidents(
         read_host=host.facts,
         is_start_under_way=lambda: core.poller.is_start_under_way,
         log_says_start_failed=core.poller.log_says_start_failed,
+        ended_in_order=core.poller.note_stop,
         internal_error=internal_errors.counter("incidents"),
     )
     core.poller.listeners.append(watcher.notice)
