@@ -1,8 +1,8 @@
 """A pod without Kubernetes: containers on this machine, with memory limits that the kernel itself enforces.
 
 Each container has a PID and a mount namespace and a memory control group (version 1) of its own (`container.py`); all
-of a pod share the network, `/dev/shm` and the folders that they are told of, and these outlive a container. What a pod
-made goes with it, also when the test is killed: its processes end with the pipe to their keeper, mounts with their
+of a pod share the network, IPC, `/dev/shm` and the folders that they are told of, and these outlive a container. What a
+pod made goes with it, also when the test is killed: its processes end with the pipe to their keeper, mounts with their
 namespace, control groups with their last process.
 """
 
@@ -189,7 +189,7 @@ class Pod:
             stack.callback(sandbox.stop)
             ready = self.folder / "sandbox.ready"
             script = [_SANDBOX, "sh", str(self._shm_bytes), str(ready)]
-            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", *script]
+            command = ["unshare", "--ipc", "--mount", "--propagation", "private", "sh", "-c", *script]
             sandbox.start(command, env=os.environ, cwd=self.folder)
             wait_until(lambda: (ready.exists() and ready.read_text()) or not sandbox.is_running())
             if not ready.exists():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from highwater.host.reading import HostReading
+from highwater.host.reading import HostReading, ShmOwner
 
 PartKind: TypeAlias = Literal["process", "shm", "page_cache", "kernel"]
 
@@ -30,6 +30,21 @@ SHM_TITLES = {
     "openmp": "OpenMP",
     "other": "other files",
 }
+
+
+# Whose files nobody but an engine and what it is made of would have left.
+_NOT_AN_ENGINES: Final = frozenset({"other", "recorder"})
+
+
+def shm_title(one: ShmOwner) -> str:
+    """Return an owner's files in words, with what is known of who has them open."""
+    title = SHM_TITLES.get(one.owner, one.owner)
+    if one.state == "left_over":
+        is_engines = one.owner not in _NOT_AN_ENGINES
+        return f"{title}, left by an engine that is gone" if is_engines else f"{title} that no process has open"
+    if one.state == "not_known":
+        return f"{title}, not known whether a process has them open"
+    return f"{title}, unlinked and mapped" if one.state == "unlinked" else title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +114,11 @@ def parts_of(reading: HostReading) -> Parts:
 def _shm_rows(reading: HostReading, total: int) -> list[Part]:
     owners = reading.shm.owners if reading.shm is not None else ()
     rows = [
-        Part(kind="shm", name=f"{SHM}: {SHM_TITLES.get(one.owner, one.owner)}", bytes=one.used_bytes)
-        for one in owners
-        if one.used_bytes > 0
+        Part(kind="shm", name=f"{SHM}: {shm_title(one)}", bytes=one.used_bytes) for one in owners if one.used_bytes > 0
     ]
     rest = total - sum(row.bytes for row in rows)
     if rest > 0:
-        # A tmpfs volume, an anonymous shared mapping, a file that was removed and is still open.
+        # A tmpfs volume, an anonymous shared mapping, a file that was removed and is open, but not mapped.
         rows.append(Part(kind="shm", name="other shared memory", bytes=rest))
     return rows
 

@@ -103,6 +103,8 @@ class History:
         self._next_id = 1
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
+        # Host memory of the engine's container that cannot be dropped, as it is kept beside each reading.
+        self.host_kept_bytes: Callable[[], int | None] = lambda: None
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -113,7 +115,8 @@ class History:
     def add(self, report: Report) -> None:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
-            self._samples.append(_pack(report, self._monotonic(), self._samples[-1] if self._samples else None))
+            before = self._samples[-1] if self._samples else None
+            self._samples.append(_pack(report, self._monotonic(), before, self.host_kept_bytes()))
         self._notify(Update("report", report))
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -251,7 +254,7 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
+def _pack(report: Report, now: float, before: _Sample | None, host_kept_bytes: int | None) -> _Sample:
     values = array("d")
     for rank in report.ranks:
         values.extend(_values(rank))
@@ -263,7 +266,7 @@ def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
         identities=before.identities if before is not None and before.identities == identities else identities,
         times=array("d", (now - rank.age_seconds for rank in report.ranks)),
         values=values,
-        engine=array("d", (_number(getattr(report.engine, name)) for name in LOAD_FIGURES)),
+        engine=array("d", map(_number, (*(getattr(report.engine, name) for name in LOAD_FIGURES), host_kept_bytes))),
     )
 
 
@@ -301,7 +304,7 @@ def _unpack(sample: _Sample) -> dict[str, Any]:
     width = len(ROW)
     return {
         "at": sample.at,
-        **dict(zip(LOAD_FIGURES, map(_known, sample.engine), strict=True)),
+        **dict(zip((*LOAD_FIGURES, "host_kept_bytes"), map(_known, sample.engine), strict=True)),
         "ranks": [
             {"dp_rank": dp_rank, "rank": rank, "pid": pid}
             | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))

@@ -98,6 +98,42 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
     assert "anonymous_bytes" not in said
 
 
+def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path):
+    """It reads hundreds of pages; what is written each second does not wait for it."""
+    one = ProcessWriter(tmp_path / "ring", shm=str(tmp_path))
+    assert one.record(1.0)["shm"] is None
+    one.start()
+    deadline = time.monotonic() + 60.0
+    while (shm := one.record(2.0)["shm"]) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    one.stop()
+    assert {"device", "size", "owners", "unlinked", "left_over", "not_known", "mono"} <= shm.keys()
+
+
+@pytest.mark.parametrize(("cpu_seconds", "pause"), [(0.001, 10.0), (0.1, 50.0)])
+def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path, monkeypatch, cpu_seconds, pause):
+    """However many processes there are, and however much they have mapped."""
+    one, pauses = ProcessWriter(tmp_path, shm=str(tmp_path)), []
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(thread_time=lambda: cpu_seconds))
+    one._stopped = SimpleNamespace(wait=lambda seconds: pauses.append(seconds) or True)
+    one._watch_shm()
+    assert pauses == [pause]
+
+
+def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, monkeypatch):
+    """The process's own figures are written all the same."""
+    threads = []
+
+    def start(thread):
+        threads.append(thread)
+        if len(threads) > 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(writer_module.Thread, "start", start)
+    ProcessWriter(tmp_path).start()
+    assert [thread.name for thread in threads] == ["highwater-process", "highwater-shm"]
+
+
 def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
     """The file has a fixed size."""
     row = {"pid": 1, "name": "x" * 900}
