@@ -105,9 +105,7 @@ def _container_families(container: ContainerMemory, parts: Parts, outlook: Outlo
 def _shm_families(shm: ShmMemory) -> Iterator[Metric]:
     for field, text in _OF_SHM:
         yield from known(f"host_shm_{field}", text, getattr(shm, field))
-    text = (
-        "Allocated bytes in the engine's /dev/shm by owner, as files' names tell it; left_over: no process has it open."
-    )
+    text = "Allocated bytes in the engine's /dev/shm by owner; left_over: what no process has open."
     sizes = Counter[str]()
     for one in shm.owners:
         sizes["left_over" if one.state == "left_over" else one.owner] += one.used_bytes

@@ -97,9 +97,6 @@ def read_group(pid: int | str = "self", root: Path = Path("/")) -> RawCgroup | N
     return None if read is None else RawCgroup(**read)
 
 
-# --- the sidecar's own limit ---
-
-
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Return how many bytes this process's own group may use; ``None`` without a limit, or where it is not known."""
     texts = (line.strip() for path in _limit_files(root) for line in lines_of(path)[:1])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from highwater.host.reading import HostReading, ShmOwner
+from highwater.host.reading import HostReading, ShmOwner, ShmState
 
 PartKind: TypeAlias = Literal["process", "shm", "page_cache", "kernel"]
 
@@ -32,19 +32,19 @@ SHM_TITLES = {
 }
 
 
-# Whose files nobody but an engine and what it is made of would have left.
-_NOT_AN_ENGINES: Final = frozenset({"other", "recorder"})
+_STATES: Final[dict[ShmState, str]] = {
+    "in_use": "",
+    "unlinked": ", unlinked and mapped",
+    "left_over": ", left by an engine that is gone",
+    "not_known": ", not known whether a process has them open",
+}
 
 
 def shm_title(one: ShmOwner) -> str:
     """Return an owner's files in words, with what is known of who has them open."""
-    title = SHM_TITLES.get(one.owner, one.owner)
-    if one.state == "left_over":
-        is_engines = one.owner not in _NOT_AN_ENGINES
-        return f"{title}, left by an engine that is gone" if is_engines else f"{title} that no process has open"
-    if one.state == "not_known":
-        return f"{title}, not known whether a process has them open"
-    return f"{title}, unlinked and mapped" if one.state == "unlinked" else title
+    is_anybodys = (one.owner, one.state) == ("other", "left_over")
+    state = " that no process has open" if is_anybodys else _STATES[one.state]
+    return f"{SHM_TITLES.get(one.owner, one.owner)}{state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

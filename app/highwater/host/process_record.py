@@ -50,10 +50,7 @@ class RawCgroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawShm:
-    """``/dev/shm`` as a process sees it; for each owner the files, their allocated bytes, and those still promised.
-
-    ``owners`` are those of files in use; the others as in ``ShmState``.
-    """
+    """``/dev/shm`` as a process sees it: by ``ShmState``, owners' files, their allocated and their promised bytes."""
 
     device: Bytes | None = None
     size: Bytes | None = None

@@ -26,7 +26,7 @@ Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
 
 ShmState: TypeAlias = Literal["in_use", "unlinked", "left_over", "not_known"]
-"""What is known of who has files of ``/dev/shm`` open.
+"""The knowledge of who has files of ``/dev/shm`` open.
 
 ``unlinked``: their names are gone, and processes have them mapped. ``left_over``: none has them open. ``not_known``:
 not every process that may have them open is seen.

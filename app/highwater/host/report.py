@@ -20,9 +20,7 @@ SOON_SECONDS = 3600.0
 HIGH_PRESSURE = 10.0
 """Percent of the last minute in which a task waited for memory."""
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
-_UNKNOWN_SHM: Final = ShmMemory()
 _RAISE_LIMIT = "raise the container's memory limit"
-_SHM_REMOVE = "they may be removed, if no other container has this volume mounted"
 _SHM_ADVICE = "docker run --shm-size; in Kubernetes a volume of medium Memory at /dev/shm with a larger sizeLimit"
 
 
@@ -94,7 +92,7 @@ def summary_of(
     if not reading.processes and not reading.ended:
         return None
     report = report_of(reading, outlook=outlook, grown=grown, counts=counts)
-    container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or _UNKNOWN_SHM
+    container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
     largest = next((row for row in report.parts.rows if not row.can_be_dropped), None)
     return HostSummary(
         processes=len(reading.processes),
@@ -179,7 +177,8 @@ def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFindin
         yield HostFinding(name="shm_too_small", text=text, advice=advice)
     if any(one.state == "left_over" for one in shm.owners):
         text = f"files in {SHM} with {size_text(shm.left_over_bytes)} are open in no process that is seen"
-        yield HostFinding(name="shm_left_over", level="note", text=text, advice=_SHM_REMOVE)
+        advice = "they may be removed, if no other container has this volume mounted"
+        yield HostFinding(name="shm_left_over", level="note", text=text, advice=advice)
 
 
 def _cache_findings(size: int | None, room: int | None, caches: ProcessorCaches) -> Iterator[HostFinding]:

@@ -14,6 +14,7 @@ from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 MAX_ENDED = 8
+# Files and shared memory count in each process that maps them: their sum would be of no use.
 _SIZES: Final = (("file_bytes", max), ("shmem_bytes", max), ("swap_bytes", sum), ("peak_bytes", max))
 
 
@@ -63,10 +64,8 @@ def _processes(report: HostReport) -> str:
     for name, named in groupby(report.reading.processes, key=lambda one: bare_name(one.name)):
         group = list(named)
         own = [one.anonymous_bytes for one in group]
-        sizes = [_joined(own, sum)]
-        # Files and shared memory count in each process that maps them: their sum would be of no use.
-        sizes += [_joined((getattr(one, field) for one in group), join) for field, join in _SIZES]
-        title, pid, [anonymous, *others] = group[0].name, str(group[0].pid), map(size_text, sizes)
+        others = [size_text(_joined((getattr(one, field) for one in group), join)) for field, join in _SIZES]
+        title, pid, anonymous = group[0].name, str(group[0].pid), size_text(_joined(own, sum))
         if len(group) > 1:
             title, pid, has_several = f"{name} x {len(group)}", "", True
             anonymous = f"{anonymous}, largest {size_text(_joined(own, max))}"

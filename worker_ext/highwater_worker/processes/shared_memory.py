@@ -102,7 +102,7 @@ def read_shm(
         for one in files
         if one.status.st_ino not in mapped and one.status.st_ctime < long_ago and one.owner not in _KEPT_CLOSED
     }
-    opened = users.opened(set(closed.values())) if closed else set()
+    opened = set(closed.values()).intersection(users.each(_opened) if closed else ())
     kinds: dict[str, dict[str, list[int]]] = {name: {} for name in KINDS}
     rest = used
     for owner, _, status in files:
@@ -155,15 +155,12 @@ class _Users:
         """Return the path and the size of each file of a device that a process has mapped, by inode."""
         number = b"%02x:%02x" % (os.major(device), os.minor(device))
         found: dict[int, tuple[str, int]] = {}
-        for inode, size, path in self._each(lambda folder: _maps(folder, number)):
+        for inode, size, path in self.each(lambda folder: _maps(folder, number)):
             found[inode] = path, max(size, found.get(inode, ("", 0))[1])
         return found
 
-    def opened(self, names: set[str]) -> set[str]:
-        """Return which of these names a process has open."""
-        return names.intersection(self._each(_opened))
-
-    def _each(self, look: Callable[[str], Iterator[T]]) -> Iterator[T]:
+    def each(self, look: Callable[[str], Iterator[T]]) -> Iterator[T]:
+        """Yield what a look at the folder of each process yields."""
         for pid in self._pids:
             try:
                 yield from look(f"{self._proc}/{pid}")
