@@ -5,7 +5,6 @@ The sidecar sees no process of the engine's container; who has which file open i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,17 +24,11 @@ pytestmark = pytest.mark.long("recorder")
 
 LIMIT_BYTES = 4096 * MIB
 REGION_BYTES = 256 * MIB
-# As vLLM 0.32 does with its offloaded KV cache: the file has no name any more once it is mapped.
-UNLINKED = """
-import mmap, os, sys, time
-path = "/dev/shm/vllm_offload_test.mmap"
-file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-os.ftruncate(file, int(sys.argv[1]))
-region = mmap.mmap(file, int(sys.argv[1]))
-os.close(file)
-for place in range(0, int(sys.argv[1]) // 2, 4096):
-    region[place] = 1
-os.unlink(path)
+# vLLM's own, which its offloading connector makes on devices alone: not on CPU.
+OFFLOADING = """
+import sys, time
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+region = SharedOffloadRegion("test", 1, None, int(sys.argv[1]), 0, barrier=lambda: None)
 time.sleep(3600)
 """
 
@@ -67,14 +60,14 @@ def shm_with(reader: HostReader, holds: Callable[[ShmMemory], object]) -> ShmMem
     return found
 
 
-def test_a_region_without_a_name_is_the_owners_that_have_it_mapped(running: tuple[Serving, Kubelet]) -> None:
+def test_the_region_of_an_offloaded_cache_has_an_owner_though_it_has_no_name(
+    running: tuple[Serving, Kubelet], engine_environment: EngineEnvironment
+) -> None:
     pod, _ = running
-    pod.container.run([sys.executable, "-I", "-S", "-c", UNLINKED, str(REGION_BYTES)])
+    pod.container.run([str(engine_environment.python), "-c", OFFLOADING, str(REGION_BYTES)])
     shm = shm_with(HostReader(pod.engine.recorder), lambda each: "kv_offload" in rows(each, "unlinked"))
     region = rows(shm, "unlinked")["kv_offload"]
-    assert region.files == 1
-    assert region.used_bytes == pytest.approx(REGION_BYTES // 2, abs=MIB)
-    assert region.promised_bytes == pytest.approx(REGION_BYTES // 2, abs=MIB)
+    assert (region.files, region.used_bytes) == (1, pytest.approx(REGION_BYTES, abs=MIB))
     assert sum(one.used_bytes for one in shm.owners) == pytest.approx(shm.used_bytes, abs=MIB)
     assert rows(shm, "in_use")["rpc_rings"].promised_bytes > 0
 

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +235,12 @@ class HostReader:
         return None if raw is None else container_of(raw, boot_id=self._machine.boot_id, host=host, sees="sidecar")
 
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
-        seen = [(one.age_seconds + _since(one.mono, one.shm.mono), one, one.shm) for one in records if one.shm]
+        seen = [(one, one.shm) for one in records if one.shm is not None]
         if not seen:
             return self._own_shm if self._found else None
-        age, _, raw = min(seen, key=itemgetter(0))
-        if len({one.pid_namespace for _, one, shm in seen if shm.device == raw.device}) > 1:
+        first, raw = seen[0]
+        age = first.age_seconds + _since(first.mono, raw.mono)
+        if len({one.pid_namespace for one, shm in seen if shm.device == raw.device}) > 1:
             # A file that no process of one container has open may be the other's.
             raw = replace(raw, left_over={}, not_known=raw.left_over | raw.not_known)
         return shm_of(raw, age_seconds=age)
