@@ -10,7 +10,7 @@ from highwater.host.outlook import NO_OUTLOOK, Outlook
 from highwater.host.parts import SHM, Parts, parts_of
 from highwater.host.past import GrownPart, containers_of_engine
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
-from highwater.host.reading import NEARLY_FULL_RATIO, ContainerMemory, HostReading, ShmMemory
+from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
 from highwater.host.shm_need import ShmNeeds, shm_needs
 from highwater.readings.report import HostSummary
 from highwater.readings.schema import RESPONSE_SCHEMA
@@ -137,15 +137,16 @@ def _kill_findings(reading: HostReading) -> Iterator[HostFinding]:
     for look in containers_of_engine(reading):
         kills[look.key] = max(look.oom_kills, kills.get(look.key, 0))
     alive = {one.container for one in reading.processes}
-    gone = [one for one in reading.ended if one.container not in alive]
-    ratio = max((one.last_container.kept_ratio or 0.0 for one in gone if one.last_container is not None), default=0.0)
-    last = f"; {gone[0].name} was seen last {span_text(gone[0].age_seconds)} ago" if gone else ""
+    looks = [(one, one.last_container) for one in reading.ended if one.container not in alive]
+    gone = [(one, look) for one, look in looks if look is not None and (look.oom_kills or look.is_nearly_full)]
+    last = f"; {gone[0][0].name} was seen last {span_text(gone[0][0].age_seconds)} ago" if gone else ""
     if count := sum(kills.values()):
         text = f"the kernel has killed {count} process{'' if count == 1 else 'es'} of the engine's container for memory"
         yield HostFinding(name="container_oom_kills", text=f"{text}{last}", advice=_RAISE_LIMIT)
-    elif ratio >= NEARLY_FULL_RATIO:
-        text = f"the engine's last container ended {share_text(ratio)} full; the kernel may have killed it for memory"
-        yield HostFinding(name="container_oom_kills", text=f"{text}{last}", advice=_RAISE_LIMIT)
+    elif gone:
+        full = share_text(max(look.kept_ratio or 0.0 for _, look in gone))
+        text = f"the engine's last container ended {full} full; the kernel may have killed it for memory{last}"
+        yield HostFinding(name="container_oom_kills", text=text, advice=_RAISE_LIMIT)
 
 
 def _against_full(suspect: GrownPart | None, caches: ProcessorCaches) -> str:

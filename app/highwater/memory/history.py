@@ -254,7 +254,7 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None, host_kept_bytes: int | None) -> _Sample:
+def _pack(report: Report, now: float, before: _Sample | None, host_kept_bytes: int | None = None) -> _Sample:
     values = array("d")
     for rank in report.ranks:
         values.extend(_values(rank))

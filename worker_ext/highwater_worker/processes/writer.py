@@ -98,8 +98,7 @@ class ProcessWriter:
         self._wall_clock = wall_clock
         self._root = root
         self._shm = shm
-        # Of several that could, the first one reports what they share.
-        self._is_first = multiprocessing.parent_process() is None
+        self._is_first = False
         self._worker: dict[str, Any] = {}
         self._engine: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
@@ -126,9 +125,6 @@ class ProcessWriter:
         thread = Thread(target=self.run, name="highwater-process", daemon=True)
         thread.start()
         self._thread = thread
-        if self._is_first:
-            with suppress(RuntimeError):  # then nothing is known of `/dev/shm`
-                Thread(target=self._watch_shm, name="highwater-shm", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread, and remove the file: the process ends in order, or the recorder is not wanted any more."""
@@ -146,6 +142,10 @@ class ProcessWriter:
                     self._ends_in_order = True
                     atexit.register(self.stop)
                     Finalize(None, self.stop, exitpriority=_EARLY)
+                    self._update_role()
+                    if self._is_first:
+                        with suppress(RuntimeError):  # then nothing is known of `/dev/shm`
+                            Thread(target=self._watch_shm, name="highwater-shm", daemon=True).start()
                 if not self.write():
                     break
         finally:
@@ -263,6 +263,8 @@ class ProcessWriter:
         if role.role == "other" and self._worker:
             role = Role("worker", self._worker.get("rank"))
         self._role = role
+        # Of several that could, the first one reports what they share.
+        self._is_first = multiprocessing.parent_process() is None
 
     def _every(self, name: str, seconds: float, now: float, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - read's
         if now >= self._due.get(name, float("-inf")):

@@ -98,8 +98,9 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
     assert "anonymous_bytes" not in said
 
 
-def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path):
+def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path, monkeypatch):
     """It reads hundreds of pages; what is written each second does not wait for it."""
+    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
     one = ProcessWriter(tmp_path / "ring", shm=str(tmp_path))
     assert one.record(1.0)["shm"] is None
     one.start()
@@ -122,16 +123,15 @@ def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path
 
 def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, monkeypatch):
     """The process's own figures are written all the same."""
-    threads = []
 
-    def start(thread):
-        threads.append(thread)
-        if len(threads) > 1:
-            raise RuntimeError("can't start new thread")
+    def start(_):
+        raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(writer_module.Thread, "start", start)
-    ProcessWriter(tmp_path).start()
-    assert [thread.name for thread in threads] == ["highwater-process", "highwater-shm"]
+    one, is_over = ProcessWriter(tmp_path), iter([False, False, True])
+    one._stopped = SimpleNamespace(wait=lambda _: next(is_over), set=lambda: None)
+    one.run()
+    assert (one.record(1.0)["shm"], one._failures, one._file._written) == (None, 0, 2)
 
 
 def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
@@ -194,7 +194,8 @@ def wait_for_file(folder, wanted):
 
 def _child(folder, done):
     found = wait_for_file(folder, 2)
-    done.put([parsed(path)[1]["role"] for path in found if f"-{os.getpid()}-" in path.name])
+    said = [parsed(path)[1] for path in found if f"-{os.getpid()}-" in path.name]
+    done.put([(one["role"], "shm" in one) for one in said])
 
 
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
@@ -205,7 +206,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
     done = context.Queue()
     child = context.Process(target=_child, args=(tmp_path / "ring", done), name="EngineCore_DP3")
     child.start()
-    assert done.get(timeout=60) == ["engine_core"]
+    assert done.get(timeout=60) == [("engine_core", False)]
     child.join()
     assert any(f"-{os.getpid()}-" in path.name for path in wait_for_file(tmp_path / "ring", 1))
 
