@@ -58,6 +58,15 @@ def why_not(folder: Path) -> str | None:
         return f"no container can be made here: {exc}"
 
 
+def _number_within(pid: int) -> int:
+    """Return a process's number in its container: the machine's numbers begin anew now and then."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return sys.maxsize  # it has ended
+
+
 @dataclass(frozen=True)
 class Ended:
     """What Kubernetes would say in `lastState.terminated`."""
@@ -119,7 +128,7 @@ class Container(KeptProcess):
     def pids(self) -> list[int]:
         """Return its processes, by their numbers on this machine: process 1 first."""
         with suppress(OSError, ValueError):
-            return sorted(map(int, (self.group / "cgroup.procs").read_text().split()))
+            return sorted(map(int, (self.group / "cgroup.procs").read_text().split()), key=_number_within)
         return []
 
     def pid_of(self, title: str) -> int:
