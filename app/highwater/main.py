@@ -84,6 +84,7 @@ class _Parts:
             requests_under_way=self.data.requests_under_way,
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
+        core.history.host_kept_bytes = self.host.kept_bytes
         self.growth = wire_growth(settings, core, self.host, clocks, errors)
         self.incidents, self.watcher, self.oom_kills = wire_incidents(
             settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts

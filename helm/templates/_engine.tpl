@@ -170,6 +170,11 @@ highwater_worker.MemoryExtension
 {{ include "highwater.guardMounts" . }}
 - name: shm
   mountPath: /dev/shm
+{{- if include "highwater.ownsShm" . }}
+# By its own name too: /dev/shm may be another by the time the engine starts (files/empty-shm.sh).
+- name: shm
+  mountPath: /run/highwater/shm
+{{- end }}
 - name: tmp
   mountPath: /tmp
 - name: home
@@ -277,21 +282,37 @@ lifecycle:
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{- /* Takes (dict "root" . "argv" list). Files that an image's login shell would read are read first. */ -}}
+{{- /*
+Takes (dict "root" . "argv" list). /dev/shm is emptied, and files that an image's login shell would read are read, first.
+*/ -}}
 {{- define "highwater.engineCommand" -}}
 {{- $root := .root -}}
 {{- $files := $root.Values.engine.environmentFiles -}}
-{{- if $files -}}
+{{- $empties := include "highwater.ownsShm" $root -}}
+{{- if or $files $empties -}}
 command:
-  - bash
+  - {{ ternary "bash" "sh" (not (empty $files)) }}
   - -c
-  - {{ range $files }}. {{ . | squote }} && {{ end }}exec "$@"
+  - |
+    {{- if $empties }}
+    {{- $root.Files.Get "files/empty-shm.sh" | trim | nindent 4 }}
+    {{- end }}
+    {{ range $files }}. {{ . | squote }} && {{ end }}exec "$@"
   - vllm
   {{- toYaml .argv | nindent 2 }}
 {{- else -}}
 command:
   {{- toYaml .argv | nindent 2 }}
 {{- end -}}
+{{- end -}}
+
+{{- /* Empty where another container has the engine's /dev/shm mounted: what lies there may be its own. */ -}}
+{{- define "highwater.ownsShm" -}}
+{{- $names := list -}}
+{{- range concat .Values.pod.extraContainers .Values.pod.extraInitContainers (list (dict "volumeMounts" .Values.sidecar.extraVolumeMounts)) -}}
+{{- range .volumeMounts }}{{ $names = append $names .name }}{{ end -}}
+{{- end -}}
+{{- if not (has "shm" $names) }}true{{ end -}}
 {{- end -}}
 
 {{- define "highwater.engineCommon" -}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from axe_playwright_python.async_playwright import Axe
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
+from highwater.host.reader import HostReader
+from highwater.host.reading import HostReading, ProcessMemory
 from highwater.policy.rules import Rule
 from highwater.policy.settings import PolicySettings
 from tests.browser.conftest import ELSEWHERE, beside
@@ -21,6 +24,7 @@ from tests.fakes.incident import evidence, rank, reading
 from tests.fakes.started import story, wire
 from tests.http.conftest import serving
 from tests.http.test_control_plane import TOKEN
+from tests.unit.host.recorded import reading
 
 GIB = 1024**3
 HOSTILE = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>&amp;"
@@ -49,6 +53,12 @@ HAS_GAP = """async () => {
 RATES = """async () => {
   const { inspect } = await import("./dashboard/main.js");
   return inspect.plots.lines["request-rate"].chart.view.data.slice(1);
+}"""
+KEPT = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  const { chart } = inspect.plots.lines["host-container"];
+  while (!chart.plot) await new Promise((resolve) => requestAnimationFrame(resolve));
+  return chart.plot.data.map((values) => [...values].map((value) => (Number.isFinite(value) ? value : null)));
 }"""
 RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
 
@@ -223,6 +233,40 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
         assert {kind for kind, _ in drawn} == kinds
         for kind, (first, last) in drawn:
             assert last - first > 3500, kind
+
+
+class EngineWithHelpers(HostReader):
+    """Reads host memory of an engine, three of whose processes have one name."""
+
+    def read(self) -> HostReading:
+        given = reading()
+        helper = ProcessMemory(role="other", name="other python3", pid=1, container="c", threads=2)
+        three = [
+            replace(helper, name=f"other python3 (pid {pid})", pid=pid, anonymous_bytes=pid * MIB, peak_bytes=pid * GIB)
+            for pid in (100, 400, 250)
+        ]
+        return replace(given, processes=(*given.processes, *three))
+
+
+async def test_the_chart_of_the_containers_memory_begins_with_the_whole_hour(visit):
+    """It is kept beside each reading; and below it processes of one name are one row, with sum and largest."""
+    async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
+        host = here.sidecar.app.services.host
+        host._reader, host.now = EngineWithHelpers(None), None
+        await host.read()
+        an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        times, kept = await page.evaluate(KEPT)
+        known = [at for at, value in zip(times, kept, strict=True) if value is not None]
+        assert known[-1] - known[0] > 3500
+        row = page.locator("#host tr", has_text="other python3 x 3").filter(has_text="largest")
+        cells = [text.strip() for text in await row.locator("th, td").all_inner_texts()]
+        own = "750 MiB, largest 400 MiB"
+        assert cells == ["other python3 x 3", UNKNOWN, own, UNKNOWN, UNKNOWN, "400.0 GiB", "6", UNKNOWN]
+        assert (
+            await page.locator("#host tr", has_text="other python3").count() == 2
+        )  # of the parts, and of the processes
 
 
 async def test_what_is_empty_takes_no_room(visit):

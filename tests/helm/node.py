@@ -35,8 +35,11 @@ class Node:
 
     def argv(self, each: Object) -> list[str]:
         ours = {"highwater": str(Path(sys.executable).parent / "highwater"), "python3": sys.executable}
-        first, *rest = [self.here(each, text) for text in [*each.get("command", []), *each.get("args", [])]]
-        return [{**ours, **self.programs}[first], *rest]
+        # A shell may be what starts a program; its second word is what it calls itself.
+        command, programs = list(each.get("command", [])), {**ours, **self.programs}
+        first = 4 if command[:2] in (["sh", "-c"], ["bash", "-c"]) else 0
+        command[first] = programs[command[first]]
+        return [self.here(each, text) for text in [*command, *each.get("args", [])]]
 
     def environ(self, each: Object) -> dict[str, str]:
         """Nothing of ours but where programs are."""

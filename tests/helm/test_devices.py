@@ -36,8 +36,8 @@ def test_ascends_environment_is_read_before_vllm_starts() -> None:
     engine = container(pod(ci_values("ascend-values.yaml")), "vllm")
     shell, flag, script, name, *command = engine["command"]
     assert (shell, flag, name, command) == ("bash", "-c", "vllm", ["vllm", "serve"])
-    assert script.startswith(". '/usr/local/Ascend/ascend-toolkit/set_env.sh' && ")
-    assert script.endswith('&& exec "$@"')
+    assert "\n. '/usr/local/Ascend/ascend-toolkit/set_env.sh' && " in script
+    assert script.endswith('&& exec "$@"\n')
 
 
 def test_what_those_files_set_reaches_the_engine(tmp_path: Path) -> None:

@@ -298,8 +298,8 @@ def test_the_nodes_find_each_other_by_what_the_controller_says() -> None:
         assert {"--nnodes=$(LWS_GROUP_SIZE)", "--node-rank=$(LWS_WORKER_INDEX)"} <= set(each["args"])
         assert {"--tensor-parallel-size=2", "--pipeline-parallel-size=2"} <= set(each["args"])
     head, joined = [container(each, "vllm") for each in pods(RAY) if container(each, "vllm")]
-    assert "ray start --head" in head["command"][2]
-    assert joined["command"][:3] == ["ray", "start", "--address=$(LWS_LEADER_ADDRESS):29501"]
+    assert "ray start --head" in head["command"][6]
+    assert joined["command"][4:7] == ["ray", "start", "--address=$(LWS_LEADER_ADDRESS):29501"]
 
 
 def test_a_service_finds_leaders_only() -> None:

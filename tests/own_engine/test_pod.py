@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from highwater.host.cgroup import read_group
+from tests.helm import chart
 from tests.patience import wait_until
 from tests.pod.kubelet import Kubelet
 from tests.pod.pod import Container, Pod, own_group, why_not
@@ -91,6 +92,22 @@ def test_a_container_sees_itself_alone_and_shm_outlives_it(pod: Pod) -> None:
     assert first == [1, ["1"], LIMIT_BYTES, []]
     assert second == [1, ["1"], LIMIT_BYTES, ["left"]]
     assert pod.shm() == ["left"]
+
+
+def test_the_chart_removes_what_a_killed_life_left_in_shm(pod: Pod) -> None:
+    """Its command in front of a stand-in that leaves a ring, and a file of its operator's."""
+    program = "ls /dev/shm; touch /dev/shm/psm_$$-$(date +%N) /dev/shm/mine; exec sleep 3600"
+    values = {"engine": {"command": ["sh", "-c", program], "args": ["sh"]}}
+    engine = chart.container(chart.pod(values), "vllm")
+    command = [text.replace("/run/highwater/shm", "/dev/shm") for text in [*engine["command"], *engine["args"]]]
+    container = pod.container("vllm", limit_bytes=LIMIT_BYTES)
+    for _ in range(2):
+        container.start(command, env=os.environ, cwd=Path("/"))
+        wait_until(lambda: len(pod.shm()) == 2 and container.log_path.read_text().count("\n") == container.starts - 1)
+        container.kill()
+        wait_until(lambda: not container.is_running())
+    assert container.log_path.read_text().split() == ["mine"]
+    assert len(pod.shm()) == 2
 
 
 def test_the_sidecars_own_group_does_not_count_the_engines_kill(pod: Pod) -> None:

@@ -1,5 +1,7 @@
 """A container's runtime: one command in a PID and a mount namespace and a memory control group (version 1) of its own.
 
+The IPC namespace is the sandbox's, as in a pod of Kubernetes.
+
 Run as `python -I -S container.py SPEC COMMAND...`, as root. SPEC is JSON: `cgroup`, a folder to be made; `limit_bytes`
 or null; `sandbox`, the process whose mounts the container begins with; `shown`, a folder that the container sees in
 place of its control group, as one of version 2, or null; `ended`, the file that gets what is known of the end;
@@ -22,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_NEW_MOUNTS, _NEW_PIDS = 0x00020000, 0x20000000  # CLONE_NEWNS, CLONE_NEWPID
+_NEW_MOUNTS, _NEW_IPC, _NEW_PIDS = 0x00020000, 0x08000000, 0x20000000  # CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18  # MS_BIND, MS_REC, MS_PRIVATE
 _SIGNAL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _GROUPS = "/sys/fs/cgroup"
@@ -49,9 +51,10 @@ def become_process_1(spec: Mapping[str, Any], command: list[str], cwd: str) -> N
     call("prctl", _SIGNAL_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     (Path(spec["cgroup"]) / "cgroup.procs").write_text("0")
     if spec["sandbox"] is not None:
-        mounts = os.open(f"/proc/{spec['sandbox']}/ns/mnt", os.O_RDONLY)
-        call("setns", mounts, _NEW_MOUNTS)
-        os.close(mounts)
+        for name, kind in (("ipc", _NEW_IPC), ("mnt", _NEW_MOUNTS)):
+            namespace = os.open(f"/proc/{spec['sandbox']}/ns/{name}", os.O_RDONLY)
+            call("setns", namespace, kind)
+            os.close(namespace)
     call("unshare", _NEW_MOUNTS)
     mount("none", "/", None, _RECURSIVE | _PRIVATE)
     if spec["shown"] is None:

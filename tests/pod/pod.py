@@ -1,8 +1,8 @@
 """A pod without Kubernetes: containers on this machine, with memory limits that the kernel itself enforces.
 
 Each container has a PID and a mount namespace and a memory control group (version 1) of its own (`container.py`); all
-of a pod share the network, `/dev/shm` and the folders that they are told of, and these outlive a container. What a pod
-made goes with it, also when the test is killed: its processes end with the pipe to their keeper, mounts with their
+of a pod share the network, IPC, `/dev/shm` and the folders that they are told of, and these outlive a container. What a
+pod made goes with it, also when the test is killed: its processes end with the pipe to their keeper, mounts with their
 namespace, control groups with their last process.
 """
 
@@ -56,6 +56,15 @@ def why_not(folder: Path) -> str | None:
             return None if tried.ended().exit_code == 0 else f"no container runs here: {said}"
     except OSError as exc:
         return f"no container can be made here: {exc}"
+
+
+def _number_within(pid: int) -> int:
+    """Return a process's number in its container: the machine's numbers begin anew now and then."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return sys.maxsize  # it has ended
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class Container(KeptProcess):
     def pids(self) -> list[int]:
         """Return its processes, by their numbers on this machine: process 1 first."""
         with suppress(OSError, ValueError):
-            return sorted(map(int, (self.group / "cgroup.procs").read_text().split()))
+            return sorted(map(int, (self.group / "cgroup.procs").read_text().split()), key=_number_within)
         return []
 
     def pid_of(self, title: str) -> int:
@@ -189,7 +198,7 @@ class Pod:
             stack.callback(sandbox.stop)
             ready = self.folder / "sandbox.ready"
             script = [_SANDBOX, "sh", str(self._shm_bytes), str(ready)]
-            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", *script]
+            command = ["unshare", "--ipc", "--mount", "--propagation", "private", "sh", "-c", *script]
             sandbox.start(command, env=os.environ, cwd=self.folder)
             wait_until(lambda: (ready.exists() and ready.read_text()) or not sandbox.is_running())
             if not ready.exists():

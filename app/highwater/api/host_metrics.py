@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -51,7 +52,7 @@ _OF_SHM: Final = (
     ("free_bytes", "Free room in the engine's /dev/shm."),
     (
         "promised_bytes",
-        "What files in /dev/shm may still allocate; a write that finds no room ends its process with SIGBUS.",
+        "What files in use in /dev/shm may still allocate; a write that finds no room ends its process with SIGBUS.",
     ),
 )
 
@@ -104,5 +105,8 @@ def _container_families(container: ContainerMemory, parts: Parts, outlook: Outlo
 def _shm_families(shm: ShmMemory) -> Iterator[Metric]:
     for field, text in _OF_SHM:
         yield from known(f"host_shm_{field}", text, getattr(shm, field))
-    text = "Allocated bytes in the engine's /dev/shm by owner, as the files' names tell it."
-    yield gauge("host_shm_used_bytes", text, ("owner",), (((one.owner,), one.used_bytes) for one in shm.owners))
+    text = "Allocated bytes in the engine's /dev/shm by owner; left_over: what no process has open."
+    sizes = Counter[str]()
+    for one in shm.owners:
+        sizes["left_over" if one.state == "left_over" else one.owner] += one.used_bytes
+    yield gauge("host_shm_used_bytes", text, ("owner",), (((owner,), size) for owner, size in sizes.items()))

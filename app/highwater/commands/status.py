@@ -29,7 +29,7 @@ class Verdict:
 
 
 def judged(report: Report) -> Verdict:
-    """Judge a report: is the engine ready, has every rank just reported, is memory not short, can every rule act."""
+    """Judge a report: is the engine ready, has every rank just reported, is no memory short, can every rule act."""
     state, policy, stopped_at = report.engine.state, report.policy, report.engine.stopped_at
     if stopped_at is not None:
         at = time.strftime("%H:%M:%S", time.localtime(stopped_at))
@@ -45,6 +45,7 @@ def judged(report: Report) -> Verdict:
         worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
     if policy is not None:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]
+    worries += [] if report.host is None else report.host.warnings
     worries += [leak_line(one) for one in leaks(report.growth.series) if not one.is_over]
     if not worries:
         return Verdict(OK)

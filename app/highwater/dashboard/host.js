@@ -4,8 +4,9 @@
  */
 
 import { el, fill, scrollTable, setText, showPanel } from "./dom.js";
-import { count, duration, known, size, UNKNOWN } from "./format.js";
+import { count, duration, exact, known, size, UNKNOWN } from "./format.js";
 import { PartsPanel, sized } from "./parts.js";
+import { total } from "./plots.js";
 
 const ANEW_MS = 10_000;
 const SHOWN = 12;
@@ -30,7 +31,8 @@ export class HostPanel extends PartsPanel {
     if (report.host && Date.now() - this.askedAt > ANEW_MS) this.ask();
   }
 
-  show({ reading, parts, outlook, findings }) {
+  show({ reading, parts: each, outlook, findings }) {
+    const parts = { ...each, rows: byName(each.rows) };
     this.#draw(reading.container, parts);
     const soon = known(outlook.seconds_to_limit) ? `; full in ${duration(outlook.seconds_to_limit)} at this pace` : "";
     setText(this.caption, `${headline(reading)}${soon}`);
@@ -54,6 +56,27 @@ export class HostPanel extends PartsPanel {
   }
 }
 
+/** Rows of one name: their number stands behind it, as that of the process did. */
+function groups(rows) {
+  const found = new Map();
+  for (const row of rows) {
+    const name = row.name.replace(/ \(pid \d+\)$/, "");
+    found.set(name, [...(found.get(name) ?? []), row]);
+  }
+  return [...found].map(([name, group]) => [group.length > 1 ? `${name} x ${group.length}` : group[0].name, group]);
+}
+
+function greatest(values) {
+  const there = values.filter(known);
+  return there.length ? Math.max(...there) : null;
+}
+
+function byName(parts) {
+  return groups(parts)
+    .map(([name, group]) => ({ ...group[0], name, bytes: total(group.map((part) => part.bytes)) }))
+    .sort((one, other) => other.bytes - one.bytes);
+}
+
 function headline({ container, machine, shm }) {
   const shared = shm ? `; /dev/shm ${size(shm.used_bytes)} of ${size(shm.size_bytes)}` : "";
   if (!container) return `${size(machine.available_bytes)} of ${size(machine.total_bytes)} available${shared}`;
@@ -71,17 +94,25 @@ function partsTable(parts) {
   return scrollTable({ caption, head: ["part", "size", ""], rows, numeric: [1] });
 }
 
+/** Files and shared memory count in each process that maps them: of several the largest is shown, not the sum. */
 function processTable(processes) {
-  const rows = processes
-    .slice(0, 4 * SHOWN)
-    .map((one) => [
-      one.name,
-      known(one.pid) ? String(one.pid) : UNKNOWN,
-      ...[one.anonymous_bytes, one.file_bytes, one.shmem_bytes, one.peak_bytes].map(sized),
-      count(one.threads),
-      count(one.descriptors),
-    ]);
-  const caption = `${count(processes.length)} processes of the engine; file and shared memory counts in each that maps it`;
+  const grouped = groups(processes);
+  const rows = grouped.slice(0, 4 * SHOWN).map(([name, group]) => {
+    const every = (field) => group.map((one) => one[field]);
+    const [own, pid] = [every("anonymous_bytes"), group[0].pid];
+    const largest = group.length > 1 ? `, largest ${size(greatest(own))}` : "";
+    return [
+      name,
+      group.length === 1 && known(pid) ? String(pid) : UNKNOWN,
+      el("span", { title: exact(total(own)) }, `${size(total(own))}${largest}`),
+      ...["file_bytes", "shmem_bytes", "peak_bytes"].map((field) => sized(greatest(every(field)))),
+      count(total(every("threads"))),
+      count(total(every("descriptors"))),
+    ];
+  });
+  const caption = `${count(processes.length)} processes of the engine; file and shared memory counts in each that maps it${
+    grouped.length < processes.length ? "; of several of one name: sums, but of file, shared and peak the largest" : ""
+  }`;
   const head = ["process", "pid", "anonymous", "file", "shared", "peak", "threads", "open files"];
   return scrollTable({ caption, head, rows, numeric: [1, 2, 3, 4, 5, 6, 7] });
 }

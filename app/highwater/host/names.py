@@ -39,6 +39,11 @@ def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]
     return tuple(one if counts[one.name] == 1 else replace(one, name=f"{one.name} (pid {one.pid})") for one in ordered)
 
 
+def bare_name(name: str) -> str:
+    """Return a name without the number that ``named_apart`` gave it."""
+    return name.partition(" (pid ")[0]
+
+
 def _natural(name: str) -> tuple[object, ...]:
     head, _, tail = name.rpartition(" ")
     numbers = tail.split(".")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from highwater.host.reading import HostReading
+from highwater.host.reading import HostReading, ShmOwner, ShmState
 
 PartKind: TypeAlias = Literal["process", "shm", "page_cache", "kernel"]
 
@@ -30,6 +30,21 @@ SHM_TITLES = {
     "openmp": "OpenMP",
     "other": "other files",
 }
+
+
+_STATES: Final[dict[ShmState, str]] = {
+    "in_use": "",
+    "unlinked": ", unlinked and mapped",
+    "left_over": ", left by an engine that is gone",
+    "not_known": ", not known whether a process has them open",
+}
+
+
+def shm_title(one: ShmOwner) -> str:
+    """Return an owner's files in words, with what is known of who has them open."""
+    is_anybodys = (one.owner, one.state) == ("other", "left_over")
+    state = " that no process has open" if is_anybodys else _STATES[one.state]
+    return f"{SHM_TITLES.get(one.owner, one.owner)}{state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +114,11 @@ def parts_of(reading: HostReading) -> Parts:
 def _shm_rows(reading: HostReading, total: int) -> list[Part]:
     owners = reading.shm.owners if reading.shm is not None else ()
     rows = [
-        Part(kind="shm", name=f"{SHM}: {SHM_TITLES.get(one.owner, one.owner)}", bytes=one.used_bytes)
-        for one in owners
-        if one.used_bytes > 0
+        Part(kind="shm", name=f"{SHM}: {shm_title(one)}", bytes=one.used_bytes) for one in owners if one.used_bytes > 0
     ]
     rest = total - sum(row.bytes for row in rows)
     if rest > 0:
-        # A tmpfs volume, an anonymous shared mapping, a file that was removed and is still open.
+        # A tmpfs volume, an anonymous shared mapping, a file that was removed and is open, but not mapped.
         rows.append(Part(kind="shm", name="other shared memory", bytes=rest))
     return rows
 

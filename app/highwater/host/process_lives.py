@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
+from highwater.host.names import bare_name
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role
 from highwater.readings.life import EndedLife, Process, ProcessLife
 from highwater.units import size_text
@@ -123,7 +124,7 @@ def _began_after(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
 
 
 def _place(one: ProcessMemory) -> tuple[object, ...]:
-    return one.role, one.rank, one.dp_rank, one.name.partition(" (pid ")[0]
+    return one.role, one.rank, one.dp_rank, bare_name(one.name)
 
 
 def _is_engine(one: ProcessMemory) -> bool:

@@ -15,6 +15,7 @@ from highwater.host.reading import ROLES, Bytes, EngineMemorySettings, Index, Pi
 
 _Seconds: TypeAlias = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 _Key: TypeAlias = Annotated[str, Field(max_length=48, pattern=r"^[a-z0-9_]+$")]
+_ShmFiles: TypeAlias = Annotated[dict[_Key, tuple[Bytes, Bytes, Bytes]], Field(max_length=32)]
 _Averages: TypeAlias = Annotated[tuple[_Seconds, ...], Field(min_length=4, max_length=4)]
 
 
@@ -49,13 +50,16 @@ class RawCgroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawShm:
-    """``/dev/shm`` as a process sees it; for each owner the files, their allocated bytes, and those still promised."""
+    """``/dev/shm`` as a process sees it: by ``ShmState``, owners' files, their allocated and their promised bytes."""
 
     device: Bytes | None = None
     size: Bytes | None = None
     used: Bytes | None = None
     free: Bytes | None = None
-    owners: Annotated[dict[_Key, tuple[Bytes, Bytes, Bytes]], Field(max_length=32)] = field(default_factory=dict)
+    owners: _ShmFiles = field(default_factory=dict)
+    unlinked: _ShmFiles = field(default_factory=dict)
+    left_over: _ShmFiles = field(default_factory=dict)
+    not_known: _ShmFiles = field(default_factory=dict)
     mono: _Seconds = 0.0
 
 

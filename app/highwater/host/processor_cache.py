@@ -82,7 +82,7 @@ def processor_caches(reading: HostReading, counts: CacheCounts = NOT_COUNTED) ->
     kind, copies, why = _copies(reading.engine, limit)
     used = None
     if kind == "shm" and reading.shm is not None:
-        used = sum(one.used_bytes for one in reading.shm.owners if one.owner == "processor_cache")
+        used = sum(one.used_bytes for one in reading.shm.owners if one.owner == "processor_cache" and one.is_in_use)
     total = sum(one.copies * one.limit_bytes for one in copies if one.holds == "data")
     return ProcessorCaches(
         **asdict(counts),

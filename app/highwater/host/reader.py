@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from highwater.host.cgroup import container_key, container_of, pressure_of, read_group, read_pressure
+from highwater.host.cgroup import container_key, container_of, pressure_of, read_group
 from highwater.host.names import name_of, named_apart
+from highwater.host.parts import SHM
 from highwater.host.proc import find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
 from highwater.host.process_record import ProcessRecord
@@ -23,16 +24,16 @@ from highwater.host.reading import (
     NO_FILES,
     ContainerMemory,
     EndedProcess,
-    EngineMemorySettings,
     HostReading,
     MachineMemory,
     ProcessMemory,
     Role,
     ShmMemory,
 )
-from highwater.host.shared_memory import SHM, read_shm, shm_of
+from highwater.host.shared_memory import own_shm, shm_of
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
+from highwater_worker.devices.cgroup import read_pressure
 
 _NO_FOLDER = (
     "no process of the engine can be seen from here: set HIGHWATER_RECORDER_DIR for vLLM and recorder_dir for the "
@@ -65,7 +66,7 @@ class HostReader:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         root: Path = Path("/"),
-        shm: Path = SHM,
+        shm: Path = Path(SHM),
     ) -> None:
         self._machine = Machine(clock, monotonic, root / "proc")
         self._has_folder = folder is not None
@@ -75,6 +76,7 @@ class HostReader:
         self._shm = shm
         self._searched_at = self._swept_at = float("-inf")
         self._found: tuple[ProcessMemory, ...] = ()
+        self._own_shm: ShmMemory | None = None
         self._has_seen_engine = False
         self._lock = threading.Lock()
 
@@ -95,11 +97,17 @@ class HostReader:
         own = self._container("self", host="sidecar")
         if own is not None:
             # Where the sidecar's own group is the engine's too, it can be read now.
-            containers = [_as_of_now(one, own) if one.key == own.key else one for one in containers]
-        main = _main_container(containers, processes)
+            containers = [
+                replace(own, host=one.host, is_private=one.is_private) if one.key == own.key else one
+                for one in containers
+            ]
+        counts = Counter(process.container for process in processes)
+        main = max(containers, key=lambda one: (counts[one.key], one.used_bytes or 0), default=None)
         others = [one for one in containers if main is None or one.key != main.key]
         if own is not None and own.key not in {one.key for one in containers}:
             others.append(own)
+        total, available = read_machine(self._machine.proc)
+        pressure = pressure_of(read_pressure(self._machine.proc / "pressure/memory"))
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
@@ -107,8 +115,8 @@ class HostReader:
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
-            machine=self._machine_memory(),
-            engine=_settings(records),
+            machine=MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure),
+            engine=next((replace(one.engine, version=one.vllm) for one in records if one.engine is not None), None),
             problems=self._problems(is_seen=bool(records or self._found)),
         )
 
@@ -177,6 +185,8 @@ class HostReader:
         if now >= self._searched_at + _PROC_SECONDS or not {one.pid for one in self._found} >= set(pids):
             self._searched_at = now
             self._found = find_engine(self._machine.proc, pids)
+            if not any(one.shm for one in records):
+                self._own_shm = own_shm(str(self._shm), str(self._machine.proc))
         workers = {worker.pid: worker for worker in self._workers()}
         rows = []
         for before in self._found:
@@ -201,7 +211,7 @@ class HostReader:
             dp_rank=dp_rank,
         )
 
-    # --- containers, shared memory, the machine ---
+    # --- containers, shared memory ---
 
     def _containers(
         self, records: Sequence[ProcessRecord], processes: Iterable[ProcessMemory]
@@ -225,20 +235,15 @@ class HostReader:
         return None if raw is None else container_of(raw, boot_id=self._machine.boot_id, host=host, sees="sidecar")
 
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
-        own = read_shm(self._shm)
-        for one in records:
-            is_here = self._machine.is_boot(one.boot_id)
-            if own is not None and one.shm is not None and is_here and own.device == one.shm.device:
-                return shm_of(own, sees="sidecar")  # the same mount, and read now
-        for one in records:
-            if (raw := one.shm) is not None:
-                return shm_of(raw, age_seconds=one.age_seconds + _since(one.mono, raw.mono))
-        return shm_of(own, sees="sidecar") if own is not None and self._found else None
-
-    def _machine_memory(self) -> MachineMemory:
-        total, available = read_machine(self._machine.proc)
-        pressure = pressure_of(read_pressure(self._machine.proc / "pressure/memory"))
-        return MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure)
+        seen = [(one, one.shm) for one in records if one.shm is not None]
+        if not seen:
+            return self._own_shm if self._found else None
+        first, raw = seen[0]
+        age = first.age_seconds + _since(first.mono, raw.mono)
+        if len({one.pid_namespace for one, shm in seen if shm.device == raw.device}) > 1:
+            # A file that no process of one container has open may be the other's.
+            raw = replace(raw, left_over={}, not_known=raw.left_over | raw.not_known)
+        return shm_of(raw, age_seconds=age)
 
 
 def _of_file(record: ProcessRecord) -> dict[str, Any]:
@@ -262,24 +267,6 @@ def _container_of(record: ProcessRecord) -> ContainerMemory | None:
     age = record.age_seconds + _since(record.mono, raw.mono)
     is_private = record.pid_namespace not in {None, _MACHINES_PID_NAMESPACE}
     return container_of(raw, boot_id=record.boot_id, host=record.host, age_seconds=age, is_private=is_private)
-
-
-def _as_of_now(container: ContainerMemory, own: ContainerMemory) -> ContainerMemory:
-    return replace(own, host=container.host, is_private=container.is_private)
-
-
-def _main_container(
-    containers: Iterable[ContainerMemory], processes: Iterable[ProcessMemory]
-) -> ContainerMemory | None:
-    counts = Counter(process.container for process in processes)
-    return max(containers, key=lambda one: (counts[one.key], one.used_bytes or 0), default=None)
-
-
-def _settings(records: Iterable[ProcessRecord]) -> EngineMemorySettings | None:
-    for one in records:
-        if one.engine is not None:
-            return replace(one.engine, version=one.vllm)
-    return None
 
 
 def _since(mono: float, earlier: float) -> float:

@@ -25,6 +25,13 @@ Source: TypeAlias = Literal["file", "proc", "listed"]
 Observer: TypeAlias = Literal["engine", "sidecar"]
 """The side whose process read the figures."""
 
+ShmState: TypeAlias = Literal["in_use", "unlinked", "left_over", "not_known"]
+"""The knowledge of who has files of ``/dev/shm`` open.
+
+``unlinked``: their names are gone, and processes have them mapped. ``left_over``: none has them open. ``not_known``:
+not every process that may have them open is seen.
+"""
+
 NO_FILES: Final = (
     "no process of the engine writes a file: vLLM needs HIGHWATER_RECORDER_DIR in its environment and the worker "
     "package of this version"
@@ -200,23 +207,33 @@ class EndedProcess(ProcessMemory):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmOwner:
-    """The files of one owner in ``/dev/shm``: how many, and their allocated bytes.
+    """The files of one owner in ``/dev/shm`` of which the same is known: how many, and their allocated bytes.
 
     Attributes:
-        owner: As ``shared_memory.owner_of`` tells it from a file's name.
+        owner: As the worker package's ``owner_of`` tells it from a file's name.
         promised_bytes: The part of their sizes that is not allocated yet. Writing it needs no further permission, and
             ends the process with SIGBUS where there is no room left.
     """
 
     owner: str
+    state: ShmState = "in_use"
     files: int
     used_bytes: int
     promised_bytes: int = 0
 
+    @property
+    def is_in_use(self) -> bool:
+        return self.state in {"in_use", "unlinked"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShmMemory:
-    """``/dev/shm`` of the engine; the largest owner first."""
+    """``/dev/shm`` of the engine; the largest owner first.
+
+    Attributes:
+        size_bytes: ``None``: not known, or no limit; likewise ``used_bytes`` and ``free_bytes``.
+        promised_bytes: Of files in use: nobody writes into the others.
+    """
 
     size_bytes: int | None = None
     used_bytes: int | None = None
@@ -228,10 +245,14 @@ class ShmMemory:
 
     @property
     def short_bytes(self) -> int:
-        """By how much it is too small for what existing files may still allocate; 0 where it is large enough."""
+        """By how much it is too small for what files in use may still allocate; 0 where it is large enough."""
         if self.promised_bytes is None or self.free_bytes is None:
             return 0
         return max(0, self.promised_bytes - self.free_bytes)
+
+    @property
+    def left_over_bytes(self) -> int:
+        return sum(one.used_bytes for one in self.owners if one.state == "left_over")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from highwater.host.outlook import NO_OUTLOOK, Outlook
 from highwater.host.parts import SHM, Parts, parts_of
-from highwater.host.past import GrownPart
+from highwater.host.past import GrownPart, containers_of_engine
 from highwater.host.processor_cache import NOT_COUNTED, CacheCounts, ProcessorCaches, processor_caches
 from highwater.host.reading import ContainerMemory, HostReading, ShmMemory
 from highwater.host.shm_need import ShmNeeds, shm_needs
@@ -20,7 +20,7 @@ SOON_SECONDS = 3600.0
 HIGH_PRESSURE = 10.0
 """Percent of the last minute in which a task waited for memory."""
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
-_UNKNOWN_SHM: Final = ShmMemory()
+_RAISE_LIMIT = "raise the container's memory limit"
 _SHM_ADVICE = "docker run --shm-size; in Kubernetes a volume of medium Memory at /dev/shm with a larger sizeLimit"
 
 
@@ -68,6 +68,7 @@ def report_of(
     known = [size for size in (container.room_bytes, reading.machine.available_bytes) if size is not None]
     room = min(known, default=None)
     findings = (
+        *_kill_findings(reading),
         *_container_findings(container, parts, outlook, grown, caches),
         *_shm_findings(reading.shm, needs),
         *_cache_findings(container.limit_bytes or reading.machine.total_bytes, room, caches),
@@ -87,11 +88,11 @@ def report_of(
 def summary_of(
     reading: HostReading, outlook: Outlook, grown: Sequence[GrownPart] = (), counts: CacheCounts = NOT_COUNTED
 ) -> HostSummary | None:
-    """Return the few figures that stand in ``GET /memory``; ``None`` where no process of the engine is seen."""
-    if not reading.processes:
+    """Return the few figures that stand in ``GET /memory``; ``None`` where no process of the engine is or was seen."""
+    if not reading.processes and not reading.ended:
         return None
     report = report_of(reading, outlook=outlook, grown=grown, counts=counts)
-    container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or _UNKNOWN_SHM
+    container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
     largest = next((row for row in report.parts.rows if not row.can_be_dropped), None)
     return HostSummary(
         processes=len(reading.processes),
@@ -124,43 +125,61 @@ def _container_findings(
         )
         suspect = growing or next(iter(grown), None)
         yield HostFinding(name="container_nearly_full", text=text, advice=_against_full(suspect, caches))
-    if kills := container.oom_kills:
-        text = f"the kernel has killed {kills} process{'' if kills == 1 else 'es'} of the engine's container for memory"
-        yield HostFinding(name="container_oom_kills", text=text, advice="raise its memory limit")
     waited = None if container.pressure is None else container.pressure.some_avg60
     if waited is not None and waited >= HIGH_PRESSURE:
         text = f"tasks of the engine's container waited for memory in {waited:.0f} % of the last minute"
         yield HostFinding(name="memory_pressure", text=text)
 
 
+def _kill_findings(reading: HostReading) -> Iterator[HostFinding]:
+    """Yield what is known of kills for memory, in containers that have just ended too: a new one counts from 0."""
+    kills: dict[str, int] = {}
+    for look in containers_of_engine(reading):
+        kills[look.key] = max(look.oom_kills, kills.get(look.key, 0))
+    alive = {one.container for one in reading.processes}
+    looks = [(one, one.last_container) for one in reading.ended if one.container not in alive]
+    gone = [(one, look) for one, look in looks if look is not None and (look.oom_kills or look.is_nearly_full)]
+    last = f"; {gone[0][0].name} was seen last {span_text(gone[0][0].age_seconds)} ago" if gone else ""
+    if count := sum(kills.values()):
+        text = f"the kernel has killed {count} process{'' if count == 1 else 'es'} of the engine's container for memory"
+        yield HostFinding(name="container_oom_kills", text=f"{text}{last}", advice=_RAISE_LIMIT)
+    elif gone:
+        full = share_text(max(look.kept_ratio or 0.0 for _, look in gone))
+        text = f"the engine's last container ended {full} full; the kernel may have killed it for memory{last}"
+        yield HostFinding(name="container_oom_kills", text=text, advice=_RAISE_LIMIT)
+
+
 def _against_full(suspect: GrownPart | None, caches: ProcessorCaches) -> str:
     """Return what to change for the part that grows, or else is the largest."""
-    limit = "raise the container's memory limit"
-    if suspect is None:
-        return limit
-    if caches.may_have_grown(suspect.role or suspect.kind):
-        return f"lower mm_processor_cache_gb or the number of API servers, or {limit}"
-    if suspect.is_python and suspect.has_grown:
-        return f"`memray attach {suspect.pid}` names the functions that hold it (docs/host.md); {limit} meanwhile"
-    return limit
+    if suspect is not None and caches.may_have_grown(suspect.role or suspect.kind):
+        return f"lower mm_processor_cache_gb or the number of API servers, or {_RAISE_LIMIT}"
+    if suspect is not None and suspect.is_python and suspect.has_grown:
+        who = f"`memray attach {suspect.pid}` names the functions that hold it (docs/host.md)"
+        return f"{who}; {_RAISE_LIMIT} meanwhile"
+    return _RAISE_LIMIT
 
 
 def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFinding]:
     if shm is None:
         return
     size, free = size_text(shm.size_bytes), size_text(shm.free_bytes)
+    advice = f"remove what no process has open there; {_SHM_ADVICE}" if shm.left_over_bytes else _SHM_ADVICE
     if shm.short_bytes:
         text = (
-            f"{SHM} has {free} of {size} free, and files in it may still take {size_text(shm.promised_bytes)}: too "
+            f"{SHM} has {free} of {size} free, and files in use may still take {size_text(shm.promised_bytes)}: too "
             f"small by {size_text(shm.short_bytes)}; a process that writes there then ends with SIGBUS"
         )
-        yield HostFinding(name="shm_promised_too_much", text=text, advice=_SHM_ADVICE)
+        yield HostFinding(name="shm_promised_too_much", text=text, advice=advice)
     elif needs.short_bytes:
         text = (
             f"this command line can need {size_text(needs.known_bytes)} of {SHM}, which has {size}, {free} free: too "
             f"small by {size_text(needs.short_bytes)} before a SIGBUS"
         )
-        yield HostFinding(name="shm_too_small", text=text, advice=_SHM_ADVICE)
+        yield HostFinding(name="shm_too_small", text=text, advice=advice)
+    if any(one.state == "left_over" for one in shm.owners):
+        text = f"files in {SHM} with {size_text(shm.left_over_bytes)} are open in no process that is seen"
+        advice = "they may be removed, if no other container has this volume mounted"
+        yield HostFinding(name="shm_left_over", level="note", text=text, advice=advice)
 
 
 def _cache_findings(size: int | None, room: int | None, caches: ProcessorCaches) -> Iterator[HostFinding]:

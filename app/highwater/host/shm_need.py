@@ -51,11 +51,20 @@ class ShmNeeds:
         return tuple(row for row in self.rows if row.bytes is None)
 
 
+_CHUNK: Final = " (VLLM_MQ_MAX_CHUNK_BYTES_MB)"
+_TO_WORKERS: Final = (
+    "vllm 0.12.0 v1/executor/multiproc_executor.py:140, vllm 0.32.0 v1/executor/multiproc_executor.py:151"
+)
+_FROM_WORKERS: Final = (
+    "vllm 0.12.0 v1/executor/multiproc_executor.py:490, vllm 0.32.0 v1/executor/multiproc_executor.py:624"
+)
+_IN_GROUPS: Final = "vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563"
+
+
 def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
     tensor, pipeline = max(1, engine.tensor_parallel or 1), max(1, engine.pipeline_parallel or 1)
     engines = max(1, engine.data_parallel_local or engine.data_parallel or 1)
     is_mp, has_groups = engine.executor == "mp", tensor > 1 and engine.executor != "uni"
-    # Whether they are used, their name and number, the chunks of each and the MiB of a chunk, a note and the source.
     for is_used, name, count, chunks, mib, note, source in (
         (
             is_mp,
@@ -63,27 +72,11 @@ def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
             engines,
             10,
             engine.max_chunk_mb or 16,
-            " (VLLM_MQ_MAX_CHUNK_BYTES_MB)",
-            "vllm 0.12.0 v1/executor/multiproc_executor.py:140, vllm 0.32.0 v1/executor/multiproc_executor.py:151",
+            _CHUNK,
+            _TO_WORKERS,
         ),
-        (
-            is_mp,
-            "RPC rings from workers to EngineCore",
-            engines * tensor * pipeline,
-            10,
-            24,
-            "",
-            "vllm 0.12.0 v1/executor/multiproc_executor.py:490, vllm 0.32.0 v1/executor/multiproc_executor.py:624",
-        ),
-        (
-            has_groups,
-            "broadcast rings of tensor-parallel groups",
-            engines * pipeline,
-            6,
-            4,
-            "",
-            "vllm 0.12.0 distributed/parallel_state.py:374, vllm 0.32.0 distributed/parallel_state.py:563",
-        ),
+        (is_mp, "RPC rings from workers to EngineCore", engines * tensor * pipeline, 10, 24, "", _FROM_WORKERS),
+        (has_groups, "broadcast rings of tensor-parallel groups", engines * pipeline, 6, 4, "", _IN_GROUPS),
     ):
         if is_used:
             why = f"{count} x {chunks} chunks of {mib} MiB{note}"
@@ -151,5 +144,5 @@ def _short(rows: list[ShmNeed], known: int, shm: ShmMemory | None) -> int | None
     if shm is None or shm.size_bytes is None or shm.used_bytes is None:
         return None
     owners = {row.owner for row in rows if row.bytes is not None}
-    theirs = sum(one.used_bytes for one in shm.owners if one.owner in owners)
+    theirs = sum(one.used_bytes for one in shm.owners if one.owner in owners and one.is_in_use)
     return max(0, known + max(0, shm.used_bytes - theirs) - shm.size_bytes)

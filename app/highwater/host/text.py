@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from highwater.host.parts import SHM, SHM_TITLES
-from highwater.host.reading import EndedProcess
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Final
+
+from highwater.host.names import bare_name
+from highwater.host.parts import SHM, shm_title
+from highwater.host.reading import EndedProcess, ShmOwner
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
 from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text
 
 MAX_ENDED = 8
+# Files and shared memory count in each process that maps them: their sum would be of no use.
+_SIZES: Final = (("file_bytes", max), ("shmem_bytes", max), ("swap_bytes", sum), ("peak_bytes", max))
 
 
 def host_text(report: HostReport) -> str:
@@ -53,14 +60,28 @@ def _headline(report: HostReport) -> str:
 
 def _processes(report: HostReport) -> str:
     main = (report.reading.container or UNKNOWN_CONTAINER).key
-    rows = []
-    for one in report.reading.processes:
-        sizes = (one.anonymous_bytes, one.file_bytes, one.shmem_bytes, one.swap_bytes, one.peak_bytes)
-        counts = (UNKNOWN if count is None else str(count) for count in (one.threads, one.descriptors))
-        where = "engine" if one.container == main else one.container
-        rows.append([one.name, str(one.pid), *map(size_text, sizes), *counts, (main and where) or UNKNOWN])
+    rows, has_several = [], False
+    for name, named in groupby(report.reading.processes, key=lambda one: bare_name(one.name)):
+        group = list(named)
+        own = [one.anonymous_bytes for one in group]
+        others = [size_text(_joined((getattr(one, field) for one in group), join)) for field, join in _SIZES]
+        title, pid, anonymous = group[0].name, str(group[0].pid), size_text(_joined(own, sum))
+        if len(group) > 1:
+            title, pid, has_several = f"{name} x {len(group)}", "", True
+            anonymous = f"{anonymous}, largest {size_text(_joined(own, max))}"
+        counts = [_joined((getattr(one, field) for one in group), sum) for field in ("threads", "descriptors")]
+        cells = (UNKNOWN if count is None else str(count) for count in counts)
+        places = {"engine" if one.container == main else one.container for one in group}
+        place = places.pop() if main and len(places) == 1 else None
+        rows.append([title, pid, anonymous, *others, *cells, place or UNKNOWN])
     headers = ["process", "pid", "anonymous", "file", "shared", "swap", "peak", "threads", "open files", "container"]
-    return table(headers, rows, words=1) if rows else ""
+    note = "\nof several of one name: the sums, but of file, shared and peak the largest" if has_several else ""
+    return f"{table(headers, rows, words=1)}{note}" if rows else ""
+
+
+def _joined(values: Iterable[int | None], join: Callable[[list[int]], int]) -> int | None:
+    known = [value for value in values if value is not None]
+    return join(known) if known else None
 
 
 def _ended_line(one: EndedProcess) -> str:
@@ -86,8 +107,12 @@ def _parts(report: HostReport) -> str:
         return share_text(size / used if used and size is not None else None)
 
     dropped = "the kernel drops it when it needs room"
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row in parts.rows:
+        groups.setdefault((bare_name(row.name), dropped if row.can_be_dropped else ""), []).append(row.bytes)
     rows = [
-        [row.name, size_text(row.bytes), share(row.bytes), dropped if row.can_be_dropped else ""] for row in parts.rows
+        [name if len(sizes) == 1 else f"{name} x {len(sizes)}", size_text(sum(sizes)), share(sum(sizes)), how]
+        for (name, how), sizes in sorted(groups.items(), key=lambda group: -sum(group[1]))
     ]
     rows.append(["not attributed", size_text(parts.not_attributed_bytes), share(parts.not_attributed_bytes), ""])
     if parts.counted_twice_bytes:
@@ -101,13 +126,10 @@ def _shm(report: HostReport) -> str:
     shm, needs = report.reading.shm, report.shm_needs
     if shm is None:
         return ""
-    rows = [
-        [SHM_TITLES.get(one.owner, one.owner), str(one.files), size_text(one.used_bytes), size_text(one.promised_bytes)]
-        for one in shm.owners
-    ]
+    rows = [[shm_title(one), str(one.files), size_text(one.used_bytes), _promise(one)] for one in shm.owners]
     head = (
         f"{SHM}: {size_text(shm.used_bytes)} of {size_text(shm.size_bytes)} used, {size_text(shm.free_bytes)} free; "
-        f"files in it may still take {size_text(shm.promised_bytes)}"
+        f"files in use may still take {size_text(shm.promised_bytes)}"
     )
     lines = [head, table(["owner", "files", "used", "may still take"], rows) if rows else ""]
     if needs.rows:
@@ -115,6 +137,10 @@ def _shm(report: HostReport) -> str:
         unknown = ", ".join(row.name for row in needs.unknown)
         lines.append(f"{known}; not known: {unknown}" if unknown else known)
     return "\n".join(line for line in lines if line)
+
+
+def _promise(one: ShmOwner) -> str:
+    return "" if one.state == "left_over" else f"{size_text(one.promised_bytes)}{'' if one.is_in_use else '?'}"
 
 
 def _caches(report: HostReport) -> str:

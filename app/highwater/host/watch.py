@@ -108,6 +108,11 @@ class HostWatch:
             report_of, now.reading, outlook=now.outlook, grown=now.parts, counts=self._counts(), age_seconds=age
         )
 
+    def kept_bytes(self) -> int | None:
+        """Return what the engine's container could not drop at the last reading; ``None``: not known."""
+        container = None if self.now is None else self.now.reading.container
+        return None if container is None else container.kept_bytes
+
     @property
     def _processes(self) -> tuple[ProcessMemory, ...]:
         return () if self.now is None else self.now.reading.processes

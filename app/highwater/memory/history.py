@@ -39,7 +39,7 @@ MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
 RELIEFS_KEPT = 8
-_ENGINE_ROW: Final = (*LOAD_FIGURES, "requests_ended", "proxy_requests_ended")
+_ENGINE_ROW: Final = (*LOAD_FIGURES, "requests_ended", "proxy_requests_ended", "host_kept_bytes")
 _ONE_RELIEF_SECONDS = 3.0
 _INSTANT = 0.01
 # What follows is another growth than what was before.
@@ -100,6 +100,8 @@ class History:
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
         self.began_at = clock()
         self.proxied: Callable[[], int | None] = lambda: None
+        # Host memory of the engine's container that cannot be dropped, as it is kept beside each reading.
+        self.host_kept_bytes: Callable[[], int | None] = lambda: None
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -111,7 +113,7 @@ class History:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
             before = self._samples[-1] if self._samples else None
-            self._samples.append(_pack(report, self._monotonic(), before, self.proxied()))
+            self._samples.append(_pack(report, self._monotonic(), before, self.proxied(), self.host_kept_bytes()))
         self._notify(report)
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
@@ -249,10 +251,10 @@ class History:
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None, proxied: int | None) -> _Sample:
+def _pack(report: Report, now: float, before: _Sample | None, *beside: int | None) -> _Sample:
     values = array("d", chain.from_iterable(map(_values, report.ranks)))
     identities = tuple(map(_identity, report.ranks))
-    figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, proxied)
+    figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, *beside)
     return _Sample(
         at=report.taken_at or 0.0,
         mono=now - (report.age_seconds or 0.0),

@@ -52,5 +52,5 @@ class Report:
     encoder_cache: EncoderCacheTotals | None = None
     growth: Growth = Growth()  # noqa: RUF009 - frozen
     policy: PolicyStatus | None = None
-    host: HostSummary | None = None  # `None` where no process of the engine is seen
+    host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
     proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar

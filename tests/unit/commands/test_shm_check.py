@@ -34,7 +34,7 @@ def host(size: int, free: int, promised: int, engine: EngineMemorySettings | Non
         ({"reading": 5}, "skip", "not known"),
         (host(2000, 1900, 100, NEEDS_664_MIB), "ok", "can need 664 MiB, and what NCCL need is not known"),
         (host(2000, 1900, 100), "ok", "no worker reports its settings"),
-        (host(64, 4, 100, NEEDS_664_MIB), "fail", "4.0 MiB of 64.0 MiB free, and files in it may still take 100 MiB"),
+        (host(64, 4, 100, NEEDS_664_MIB), "fail", "4.0 MiB of 64.0 MiB free, and files in use may still take 100 MiB"),
         (host(64, 4, 100, NEEDS_664_MIB), "fail", "too small by 96.0 MiB"),
         (host(64, 64, 0, NEEDS_664_MIB), "warn", "664 MiB of /dev/shm, which has 64.0 MiB, 64.0 MiB free"),
         (host(64, 64, 0, NEEDS_664_MIB), "warn", "by 600 MiB before a SIGBUS, and what NCCL need is not known"),

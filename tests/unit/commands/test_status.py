@@ -12,6 +12,7 @@ from highwater.commands.status import judged, since_text, status_json, status_te
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.engine import Progress, StartFailure
 from highwater.readings.remedy import RemedyResult
+from highwater.readings.report import HostSummary
 from highwater.text.report import report_text
 from tests.fakes.engine import MIB
 from tests.unit.commands.reports import DEVICE, HELD, NOW, as_json, event, policy, report, short_policy
@@ -58,6 +59,8 @@ RESTING = policy(replace(DEVICE, phase="resting", reason="the last relief did no
             "rule device is resting: short by 620 MiB on rank 1",
         ),
         ({"policy": policy(HELD, level="held")}, ATTENTION, f"rule device cannot act: {HELD.reason}"),
+        ({"host": HostSummary(processes=3, warnings=("it is full in 2 min",))}, ATTENTION, "it is full in 2 min"),
+        ({"host": HostSummary(processes=3)}, OK, None),
         ({"state": "gone"}, CRITICAL, "the engine is gone"),
         ({"state": "stuck"}, CRITICAL, "the engine is stuck"),
         ({"state": "not_answering"}, CRITICAL, "the engine is not answering"),

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from highwater.host.cgroup import container_of, memory_limit, read_group
-from highwater.host.process_record import RawCgroup
 from highwater.units import GIB, MIB
 from highwater_worker.devices import cgroup as worker_cgroup
-from highwater_worker.devices.cgroup import read_container
 from tests.unit.host.recorded import V1_STAT, group, machine
 
 V1_GROUPS = "12:memory:/docker/1\n4:cpu,cpuacct:/\n0::/\n"
@@ -75,23 +73,20 @@ def test_a_limit_above_the_own_group_counts(tmp_path):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_engines_side_reads_what_the_sidecar_reads(tmp_path, version):
-    """The worker package has a reader of its own; both say the same of one group."""
+def test_a_rank_tells_of_the_same_group(tmp_path, version):
+    """Of which the kernel can drop the same."""
     if version == 1:
         root = version_1(tmp_path, limit=6 * 1024 * MIB)
     else:
         group(tmp_path, "pod", limit=str(6144 * MIB))
         root = machine(tmp_path, proc__self__cgroup="0::/pod\n")
-    theirs, ours = read_container(root), read_group("self", root)
-    assert container_of(RawCgroup(**theirs)) == container_of(ours)
-    # A rank tells of the same group, of which the kernel can drop the same.
+    ours = read_group("self", root)
     assert worker_cgroup.read_cgroup(root) == (ours.kept, ours.limit)
 
 
 def test_without_groups_nothing_is_claimed(tmp_path):
     """No mount of the file system, or none that shows the group."""
     assert read_group("self", machine(tmp_path)) is None
-    assert read_container(tmp_path) is None
 
 
 # --- the sidecar's own group ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from highwater.accounting.attribution import account
@@ -100,16 +102,47 @@ def test_processes_without_files_are_listed_by_the_first_one(host):
     assert sorted(shown) == ["API server", "EngineCore", "other ninja", "resource tracker"]
 
 
+SHM = {
+    "device": 1,
+    "size": 64 * MIB,
+    "used": MIB,
+    "free": 63 * MIB,
+    "mono": 500.0,
+    "owners": {"nccl": [1, MIB, 9 * MIB]},
+}
+
+
 def test_shared_memory_is_what_the_engine_sees(host):
-    """From its own file where it is another than the sidecar's, and read here where it is the same."""
-    theirs = {"device": 1, "size": 64 * MIB, "used": MIB, "free": 63 * MIB, "owners": {"nccl": [1, MIB, 9 * MIB]}}
-    write(host.folder, record(shm=theirs | {"mono": 500.0}))
+    """It knows who has which file open, also where the sidecar sees the same files."""
+    write(host.folder, record(pid=1))
+    write(host.folder, record(pid=2, shm=SHM | {"device": host.shm.stat().st_dev}))
     shm = host().shm
     assert (shm.sees, shm.size_bytes, shm.promised_bytes, shm.age_seconds) == ("engine", 64 * MIB, 9 * MIB, 1.0)
-    (host.shm / "psm_1").write_bytes(bytes(8192))
-    write(host.folder, record(shm=theirs | {"device": host.shm.stat().st_dev, "mono": 500.0}))
+
+
+def test_only_files_in_use_count_for_what_may_still_be_taken(host):
+    """Those without a name too; each kind is a row of its own."""
+    row = [1, MIB, 9 * MIB]
+    write(host.folder, record(shm=SHM | {"unlinked": {"nccl": row}, "left_over": {"nccl": row, "other": row}}))
     shm = host().shm
-    assert (shm.sees, [one.owner for one in shm.owners]) == ("sidecar", ["rpc_rings"])
+    assert sorted((one.owner, one.state, one.is_in_use) for one in shm.owners) == [
+        ("nccl", "in_use", True),
+        ("nccl", "left_over", False),
+        ("nccl", "unlinked", True),
+        ("other", "left_over", False),
+    ]
+    assert (shm.promised_bytes, shm.left_over_bytes) == (18 * MIB, 2 * MIB)
+
+
+def test_a_volume_of_two_containers_is_not_said_to_have_left_overs(host):
+    """What no process of one has open may be the other's, which has process numbers of its own."""
+    left = SHM | {"left_over": {"rpc_rings": [2, MIB, 0]}}
+    write(host.folder, record(pid=1, shm=left))
+    assert [one.state for one in host().shm.owners] == ["in_use", "left_over"]
+    write(host.folder, record(pid=2, pid_namespace=2, shm=SHM | {"mono": 490.0, "device": 2}))
+    assert [one.state for one in host().shm.owners] == ["in_use", "left_over"]
+    write(host.folder, record(pid=2, pid_namespace=2, shm=SHM | {"mono": 490.0}))
+    assert [one.state for one in host().shm.owners] == ["in_use", "not_known"]
 
 
 def process(root, pid, parent, title, anonymous, *, started=7, limit="1024", state="S"):
@@ -148,7 +181,23 @@ def test_without_the_worker_package_a_shared_pid_namespace_shows_the_engine(host
     ]
     assert [(one.descriptors, one.descriptors_limit) for one in reading.processes[:2]] == [(0, 1024), (0, None)]
     assert (reading.container.limit_bytes, reading.container.sees) == (8000 * MIB, "sidecar")
+    assert (reading.shm.sees, reading.shm.owners) == ("sidecar", ())
     assert reading.problems == ()
+
+
+def test_without_the_worker_package_the_sidecar_looks_who_has_a_file_open(host):
+    """In the PID namespace that it shares with the engine."""
+    process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
+    for name in ("psm_1", "psm_2"):
+        (host.shm / name).write_bytes(b"")
+        os.truncate(host.shm / name, MIB)
+        os.utime(host.shm / name)
+    status = (host.shm / "psm_1").stat()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    maps = f"{1 << 44:x}-{(1 << 44) + MIB:x} rw-s 00000000 {device} {status.st_ino} {host.shm}/psm_1\n"
+    (host.root / "proc/12/maps").write_text(maps)
+    shm = host(workers=lambda: [worker(12, 7)]).shm
+    assert (shm.sees, shm.promised_bytes) == ("sidecar", 2 * MIB)  # a new file may not be mapped yet
 
 
 def test_a_group_that_sidecar_and_engine_share_is_read_now(host):

@@ -8,8 +8,17 @@ import pytest
 
 from highwater.host.outlook import Outlook, OutlookWindow
 from highwater.host.processor_cache import CacheCounts, processor_caches
-from highwater.host.reading import EngineMemorySettings, MachineMemory, PressureStall, ShmMemory, ShmOwner
-from highwater.host.report import report_of
+from highwater.host.reading import (
+    ContainerMemory,
+    EndedProcess,
+    EngineMemorySettings,
+    MachineMemory,
+    PressureStall,
+    ProcessMemory,
+    ShmMemory,
+    ShmOwner,
+)
+from highwater.host.report import report_of, summary_of
 from highwater.host.shm_need import shm_needs
 from highwater.host.text import host_text
 from highwater.units import GIB, MIB
@@ -65,6 +74,81 @@ def test_kills_and_pressure_are_findings():
     report = report_of(replace(given, container=container))
     assert names(report) == ["container_oom_kills", "memory_pressure"]
     assert "events: oom_kill 2; waited for memory in 33.0 %" in host_text(report)
+
+
+ENDED = EndedProcess(role="engine_core", name="EngineCore", pid=7, container="d", age_seconds=40.0)
+
+
+def test_a_kill_is_a_warning_when_its_container_is_gone():
+    """A new container counts from 0, and its processes are others."""
+    last = ContainerMemory(key="d", events={"oom_kill": 1})
+    (finding,) = report_of(reading(ended=(replace(ENDED, last_container=last),))).findings
+    assert (finding.name, finding.level) == ("container_oom_kills", "warning")
+    assert finding.text == (
+        "the kernel has killed 1 process of the engine's container for memory; EngineCore was seen last 40 s ago"
+    )
+
+
+def test_a_container_that_ended_full_may_have_been_killed():
+    """As a whole: nobody was left to read the count."""
+    last = ContainerMemory(key="d", limit_bytes=1000, kept_bytes=970)
+    (finding,) = report_of(reading(ended=(replace(ENDED, last_container=last),))).findings
+    assert finding.name == "container_oom_kills"
+    assert "ended 97.0 % full; the kernel may have killed it" in finding.text
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        replace(ENDED, container="c", last_container=ContainerMemory(key="c", limit_bytes=1000, kept_bytes=970)),
+        replace(ENDED, last_container=ContainerMemory(key="d", limit_bytes=1000, kept_bytes=500)),
+        ENDED,
+    ],
+)
+def test_an_end_with_room_is_no_kill_nor_is_one_in_a_container_that_goes_on(ended):
+    assert names(report_of(reading(ended=(ended,)))) == []
+
+
+def test_an_engine_that_was_killed_is_summed_up_though_no_process_runs():
+    """So that `status` and the page say it as well."""
+    last = ContainerMemory(key="d", events={"oom_kill": 1})
+    gone = reading(processes=(), container=None, ended=(replace(ENDED, last_container=last),))
+    assert summary_of(gone, Outlook()).warnings == (report_of(gone).findings[0].text,)
+    assert summary_of(reading(processes=()), Outlook()) is None
+
+
+def shm_of_a_killed_engine(free, state="left_over"):
+    rings = ShmOwner(owner="rpc_rings", files=2, used_bytes=10 * MIB, promised_bytes=100 * MIB)
+    left = ShmOwner(owner="rpc_rings", state=state, files=9, used_bytes=30 * MIB, promised_bytes=900 * MIB)
+    return ShmMemory(
+        size_bytes=1024 * MIB, used_bytes=0, free_bytes=free, owners=(rings, left), promised_bytes=100 * MIB
+    )
+
+
+def test_what_a_dead_engine_left_promises_nothing():
+    """Nobody writes into it: no bus error is to be expected; the room that it takes is taken."""
+    report = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB)))
+    assert [(one.name, one.level) for one in report.findings] == [("shm_left_over", "note")]
+    text = host_text(report)
+    assert "RPC rings of vLLM, left by an engine that is gone" in text
+    assert "files in use may still take 100 MiB" in text
+    (warning, note) = report_of(reading(shm=shm_of_a_killed_engine(60 * MIB))).findings
+    assert (warning.name, note.name) == ("shm_promised_too_much", "shm_left_over")
+    assert warning.advice.startswith("remove what no process has open there")
+
+
+def test_where_it_is_not_known_who_has_files_open_nothing_is_said_to_be_left():
+    report = report_of(reading(shm=shm_of_a_killed_engine(600 * MIB, "not_known")))
+    assert report.findings == ()
+    assert "RPC rings of vLLM, not known whether a process has them open" in host_text(report)
+    assert "900 MiB?" in host_text(report)
+
+
+def test_left_overs_take_room_from_what_the_command_line_needs():
+    """They are none of its own files."""
+    shm = replace(shm_of_a_killed_engine(600 * MIB), used_bytes=40 * MIB)
+    needs = shm_needs(reading(engine=SETTINGS, shm=replace(shm, size_bytes=680 * MIB)))
+    assert needs.short_bytes == (664 + 30 - 680) * MIB
 
 
 def test_files_that_promise_more_than_is_free_are_a_finding_before_the_sigbus():
@@ -167,3 +251,30 @@ def test_the_text_has_every_part():
         assert line in text
     assert "worker rank 0" in text
     assert len(text.splitlines()) < 40
+
+
+def test_processes_of_one_name_are_one_row():
+    """Their number, sums, and the largest; what they share is not summed. JSON has each."""
+    sizes = (100, 400, 250)
+    five = tuple(
+        ProcessMemory(
+            role="other",
+            name=f"other python3 (pid {size})",
+            pid=size,
+            container="c",
+            anonymous_bytes=size * MIB,
+            shmem_bytes=size * MIB,
+            threads=2,
+        )
+        for size in sizes
+    )
+    given = reading()
+    report = report_of(replace(given, processes=(*given.processes, *five)))
+    lines = [" ".join(line.split()) for line in host_text(report).splitlines() if "python3" in line]
+    assert lines == [
+        "other python3 x 3 750 MiB, largest 400 MiB - 400 MiB - - 6 - engine",
+        "other python3 x 3 750 MiB 7.5 %",
+    ]
+    assert sum("python3" in row.name for row in report.parts.rows) == 3
+    assert "of several of one name" in host_text(report)
+    assert "of several of one name" not in host_text(report_of(given))

@@ -66,9 +66,10 @@ def shown(history: History, *, since: float = 0.0, step: float = 0.0) -> list[di
 def test_a_reading_comes_back_as_it_was(history, fake):
     """Bytes are integers again, what was not known is None again."""
     fake.serve_images()
+    history.host_kept_bytes = lambda: 5 * MIB
     history.add(report(fake))
     (reading,) = shown(history)
-    assert reading["at"] == 1000.0
+    assert (reading["at"], reading["host_kept_bytes"]) == (1000.0, 5 * MIB)
     assert (reading["requests_running"], reading["requests_waiting"]) == (3, None)
     assert reading["kv_cache_usage_ratio"] == 0.41
     rank = reading["ranks"][1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,12 +90,12 @@ def read_oom_kills(root: Path) -> int | None:
     return None if files is None else _counters(files.levels[0] / files.events, _EVENTS).get("oom_kill")
 
 
-def read_container(root: Path = ROOT) -> dict[str, Any] | None:
-    """Return raw counters of this process's own group, and its tightest limit; None without groups.
+def read_container(root: Path = ROOT, pid: int | str = "self") -> dict[str, Any] | None:
+    """Return raw counters of a process's own group, and its tightest limit; None without groups.
 
-    A sidecar in another container interprets them.
+    The sidecar interprets them, be it in another container.
     """
-    files = group_files(root)
+    files = group_files(root) if pid == "self" else _find_groups(root, pid)
     if files is None:
         return None
     own, is_version_2 = files.levels[0], files.version == 2  # noqa: PLR2004 - of the two
@@ -115,7 +116,7 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
         "swap": swap,
         "swap_limit": _number_in(own / "memory.swap.max"),
         "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
-        "pressure": _pressure(own / "memory.pressure"),
+        "pressure": read_pressure(own / "memory.pressure"),
     }
     tightest = files.tightest()
     if tightest is not None:
@@ -123,20 +124,25 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
     return {name: value for name, value in counters.items() if value is not None}
 
 
-def _pressure(path: Path) -> dict[str, list[float]] | None:
+def read_pressure(path: Path) -> dict[str, list[float]] | None:
     """Return `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds."""
     pressure = {}
     for line in lines_of(path):
-        kind, *pairs = line.split()
-        values = [pair.partition("=")[2] for pair in pairs]
-        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
-            pressure[kind] = [float(value) for value in values]
+        with suppress(ValueError):  # of a kernel that writes it otherwise
+            kind, *pairs = line.split()
+            values = [float(pair.partition("=")[2]) for pair in pairs]
+            if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
+                pressure[kind] = values
     return pressure or None
 
 
-# The files' places are constant while a worker runs, and finding them costs more than reading them.
+# The files' places are constant while a process runs, and finding them costs more than reading them.
 @functools.lru_cache(maxsize=8)
 def group_files(root: Path) -> GroupFiles | None:
+    return _find_groups(root, "self")
+
+
+def _find_groups(root: Path, pid: int | str) -> GroupFiles | None:
     mounts = list(read_mounts(root))
     tops = {
         1: [mount for mount in mounts if mount.kind == "cgroup" and "memory" in mount.options.split(",")],
@@ -144,7 +150,7 @@ def group_files(root: Path) -> GroupFiles | None:
     }
     # A hybrid machine mounts both versions; memory is then with version 1, which has the controller's name.
     for files in (_VERSION_1, _VERSION_2):
-        for line in lines_of(root / "proc/self/cgroup"):
+        for line in lines_of(root / f"proc/{pid}/cgroup"):
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if "memory" in controllers.split(",") if files.version == 1 else controllers == "":
                 for mount in tops[files.version]:

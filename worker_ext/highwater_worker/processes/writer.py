@@ -37,7 +37,8 @@ SECONDS = 1.0
 _SELDOM_SECONDS = 10.0
 """The time between two looks at the container by a process that is not the first one, at other processes and at the
 role, which changes as a process starts others."""
-_SHM_SECONDS = 5.0
+_SHM_SECONDS, _SHM_SPARED = 10.0, 500.0
+"""The time between two looks at `/dev/shm`, and how many times the CPU time of one passes at least until the next."""
 _STOP_SECONDS = 1.0
 """The time that an end waits for the thread, which the disk may hold."""
 _EARLY = 100
@@ -108,6 +109,7 @@ class ProcessWriter:
         self._failures = 0
         self._kills: int | None = None
         self._ends_in_order = False
+        self._shm_cpu_seconds = 0.0
         self._stopped = Event()
         self._thread: Thread | None = None
         self.pid = os.getpid()
@@ -140,6 +142,10 @@ class ProcessWriter:
                     self._ends_in_order = True
                     atexit.register(self.stop)
                     Finalize(None, self.stop, exitpriority=_EARLY)
+                    self._update_role()
+                    if self._is_first:
+                        with suppress(RuntimeError):  # then nothing is known of `/dev/shm`
+                            Thread(target=self._watch_shm, name="highwater-shm", daemon=True).start()
                 if not self.write():
                     break
         finally:
@@ -216,18 +222,30 @@ class ProcessWriter:
             "descriptors_limit": descriptors_limit(),
             "cgroup": container,
             "cost_ms": self._last_cost_ms,
-            "cpu_seconds": round(time.thread_time(), 6),
+            "cpu_seconds": round(time.thread_time() + self._shm_cpu_seconds, 6),
             "failures": self._failures,
         }
         if self._engine:
             record["engine"] = self._engine
         if self._is_first:
-            record["shm"] = self._every("shm", _SHM_SECONDS, now, lambda: read_shm(self._shm))
+            record["shm"] = self._kept.get("shm")
             record["machine"] = self._every("machine", _SELDOM_SECONDS, now, lambda: read_machine(self._root))
             record["others"] = self._every(
                 "others", _SELDOM_SECONDS, now, lambda: list_processes(_writers(self.folder), self._root)
             )
         return record
+
+    def _watch_shm(self) -> None:
+        """Look at `/dev/shm` until `stop`: the body of a thread of its own.
+
+        It reads what every process has mapped, page by page, and may wait for the interpreter after each.
+        """
+        while True:
+            self._every("shm", 0.0, self._clock(), lambda: read_shm(self._shm, f"{self._root}/proc"))
+            before, self._shm_cpu_seconds = self._shm_cpu_seconds, time.thread_time()
+            spared = _SHM_SPARED * (self._shm_cpu_seconds - before)
+            if self._stopped.wait(max(_SHM_SECONDS, spared)):
+                return
 
     @cached_property
     def _constant(self) -> dict[str, Any]:

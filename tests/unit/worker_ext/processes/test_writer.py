@@ -98,6 +98,42 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
     assert "anonymous_bytes" not in said
 
 
+def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_path, monkeypatch):
+    """It reads hundreds of pages; what is written each second does not wait for it."""
+    monkeypatch.setattr(writer_module, "SECONDS", 0.05)
+    one = ProcessWriter(tmp_path / "ring", shm=str(tmp_path))
+    assert one.record(1.0)["shm"] is None
+    one.start()
+    deadline = time.monotonic() + 60.0
+    while (shm := one.record(2.0)["shm"]) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    one.stop()
+    assert {"device", "size", "owners", "unlinked", "left_over", "not_known", "mono"} <= shm.keys()
+
+
+@pytest.mark.parametrize(("cpu_seconds", "pause"), [(0.001, 10.0), (0.1, 50.0)])
+def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path, monkeypatch, cpu_seconds, pause):
+    """However many processes there are, and however much they have mapped."""
+    one, pauses = ProcessWriter(tmp_path, shm=str(tmp_path)), []
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(thread_time=lambda: cpu_seconds))
+    one._stopped = SimpleNamespace(wait=lambda seconds: pauses.append(seconds) or True)
+    one._watch_shm()
+    assert pauses == [pause]
+
+
+def test_without_a_second_thread_nothing_is_known_of_shared_memory(tmp_path, monkeypatch):
+    """The process's own figures are written all the same."""
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(writer_module.Thread, "start", start)
+    one, is_over = ProcessWriter(tmp_path), iter([False, False, True])
+    one._stopped = SimpleNamespace(wait=lambda _: next(is_over), set=lambda: None)
+    one.run()
+    assert (one.record(1.0)["shm"], one._failures, one._file._written) == (None, 0, 2)
+
+
 def test_text_that_is_too_long_costs_the_rest_and_not_the_process(tmp_path, monkeypatch):
     """The file has a fixed size."""
     row = {"pid": 1, "name": "x" * 900}
@@ -158,7 +194,8 @@ def wait_for_file(folder, wanted):
 
 def _child(folder, done):
     found = wait_for_file(folder, 2)
-    done.put([parsed(path)[1]["role"] for path in found if f"-{os.getpid()}-" in path.name])
+    said = [parsed(path)[1] for path in found if f"-{os.getpid()}-" in path.name]
+    done.put([(one["role"], "shm" in one) for one in said])
 
 
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
@@ -169,7 +206,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, monkeypatch):
     done = context.Queue()
     child = context.Process(target=_child, args=(tmp_path / "ring", done), name="EngineCore_DP3")
     child.start()
-    assert done.get(timeout=60) == ["engine_core"]
+    assert done.get(timeout=60) == [("engine_core", False)]
     child.join()
     assert any(f"-{os.getpid()}-" in path.name for path in wait_for_file(tmp_path / "ring", 1))
 
