@@ -386,6 +386,16 @@ def _exposure(facts: SetupFacts) -> _Judged:
     return "warn", text, "start vLLM with --host 127.0.0.1 beside the sidecar, or fence the port"
 
 
+def _grpc(facts: SetupFacts) -> _Judged:
+    is_served = part(part(facts.host, "reading"), "engine").get("grpc")
+    if is_served is True:
+        text = "vLLM serves gRPC too (--grpc-port): no gate holds those requests, so a safe reset may fail them"
+        return "warn", text, "leave --grpc-port off, or keep it to loopback; see docs/security.md"
+    if is_served is False:
+        return "ok", "the engine's command line opens no gRPC port"
+    return "skip", "not known: no worker reports a command line of vLLM's; a gRPC port would go round the sidecar"
+
+
 def _incidents(facts: SetupFacts) -> _Judged:
     if facts.incidents.get("problem"):
         return "fail", str(facts.incidents["problem"]), "let the sidecar write to incidents.folder"
@@ -432,5 +442,6 @@ SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
     "control": _control,
     "transport": _transport,
     "exposure": _exposure,
+    "gRPC": _grpc,
     "incidents": _incidents,
 }

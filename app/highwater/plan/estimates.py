@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from highwater.plan import ascend
@@ -25,6 +25,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
+from highwater.plan.images import largest_item
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.readings.versions import Release
@@ -35,9 +36,10 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model's config.json, and the tensors of its checkpoint's files; None where there are no files."""
+    """A model's config.json, preprocessor_config.json, and the tensors of its checkpoint's files; None: no files."""
 
     config: ConfigJson
+    preprocessor: ConfigJson = field(default_factory=dict)
     tensors: tuple[Tensor, ...] | None = None
 
 
@@ -95,12 +97,14 @@ def estimate_start(
     generation: Generation,
     measured_start: MeasuredStart | None = None,
     *,
+    smallest: EngineFlags | None = None,
     stage: int = 0,
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
-    ``flags`` have vLLM's defaults filled in, and `device_bytes`. Parts are those of ``measured_start`` where its flags
-    were the same. ``stage`` is the pipeline stage of the rank, from 0.
+    ``flags`` have vLLM's defaults filled in, and `device_bytes`; ``smallest`` those of the card with the smallest steps
+    that it may be; None: the same. Parts are those of ``measured_start`` where its flags were the same. ``stage`` is
+    the pipeline stage of the rank, from 0.
 
     Raises:
         PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
@@ -116,6 +120,8 @@ def estimate_start(
     requested = requested_bytes(total, utilization, release, flags.platform)
     weights = weights_of(model, flags, release, stage)
     activation = activation_peak(model, flags, release)
+    if smallest is not None:
+        activation = replace(activation, low=min(activation.low, activation_peak(model, smallest, release).low))
     non_torch, graphs = non_torch_increase(flags, release), graph_memory(model, flags)
     if measured_start is not None and _is_comparable(measured_start, model, flags, release, weights):
         start, why = measured_start, f"measured by a start of vLLM {measured_start.version}"
@@ -126,8 +132,13 @@ def estimate_start(
         if start.graphs_bytes is not None and start.max_num_seqs == flags.max_num_seqs:
             graphs = measured(start.graphs_bytes, why)
     subtracted = subtracts_graphs(release, flags.platform)
-    taken = add((weights, activation, non_torch, *((graphs,) if subtracted else ())), "what a start takes")
+    others = exact(flags.in_use_bytes or 0, "in use by others, which this version counts off")
+    counted = (*((graphs,) if subtracted else ()), *((others,) if counts_others(release, flags.platform) else ()))
+    taken = add((weights, activation, non_torch, *counted), "what a start takes")
     available = _available(requested, taken, flags, release)
+    if flags.in_use_bytes and total - requested - flags.in_use_bytes < non_torch.high:
+        # The start is refused if the engine's own context, made before it looks, takes more than that.
+        available = replace(available, low=0, grade="estimated")
     return StartBudget(
         total_bytes=total,
         requested_bytes=requested,
@@ -147,8 +158,16 @@ def subtracts_graphs(release: Release, platform: str) -> bool:
     return release in ascend.SUBTRACTS_GRAPHS if platform == "ascend" else release >= (0, 20)
 
 
+def counts_others(release: Release, platform: str) -> bool:
+    """Return whether what others have in use is taken off the KV cache; else a start is refused that it leaves no room.
+
+    vllm 0.11.0 v1/worker/gpu_worker.py:185, vllm 0.32.0 v1/worker/utils.py:716.
+    """
+    return platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD
+
+
 def formula(release: Release, platform: str) -> str:
-    if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
+    if counts_others(release, platform):
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
     if release < (0, 27) or platform == "ascend":
         words = "requested - (weights + torch peak increase + non-torch increase)"
@@ -239,7 +258,7 @@ def activation_peak(model: ModelFacts, flags: EngineFlags, release: Release) -> 
     hidden = whole(text, "hidden_size", "n_embd", "d_model")
     state = tokens * hidden * element
     logits = _bytes_per_logit(release, flags.platform).times(sequences * whole(text, "vocab_size"))
-    encoder_output, encoder_peak = _encoder(model.config, flags, release, hidden, element)
+    encoder_output, encoder_peak = _encoder(model, flags, release, hidden, element)
     held = _Range(1.0, 1.6, 3.0).times(state).plus(_Range(16 * MIB, 44 * MIB, 128 * MIB)).plus(encoder_output)
     sampling = logits.plus(held).plus(_Range(0, *_expert_buffers(text, flags, tokens, element)))
     passing = _layer_peak(text, flags, tokens, hidden, element).plus(encoder_output)
@@ -281,26 +300,36 @@ def _expert_buffers(text: ConfigJson, flags: EngineFlags, tokens: int, element: 
 
 
 def _encoder(
-    config: ConfigJson, flags: EngineFlags, release: Release, hidden: int, element: int
+    model: ModelFacts, flags: EngineFlags, release: Release, hidden: int, element: int
 ) -> tuple[_Range, _Range]:
-    """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass."""
-    tower = config.get("vision_config")
+    """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass.
+
+    It is profiled with as many of the largest items as the larger of a step and one item holds
+    (v1/core/encoder_cache_manager.py: compute_mm_encoder_budget).
+    """
+    item = largest_item(model.config, model.preprocessor, flags.limit_mm_per_prompt or {})
     nothing = _Range(0, 0, 0)
-    if not isinstance(tower, Mapping):
+    # vllm-ascend did not profile it (model_runner_v1.py: profile_run): what it takes later is in no budget.
+    if item == 0 or (flags.platform == "ascend" and release in ascend.SKIPS_ENCODER):
         return nothing, nothing
-    if flags.platform == "ascend" and release in ascend.SKIPS_ENCODER:
-        # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
-        return nothing, nothing
-    tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
-    merge = 16 if architecture(config).startswith("Gemma3") else whole(tower, "spatial_merge_size", default=2) ** 2
+    described = model.config.get("vision_config")
+    tower = described if isinstance(described, Mapping) else {}
+    step = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
+    tokens = max(step, item or 0)
+    is_gemma3 = architecture(model.config).startswith("Gemma3")
+    merge = 16 if is_gemma3 else whole(tower, "spatial_merge_size", default=2) ** 2
     patches = tokens * merge
     levels = 1 + len(entries(tower, "deepstack_visual_indexes"))
     pixels = patches * 3 * whole(tower, "patch_size", default=14) ** 2 * whole(tower, "temporal_patch_size", default=1)
     outputs = tokens * hidden * levels * element
+    if item and release < (0, 13):
+        outputs *= tokens // item  # each was padded to all of them (0.11.0, v1/worker/gpu_model_runner.py:3374)
     width = whole(tower, "hidden_size", "embed_dim", default=1024)
     inner = whole(tower, "intermediate_size", default=4 * width) / flags.tensor_parallel_size
     one_pass = patches * element * 2 * (width + inner)
     held = _Range(0, outputs + pixels * element, 1.5 * (outputs + pixels * element) + 256 * MIB)
+    if item is None:
+        held = replace(held, high=flags.device_bytes or 0)  # no more is there
     return held, _Range(0, one_pass, 2 * one_pass).plus(held)
 
 

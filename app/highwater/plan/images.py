@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
@@ -21,6 +22,37 @@ class ImageTokens:
     embeddings: int  # in the encoder cache
     # In the KV cache: the embeddings, and the marks around and between them.
     prompt_tokens: int
+
+
+# Families whose largest item is an image, of a size that does not depend on its shape.
+_IMAGES_ONLY: Final = frozenset({"gemma3", "llava", "mistral3", "paligemma"})
+_ENCODERS: Final = ("vision_config", "audio_config", "audio_encoder_config", "img_processor")
+_LARGEST_SIDE: Final = 9_999_999  # vLLM's own, in get_image_size_with_most_features
+
+
+def largest_item(config: ConfigJson, preprocessor: ConfigJson, limits: ConfigJson) -> int | None:
+    """Return the embeddings of the largest item, with which a start profiles the encoder; 0: it has none to profile.
+
+    ``limits`` is `--limit-mm-per-prompt`. None where these files do not say it: that of a video or a sound follows from
+    rules that differ by model and version, and a video may be larger than the maximum length.
+    """
+
+    def is_allowed(modality: str) -> bool:
+        limit = limits.get(modality)
+        return (limit.get("count") if isinstance(limit, Mapping) else limit) != 0
+
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    if all(part.get(key) is None for part in parts for key in _ENCODERS):
+        return 0
+    family = str(config.get("model_type", ""))
+    takes_squares = _FAMILIES.get(family) not in (None, _tiles)
+    if not takes_squares or (family not in _IMAGES_ONLY and is_allowed("video")):
+        return None
+    try:
+        embeddings = image_tokens(config, preprocessor, _LARGEST_SIDE, _LARGEST_SIDE).embeddings
+    except PlanError:
+        embeddings = None
+    return embeddings if is_allowed("image") else 0
 
 
 def takes_images(config: ConfigJson) -> bool:

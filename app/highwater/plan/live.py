@@ -56,6 +56,8 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
     changed = _changes(engine.flags, requested)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
+    if engine.limits.max_encoder_tokens == engine.limits.max_num_batched_tokens:  # it follows them
+        limits = replace(limits, max_encoder_tokens=limits.max_num_batched_tokens)
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise PlanError(
             f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from highwater.plan import ascend
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
-from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
+from highwater.plan.estimates import (
+    MeasuredStart,
+    ModelFacts,
+    StartBudget,
+    counts_others,
+    estimate_start,
+    requested_bytes,
+)
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
@@ -20,12 +28,19 @@ from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.resolve import Resolved, resolve, speculative_method
+from highwater.plan.resolve import Resolved, default_share, resolve, speculative_method
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
 from highwater.readings.versions import NEWEST_TESTED, text_of
+from highwater.units import size_text
 
 DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
+PREPROCESSOR: Final = "preprocessor_config.json"
+UNKNOWN_ITEM: Final = (
+    "No lower bound: a start profiles the encoder with the largest image, video or sound, whose size these files do not"
+    " say. --limit-mm-per-prompt '{\"video\": 0}' beside a preprocessor_config.json, --measured or"
+    " --kv-cache-memory-bytes settles it."
+)
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
 # ModelOpt up to 0.29 describes its quantization there (transformers_utils/config.py); later ones in the config.json.
@@ -88,6 +103,13 @@ def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**described, "quant_method": "modelopt_fp4" if algorithm == "NVFP4" else "modelopt"}
 
 
+def read_preprocessor(place: str) -> Mapping[str, Any]:
+    """Return the file beside a config.json, or in its folder; empty without one. Raises PlanError as `read_config`."""
+    path = Path(place)
+    path = (path if path.is_dir() else path.parent) / PREPROCESSOR
+    return read_object(path, MAX_CONFIG_BYTES, f"a model's {PREPROCESSOR}") if path.exists() else {}
+
+
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:
     """Return the tensors of the checkpoint in a folder, from the headers of its files; None if it has no such files."""
     folder = Path(place)
@@ -99,10 +121,11 @@ def plan_offline(
     flags: EngineFlags,
     version: str = DEFAULT_VERSION,
     *,
+    preprocessor: Mapping[str, Any] = MappingProxyType({}),
     tensors: tuple[Tensor, ...] | None = None,
     measured: MeasuredStart | None = None,
 ) -> OfflinePlan:
-    """Plan a command line for a model, of this config.json.
+    """Plan a command line for a model, of this config.json and ``preprocessor``, its preprocessor_config.json.
 
     ``tensors`` of the checkpoint's files give the weights of a device's budget; None: they are estimated. What an
     earlier start ``measured`` replaces estimates where its flags were the same.
@@ -115,7 +138,8 @@ def plan_offline(
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
-    left = _left(ModelFacts(config=values, tensors=tensors), resolved, generation, measured, stages=len(layers))
+    facts = ModelFacts(config=values, preprocessor=preprocessor, tensors=tensors)
+    left = _left(facts, resolved, generation, measured, stages=len(layers))
     pool = _pool(layers, left.available, resolved.limits, generation)
     notes = [generation.note] if generation.note else []
     notes += [*resolved.notes, *left.notes, *dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)]
@@ -147,17 +171,48 @@ def _left(
     facts: ModelFacts, resolved: Resolved, generation: Generation, measured: MeasuredStart | None, *, stages: int
 ) -> _Left:
     flags = resolved.given
+    notes, is_refused = _beside_others(flags, generation)
+    if is_refused:
+        return _Left(available=[0] * stages, notes=notes)
     if flags.kv_cache_memory_bytes is not None:
-        return _Left(available=[flags.kv_cache_memory_bytes] * stages)
+        return _Left(available=[flags.kv_cache_memory_bytes] * stages, notes=notes)
     if flags.device_bytes is None:
         return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
     if speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None:
         return _unknown("the weights and the activation of a drafter are not counted in the budget of a device")
     try:
-        budgets = [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]
+        budgets = [
+            estimate_start(facts, resolved.flags, generation, measured, smallest=resolved.smallest, stage=stage)
+            for stage in range(stages)
+        ]
     except PlanError as exc:
         return _unknown(str(exc))
-    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets)
+    if any(stage.activation.high >= stage.total_bytes for stage in budgets):
+        notes = (*notes, UNKNOWN_ITEM)
+    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets, notes=notes)
+
+
+def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[str, ...], bool]:
+    """Return what the memory that others have in use does to a start, and whether it is refused for that."""
+    used, total = flags.in_use_bytes, flags.device_bytes
+    if used is None:
+        return (), False
+    if total is None or flags.platform == "cpu":
+        raise PlanError("--in-use: it is of a card, whose memory is needed: give --device")
+    version, release = generation.version, generation.release[:2]
+    share = default_share(generation.release) if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
+    wanted = requested_bytes(total, share, release, flags.platform)
+    left = total - used - wanted
+    if counts_others(release, flags.platform):
+        return (f"vLLM {version} takes the {size_text(used)} in use by others off the KV cache.",), False
+    if left < 0:
+        text = f"vLLM {version} refuses to start: {size_text(total - used)} of the card are free beside others, and"
+        return (f"{text} its share of {share} is {size_text(wanted)}.",), True
+    return (
+        f"Others have {size_text(used)} of the card in use, which vLLM {version} does not take off the KV cache; beside"
+        f" them and a share of {size_text(wanted)} {size_text(left)} are left. This engine's graphs and contexts,"
+        " and whatever the others take later, come from that; if the contexts alone are more, the start is refused.",
+    ), False
 
 
 def _unknown(why: str) -> _Left:

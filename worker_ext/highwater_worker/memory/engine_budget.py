@@ -20,6 +20,7 @@ from typing import Any
 from highwater_worker.attributes import first_of, flag, fraction, look_up, short_text, text, whole
 from highwater_worker.errors import Notes, printable
 from highwater_worker.identity import parallel_size
+from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.kv_cache import describe_groups, describe_layers
 from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED
 from highwater_worker.memory.start_phases import StartPhases
@@ -33,7 +34,6 @@ ENVIRONMENT = (
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
-_MAX_MODALITIES = 8
 
 
 def _short(value: object) -> str | None:
@@ -101,7 +101,7 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "memory": _memory(worker, start, notes),
         "kv_cache": _kv_cache(worker, start, notes),
         "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
-        "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
+        "encoder": notes.attempt("encoder", lambda: _encoder(worker, start)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
         "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
         "notes": notes.as_list(),
@@ -172,29 +172,20 @@ def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
     return max(known) if is_packed else sum(known)
 
 
-def _encoder(worker: object) -> dict[str, Any] | None:
+def _encoder(worker: object, start: StartPhases | None) -> dict[str, Any] | None:
     runner = look_up(worker, "model_runner")
-    budget = look_up(runner, "mm_budget")
+    budget = encoder_budget(worker, start)
     if not budget:
         return None
     model = look_up(runner, "model")
     tower = look_up(model, "visual", "out_hidden_size") or look_up(model, "vision_tower", "out_hidden_size")
     return {
-        "compute_budget": whole(look_up(budget, "encoder_compute_budget")),
-        "cache_size": whole(look_up(budget, "encoder_cache_size")),
-        # Renamed in 0.15; each is a mapping by modality.
-        "max_tokens_per_item": _by_modality(budget, "mm_max_toks_per_item", "max_tokens_by_modality"),
-        "max_items_per_prompt": _by_modality(budget, "mm_max_items_per_prompt", "max_items_per_prompt_by_modality"),
-        "max_items_per_batch": _by_modality(budget, "mm_max_items_per_batch", "max_items_per_batch_by_modality"),
-        "embed_width": whole(tower) or whole(look_up(runner, "inputs_embeds_size")),
+        **budget,
+        "embed_width": whole(tower)
+        or first_of(runner, "inputs_embeds_size", "model_state.encoder_runner.hidden_size", convert=whole),
         "embed_bytes": whole(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
         "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=flag),
     }
-
-
-def _by_modality(budget: object, *names: str) -> dict[str, int | None] | None:
-    counts = first_of(budget, *names, convert=lambda value: value if isinstance(value, dict) else None)
-    return None if counts is None else {str(key)[:20]: whole(counts[key]) for key in list(counts)[:_MAX_MODALITIES]}
 
 
 def _architecture(worker: object) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
     Entry,
-    capacity_embeds,
     entry_bytes,
     moves,
     needed_hashes,
@@ -58,6 +57,6 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
         "storages": len(sharers),
         "device_bytes": figures.get("device_bytes", 0),
         "host_bytes": figures.get("host_bytes", 0),
-        "capacity_embeds": None if entries is None else capacity_embeds(worker),
+        "capacity_embeds": figures.get("capacity_embeds"),
         **moves(ledger),
     }

@@ -15,7 +15,6 @@ from highwater_worker.devices import Device
 from highwater_worker.devices.host import HostMemory
 from highwater_worker.encoder_cache.encoder_outputs import (
     Entry,
-    capacity_embeds,
     entry_bytes,
     entry_embeds,
     find_encoder_cache,
@@ -25,6 +24,7 @@ from highwater_worker.encoder_cache.encoder_outputs import (
 )
 from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import printable
+from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.storages import Storage
 from highwater_worker.recorder.ring import MAX_ROWS, ROW
 from highwater_worker.spill.mover import HostCopies
@@ -112,7 +112,7 @@ class EncoderIndex:
         oldest = None if self._oldest_seen_at is None else round(max(self._now - self._oldest_seen_at, 0.0), 3)
         return {
             **self._figures,
-            "capacity_embeds": capacity_embeds(worker),
+            "capacity_embeds": encoder_budget(worker, state_of(worker).start).get("cache_size"),
             "oldest_age_seconds": oldest,
             "restore_reserve_bytes": restore_reserve_bytes(worker),
             **moves(ledger),
