@@ -104,10 +104,8 @@ def estimate_start(
 
     ``flags`` have vLLM's defaults filled in, and `device_bytes`; ``smallest`` those of the card with the smallest steps
     that it may be; None: the same. Parts are those of ``measured_start`` where its flags were the same. ``stage`` is
-    the pipeline stage of the rank, from 0.
-
-    Raises:
-        PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
+    the pipeline stage of the rank, from 0. Raises PlanError: a flag that is needed is missing, or the model's weights
+    cannot be derived.
     """
     if flags.platform == "cpu":
         raise PlanError(

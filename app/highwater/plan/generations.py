@@ -129,10 +129,8 @@ def generation_of(version: str) -> Generation:
     """Return the rules of a version.
 
     A version that is newer than those that were read gets the newest rules and a note; so does a development version,
-    whose sources lie between two releases.
-
-    Raises:
-        PlanError: The version is not understood, or older than the oldest known.
+    whose sources lie between two releases. Raises PlanError: the version is not understood, or older than the oldest
+    known.
     """
     release, suffix = _parse(version)
     if release < OLDEST_KNOWN:

@@ -54,8 +54,7 @@ class LayerGroup:
 def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tuple[LayerGroup, ...]:
     """Divide the layers of a whole model, of all its pipeline stages, into groups.
 
-    Raises:
-        PlanError: vLLM of this version cannot serve these layers together.
+    Raises PlanError: vLLM of this version cannot serve these layers together.
     """
     for name, spec in layers.items():
         if not spec.kind:

@@ -64,11 +64,8 @@ def takes_images(config: ConfigJson) -> bool:
 def image_tokens(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count the tokens of an image of a width and height in pixels, at least one each.
 
-    ``preprocessor`` is the preprocessor_config.json; empty where the folder has none.
-
-    Raises:
-        PlanError: The family is not known, a key that its rule needs is missing or makes no sense, or the family
-            refuses an image of this shape.
+    ``preprocessor`` is the preprocessor_config.json; empty where the folder has none. Raises PlanError: the family is
+    not known, a key that its rule needs is missing or makes no sense, or the family refuses an image of this shape.
     """
     family = str(config.get("model_type", ""))
     count = _FAMILIES.get(family)

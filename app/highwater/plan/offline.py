@@ -128,10 +128,8 @@ def plan_offline(
     """Plan a command line for a model, of this config.json and ``preprocessor``, its preprocessor_config.json.
 
     ``tensors`` of the checkpoint's files give the weights of a device's budget; None: they are estimated. What an
-    earlier start ``measured`` replaces estimates where its flags were the same.
-
-    Raises:
-        PlanError: vLLM would refuse it, or it follows a rule that is not modelled.
+    earlier start ``measured`` replaces estimates where its flags were the same. Raises PlanError: vLLM would refuse it,
+    or it follows a rule that is not modelled.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)

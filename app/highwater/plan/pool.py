@@ -121,8 +121,7 @@ def plan_pool(
 ) -> KvPool:
     """Size the KV cache of an engine from the layers of each worker, and its bytes for the KV cache.
 
-    Raises:
-        PlanError: vLLM of this version would refuse these layers, whatever the bytes.
+    Raises PlanError: vLLM of this version would refuse these layers, whatever the bytes.
     """
     if not workers or len(workers) != len(available_bytes):
         raise PlanError(f"available_bytes: {len(available_bytes)} figures for {len(workers)} workers; must be as many")

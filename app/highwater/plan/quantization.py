@@ -42,8 +42,7 @@ _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_
 def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
     """Return how a checkpoint is quantized, or vLLM does it at load by `--quantization`; None: not at all.
 
-    Raises:
-        PlanError: The scheme is unknown.
+    Raises PlanError: the scheme is unknown.
     """
     described = config.get("quantization_config") or text_config(config).get("quantization_config")
     if not isinstance(described, Mapping):

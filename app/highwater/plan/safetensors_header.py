@@ -38,8 +38,7 @@ _BITS = {
 def checkpoint_tensors(folder: Path) -> tuple[Tensor, ...]:
     """Return every tensor of the safetensors files that vLLM would load from a folder; empty if it has no such file.
 
-    Raises:
-        PlanError: A file is missing, cut short, or is not a safetensors file.
+    Raises PlanError: a file is missing, cut short, or is not a safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(folder):

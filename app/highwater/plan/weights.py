@@ -275,10 +275,8 @@ def rotary_tables(config: ConfigJson, element: int) -> list[int]:
     """Return the sizes of the tables of cosines and sines that vLLM keeps beside the weights.
 
     One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
-    many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank.
-
-    Raises:
-        PlanError: ``rope_scaling`` is not an object.
+    many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank. Raises
+    PlanError: ``rope_scaling`` is not an object.
     """
     text = text_config(config)
     if any(key in text for key in ("n_positions", "word_embed_proj_dim")) or "num_attention_heads" not in text:

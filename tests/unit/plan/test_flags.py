@@ -112,7 +112,7 @@ def test_prefix_caching_is_on_by_default_but_for_hybrids_before_0_28(values: dic
     [(GRANITE, "0.27.1", "all"), (LFM2, "0.19.0", "align"), (GRANITE, "0.28.0", "align"), (LLAMA, "0.19.0", "none")],
 )
 def test_the_cache_mode_of_states_follows_model_and_version(values: dict[str, Any], version: str, mode: str):
-    """All states where the model can, until 0.27, else the last of each block (MambaModelConfig, run of 0.26 to 0.33)."""
+    """All states where the model can, until 0.27, else the last of each block (MambaModelConfig, run 0.26 to 0.33)."""
     assert resolved(values, version, enable_prefix_caching=True).limits.mamba_cache_mode == mode
     assert resolved(values, version, enable_prefix_caching=False).limits.mamba_cache_mode == "none"
 

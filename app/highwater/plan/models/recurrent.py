@@ -108,8 +108,7 @@ def nemotron_h(config: Config) -> tuple[Kept, ...]:
 def zamba2(config: Config) -> tuple[Kept, ...]:
     """Mamba 2 in every layer, and attention beside it in hybrid ones.
 
-    Raises:
-        PlanError: ``layers_block_type`` is missing or has other types.
+    Raises PlanError: ``layers_block_type`` is missing or has other types.
     """
     types = config.names("layers_block_type")
     if types is None:
@@ -136,8 +135,7 @@ def zamba2_head_size(config: Config) -> int:
 def gated_delta(config: Config) -> tuple[Kept, ...]:
     """A gated delta net or attention, layer by layer (Qwen3-Next, Qwen3.5, OLMo hybrid).
 
-    Raises:
-        PlanError: ``layer_types`` is missing or has other types.
+    Raises PlanError: ``layer_types`` is missing or has other types.
     """
     types = layer_types(config)
     if types is None:
@@ -183,8 +181,7 @@ def minimax(config: Config) -> tuple[Kept, ...]:
 def kimi_linear(config: Config) -> tuple[Kept, ...]:
     """Kimi's delta attention, and MLA in the layers that are not named for it (numbered from 1).
 
-    Raises:
-        PlanError: ``linear_attn_config`` is missing or invalid.
+    Raises PlanError: ``linear_attn_config`` is missing or invalid.
     """
     linear = config.mapping("linear_attn_config")
     named = linear.get("kda_layers")
