@@ -60,22 +60,13 @@ _STATUS: Final = (
 @click.argument("model", metavar="CONFIG_OR_DIR", required=False)
 @click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
-@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
+@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest that was tested]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option(
-    "--device",
-    "device_bytes",
-    callback=device_size_option,
-    metavar="SIZE",
+    "--device", "device_bytes", callback=device_size_option, metavar="SIZE",
     help="the memory of one card, such as 80GiB",
-)
-@click.option(
-    "--in-use",
-    "in_use_bytes",
-    callback=vllm_size_option,
-    metavar="SIZE",
-    help="what others have in use of the card when the engine starts",
-)
+)  # fmt: skip
+@_size("--in-use", "in_use_bytes", metavar="SIZE", help="what others have in use of it when the engine starts")
 @click.option(
     "--measured", type=click.Path(path_type=Path), metavar="FILE",
     help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",

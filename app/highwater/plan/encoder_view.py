@@ -14,7 +14,6 @@ from highwater.plan.budget import encoder_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Span, generation_of
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
-from highwater.readings.versions import Release
 
 # Model runner V2 profiles without the encoder (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702 with it).
 _V2_SKIPS_ENCODER: Final = Span((0, 25, 1), (0, 27))
@@ -53,6 +52,8 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     is_measured = held is not None and bool(held.embeds)
     size = encoder_bytes(budget, reading)
     batch = encoder.max_items_per_batch or {}
+    reason = unprofiled_by(budget, reading.device.type)
+    is_skipped = reason is not None or budget.kv_cache.given_bytes is not None
     return EncoderView(
         compute_budget=encoder.compute_budget,
         cache_size=encoder.cache_size,
@@ -64,26 +65,24 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         item_pixels=_pixels(budget.architecture, modality, tokens),
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
         profiled_items=None if modality is None else batch.get(modality),
-        is_profiled=_is_profiled(budget, reading.device.type),
-        unprofiled_by=unprofiled_by(budget, reading.device.type),
+        is_profiled=False if is_skipped else True if budget.memory.peak_activation_bytes is not None else None,
+        unprofiled_by=reason,
     )
-
-
-def _is_profiled(budget: EngineBudget, device_type: str | None) -> bool | None:
-    if budget.kv_cache.given_bytes is not None or unprofiled_by(budget, device_type) is not None:
-        return False
-    return True if budget.memory.peak_activation_bytes is not None else None
 
 
 def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnprofiledBy | None:
     """Return why a start of a multimodal model did not count the encoder; ``None``: it did, or that is not known."""
     limits = budget.limits
+    try:
+        release = generation_of(budget.vllm_version or "").release
+    except PlanError:
+        release = ()
     if budget.encoder is not None and budget.encoder.skips_profiling:
         return "skip_mm_profiling"
-    if limits is not None and limits.v2_runner and _release(budget.vllm_version) in _V2_SKIPS_ENCODER:
+    if limits is not None and limits.v2_runner and release in _V2_SKIPS_ENCODER:
         return "runner_v2"
     # One that has a peak on record has profiled it all the same.
-    is_old_npu = device_type == "npu" and ascend.skips_encoder(budget.vllm_version)
+    is_old_npu = device_type == "npu" and release in ascend.SKIPS_ENCODER
     return "vllm_ascend" if is_old_npu and budget.memory.peak_activation_bytes is None else None
 
 
@@ -97,13 +96,6 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
         sleep_mode=None if limits is None else limits.sleep_mode,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
     )
-
-
-def _release(version: str | None) -> Release:
-    try:
-        return generation_of(version or "").release
-    except PlanError:
-        return ()
 
 
 def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:

@@ -97,13 +97,13 @@ def estimate_start(
     generation: Generation,
     measured_start: MeasuredStart | None = None,
     *,
-    smallest: EngineFlags | None = None,
+    smallest_step: tuple[int, int] | None = None,
     stage: int = 0,
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
-    ``flags`` have vLLM's defaults filled in, and `device_bytes`; ``smallest`` those of the card with the smallest steps
-    that it may be; None: the same. Parts are those of ``measured_start`` where its flags were the same. ``stage`` is
+    ``flags`` have vLLM's defaults filled in, and `device_bytes`; ``smallest_step`` has the tokens and requests that the
+    card may have in place of those. Parts are those of ``measured_start`` where its flags were the same. ``stage`` is
     the pipeline stage of the rank, from 0. Raises PlanError: a flag that is needed is missing, or the model's weights
     cannot be derived.
     """
@@ -118,7 +118,8 @@ def estimate_start(
     requested = requested_bytes(total, utilization, release, flags.platform)
     weights = weights_of(model, flags, release, stage)
     activation = activation_peak(model, flags, release)
-    if smallest is not None:
+    if smallest_step is not None:
+        smallest = replace(flags, max_num_batched_tokens=smallest_step[0], max_num_seqs=smallest_step[1])
         activation = replace(activation, low=min(activation.low, activation_peak(model, smallest, release).low))
     non_torch, graphs = non_torch_increase(flags, release), graph_memory(model, flags)
     if measured_start is not None and _is_comparable(measured_start, model, flags, release, weights):
@@ -137,6 +138,11 @@ def estimate_start(
     if flags.in_use_bytes and total - requested - flags.in_use_bytes < non_torch.high:
         # The start is refused if the engine's own context, made before it looks, takes more than that.
         available = replace(available, low=0, grade="estimated")
+    nothing_left = (
+        f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
+        f" vLLM's share of the card ({gib_text(requested)}). A larger --gpu-memory-utilization,"
+        " --tensor-parallel-size or card is needed."
+    )
     return StartBudget(
         total_bytes=total,
         requested_bytes=requested,
@@ -146,7 +152,7 @@ def estimate_start(
         graphs=graphs,
         graphs_are_subtracted=subtracted,
         available=available,
-        refusal=None if available.bytes else _refusal(requested, taken),
+        refusal=None if available.bytes else nothing_left,
         formula=formula(release, flags.platform),
     )
 
@@ -186,14 +192,6 @@ def _available(requested: int, taken: Figure, flags: EngineFlags, release: Relea
         max(requested - taken.low, 0),
         taken.grade,
         f"the budget less what a start takes of it{ignored}",
-    )
-
-
-def _refusal(requested: int, taken: Figure) -> str:
-    return (
-        f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
-        f" vLLM's share of the card ({gib_text(requested)}). A larger --gpu-memory-utilization,"
-        " --tensor-parallel-size or card is needed."
     )
 
 
@@ -312,8 +310,7 @@ def _encoder(
         return nothing, nothing
     described = model.config.get("vision_config")
     tower = described if isinstance(described, Mapping) else {}
-    step = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
-    tokens = max(step, item or 0)
+    tokens = max(flags.max_num_batched_tokens or 0, item or 0)
     is_gemma3 = architecture(model.config).startswith("Gemma3")
     merge = 16 if is_gemma3 else whole(tower, "spatial_merge_size", default=2) ** 2
     patches = tokens * merge

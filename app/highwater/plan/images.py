@@ -95,9 +95,8 @@ def _fit_to_patches(
     return _with_marks(columns * rows)
 
 
-def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, _width: int, _height: int) -> ImageTokens:
     """Count for Gemma 3: as many for every image, unless its crops are switched on."""
-    del width, height
     if preprocessor.get("do_pan_and_scan"):
         raise PlanError(
             "do_pan_and_scan: true in preprocessor_config.json cuts an image into crops, which are not counted here; "
@@ -108,9 +107,8 @@ def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, width: int, heig
     return ImageTokens(embeddings=embeddings, prompt_tokens=embeddings + 4)
 
 
-def _every_patch(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _every_patch(config: ConfigJson, _preprocessor: ConfigJson, _width: int, _height: int) -> ImageTokens:
     """Count for PaliGemma: every patch of a square of fixed size."""
-    del preprocessor, width, height
     patches = _patches(_part(config, "vision_config"))
     return ImageTokens(embeddings=patches, prompt_tokens=patches)
 
@@ -135,9 +133,8 @@ def _llava(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int
     return ImageTokens(embeddings=taken, prompt_tokens=taken)
 
 
-def _rows_of_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _rows_of_patches(config: ConfigJson, _preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for Pixtral and Mistral 3: rows of patches of an image that is only ever made smaller."""
-    del preprocessor
     vision = _part(config, "vision_config")
     largest = _whole(vision, "image_size", "vision_config.")
     patch = _whole(vision, "patch_size", "vision_config.") * _whole(config, "spatial_merge_size", default=1)
@@ -149,9 +146,8 @@ def _rows_of_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, h
     return ImageTokens(embeddings=columns * rows, prompt_tokens=(columns + 1) * rows)
 
 
-def _tiles(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _tiles(config: ConfigJson, _preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for InternVL: tiles of a grid whose shape is nearest to the image's, and a thumbnail."""
-    del preprocessor
     vision = _part(config, "vision_config")
     size = _whole(config, "force_image_size", default=_whole(vision, "image_size", "vision_config."))
     patch = _whole(vision, "patch_size", "vision_config.")

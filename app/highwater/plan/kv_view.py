@@ -84,11 +84,17 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
-    flags = _flags(first)
+    flags, limits = _flags(first), first.budget.limits or EngineLimits()
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        _number(getattr(flags, name), name, first.name)
     return LiveEngine(
         layers=layers,
         available_bytes=available,
-        limits=_limits(first, flags),
+        limits=Limits.of(
+            flags,
+            max_encoder_tokens=limits.max_encoder_tokens or 0,
+            v2_model_runner=bool(limits.v2_runner),
+        ),
         flags=flags,
         version=first.budget.vllm_version,
         workers=tuple(workers),
@@ -163,13 +169,6 @@ def _flags(worker: LiveWorker) -> EngineFlags:
         mamba_cache_mode=kv.mamba_cache_mode,
         **parallel,
     )
-
-
-def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
-    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-        _number(getattr(flags, name), name, worker.name)
-    limits = worker.budget.limits or EngineLimits()
-    return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:

@@ -28,7 +28,7 @@ from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.resolve import Resolved, default_share, resolve, speculative_method
+from highwater.plan.resolve import SMALL_STEP, Resolved, resolve, share_of, speculative_method
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
 from highwater.readings.versions import NEWEST_TESTED, text_of
@@ -138,7 +138,10 @@ def plan_offline(
     layers = worker_layers(model, resolved, generation, draft.kept)
     facts = ModelFacts(config=values, preprocessor=preprocessor, tensors=tensors)
     left = _left(facts, resolved, generation, measured, stages=len(layers))
-    pool = _pool(layers, left.available, resolved.limits, generation)
+    # Any bytes do where they are not known: what one request needs does not depend on them.
+    limits, available = resolved.limits, left.available or [ANY_BYTES] * len(layers)
+    limits = limits if left.available is not None else replace(limits, num_gpu_blocks_override=None)
+    pool = plan_pool(layers, available, limits, generation)
     notes = [generation.note] if generation.note else []
     notes += [*resolved.notes, *left.notes, *dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)]
     return OfflinePlan(
@@ -149,7 +152,7 @@ def plan_offline(
         pool=pool,
         available_bytes=left.available,
         budget=left.budgets[pool.binding_worker] if left.budgets else None,
-        notes=(*notes, *_platform_notes(flags, generation, pool)),
+        notes=(*notes, *_platform_note(flags, generation, pool)),
         why_unknown=left.why_unknown,
         bounds=_bounds(layers, left.budgets, resolved.limits, generation),
     )
@@ -178,9 +181,10 @@ def _left(
         return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
     if speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None:
         return _unknown("the weights and the activation of a drafter are not counted in the budget of a device")
+    smallest = SMALL_STEP if resolved.assumes_a_card else None
     try:
         budgets = [
-            estimate_start(facts, resolved.flags, generation, measured, smallest=resolved.smallest, stage=stage)
+            estimate_start(facts, resolved.flags, generation, measured, smallest_step=smallest, stage=stage)
             for stage in range(stages)
         ]
     except PlanError as exc:
@@ -198,7 +202,7 @@ def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[st
     if total is None or flags.platform == "cpu":
         raise PlanError("--in-use: it is of a card, whose memory is needed: give --device")
     version, release = generation.version, generation.release[:2]
-    share = default_share(generation.release) if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
+    share = share_of(flags, generation)
     wanted = requested_bytes(total, share, release, flags.platform)
     left = total - used - wanted
     if counts_others(release, flags.platform):
@@ -218,13 +222,6 @@ def _unknown(why: str) -> _Left:
     return _Left(notes=(note,), why_unknown=why)
 
 
-def _pool(layers: Sequence[Layers], available: Sequence[int] | None, limits: Limits, generation: Generation) -> KvPool:
-    if available is not None:
-        return plan_pool(layers, available, limits, generation)
-    # Any bytes do: what one request needs does not depend on them.
-    return plan_pool(layers, [ANY_BYTES] * len(layers), replace(limits, num_gpu_blocks_override=None), generation)
-
-
 def _bounds(
     layers: Sequence[Layers], budgets: Sequence[StartBudget], limits: Limits, generation: Generation
 ) -> tuple[KvPool, KvPool] | None:
@@ -237,36 +234,27 @@ def _bounds(
     )
 
 
-def _platform_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
-    if flags.platform == "ascend":
-        return _ascend_notes(flags, generation, pool)
-    if flags.platform == "cpu" and flags.kv_cache_memory_bytes is not None:
-        return [_cpu_note(flags.kv_cache_memory_bytes, generation)]
-    return []
-
-
-def _ascend_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
-    """Return notes on what vllm-ascend does otherwise; raises PlanError where its rule is not modelled."""
-    release = generation.release[:2]
-    if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:
+def _platform_note(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
+    """Return what another platform does with given bytes; raises PlanError where its rule is not modelled."""
+    version, release, given = generation.version, generation.release, flags.kv_cache_memory_bytes
+    if flags.platform == "ascend" and len(pool.groups) > 1 and release[:2] in ascend.SCALES_SEVERAL_GROUPS:
         raise PlanError(
-            f"--vllm-version: {generation.version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
+            f"--vllm-version: {version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
             f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
         )
-    if flags.kv_cache_memory_bytes is not None and release not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
+    if given is None:
+        return []
+    if flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
         return [
             "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
             " bytes as available."
         ]
-    return []
-
-
-def _cpu_note(given: int, generation: Generation) -> str:
-    """Return a CPU engine's use of `--kv-cache-memory-bytes` (v1/worker/cpu_worker.py, platforms/cpu.py)."""
-    if generation.release < (0, 20, 0):
-        return (
-            f"vLLM {generation.version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets"
-            f" VLLM_CPU_KVCACHE_SPACE, in whole GiB, 4 where it is not set. The plan is for a start with"
-            f" {given:,} bytes."
-        )
-    return "VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."
+    if flags.platform != "cpu":
+        return []
+    # v1/worker/cpu_worker.py, platforms/cpu.py
+    if release < (0, 20, 0):
+        return [
+            f"vLLM {version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets VLLM_CPU_KVCACHE_SPACE, in"
+            f" whole GiB, 4 where it is not set. The plan is for a start with {given:,} bytes."
+        ]
+    return ["VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."]

@@ -94,9 +94,6 @@ class _Check:
     available_bytes: int  # less what the version reserves
     needed_bytes: Callable[[int], int]
 
-    def is_passed(self, length: int) -> bool:
-        return 0 < self.available_bytes >= self.needed_bytes(length)
-
     def longest(self, max_model_len: int) -> int:
         return largest(max_model_len, lambda length: self.needed_bytes(length) <= self.available_bytes)
 
@@ -250,7 +247,7 @@ class _Sizing:
 
     def refusal(self, checks: Sequence[_Check]) -> Refusal | None:
         length = self.limits.max_model_len
-        check = next((check for check in checks if not check.is_passed(length)), None)
+        check = next((one for one in checks if not 0 < one.available_bytes >= one.needed_bytes(length)), None)
         if check is None:
             return None
         needed, available, longest = check.needed_bytes(length), check.available_bytes, check.longest(length)

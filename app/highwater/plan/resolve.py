@@ -25,7 +25,7 @@ from highwater.units import GIB
 LARGE_CARD_BYTES: Final = 70 * GIB
 LARGEST_CARD_BYTES: Final = 160 * GIB
 _A100_BYTES: Final = 80 * GIB  # a card with more is none
-_SMALL_STEP: Final = (2048, 256)  # tokens and requests
+SMALL_STEP: Final = (2048, 256)  # tokens and requests, of smaller cards and an A100
 _MAX_NUMBER: Final = 1 << 60
 ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
@@ -38,8 +38,7 @@ class Resolved:
     # Every flag with the value that vLLM would use; `gpu_memory_utilization` is None where the bytes of the KV
     # cache were given.
     flags: EngineFlags
-    # The same with the steps of an A100, where the card may be one; else as `flags`.
-    smallest: EngineFlags
+    assumes_a_card: bool  # the defaults of one step are for a card that nobody named
     release: Release
     limits: Limits
     elements: Elements
@@ -73,7 +72,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         max_model_len=length,
         max_num_batched_tokens=batched,
         max_num_seqs=requests,
-        gpu_memory_utilization=_utilization(flags, generation),
+        gpu_memory_utilization=None if flags.kv_cache_memory_bytes is not None else share_of(flags, generation),
         dtype=elements.model,
         kv_cache_dtype=elements.cache,
         block_size=blocks.attention,
@@ -85,14 +84,6 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         mamba_block_size=blocks.state,
         mamba_cache_mode=mode,
     )
-    smallest = filled
-    if _assumes_a_card(flags):
-        tokens, seats = _SMALL_STEP
-        smallest = replace(
-            filled,
-            max_num_batched_tokens=flags.max_num_batched_tokens or min(batched, tokens),
-            max_num_seqs=flags.max_num_seqs or min(requests, seats),
-        )
     v2_model_runner = _second_runner(flags, model, generation)
     if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
         why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
@@ -101,7 +92,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
     return Resolved(
         given=flags,
         flags=filled,
-        smallest=smallest,
+        assumes_a_card=_assumes_a_card(flags),
         release=generation.release,
         limits=Limits.of(
             filled,
@@ -223,7 +214,7 @@ def _batch_defaults(flags: EngineFlags, generation: Generation) -> tuple[int, in
         card = LARGE_CARD_BYTES if flags.platform == "cuda" else 0
     if card >= LARGEST_CARD_BYTES and generation.release >= (0, 28, 0):
         return 16384, 1024
-    return (8192, 1024) if card >= LARGE_CARD_BYTES else _SMALL_STEP
+    return (8192, 1024) if card >= LARGE_CARD_BYTES else SMALL_STEP
 
 
 def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) -> bool:
@@ -280,14 +271,10 @@ def _hybrid_manager(flags: EngineFlags, model: Model, generation: Generation) ->
     return not (chunked and (generation.release < (0, 14, 0) or speculative_method(flags) is not None))
 
 
-def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
-    if flags.kv_cache_memory_bytes is not None:
-        return None
-    return default_share(generation.release) if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
-
-
-def default_share(release: Release) -> float:
-    return 0.92 if release >= (0, 20, 0) else 0.9
+def share_of(flags: EngineFlags, generation: Generation) -> float:
+    """Return the share of the card that a start asks for, whatever sizes its KV cache."""
+    default = 0.92 if generation.release >= (0, 20, 0) else 0.9
+    return default if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
 
 
 def speculative_method(flags: EngineFlags) -> str | None:

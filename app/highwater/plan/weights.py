@@ -87,7 +87,8 @@ def _held(
         bits = element * 8 if tensor.floating else tensor.bits
         if scheme is not None and scheme.experts_only and bits < element * 8:
             high = round(high * _kernel_padding(text, tensor, ranks))
-        part = joined.setdefault(_joined_name(tensor.name), [0, 0])
+        names = (pattern.subn(replacement, tensor.name) for pattern, replacement in _JOINS)
+        part = joined.setdefault(next((text for text, count in names if count), tensor.name), [0, 0])
         part[0] += ceil_div(low * bits, 8)
         part[1] += ceil_div(high * bits, 8)
     # Four scales of one number each that every attention layer keeps for a quantized KV cache
@@ -250,11 +251,6 @@ _JOINS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"\.(?:gate_proj|up_proj|w1|w3)\."), ".gate_up_proj."),
     (re.compile(r"\.(?:q_a_proj|kv_a_proj_with_mqa)\."), ".fused_qkv_a_proj."),
 )
-
-
-def _joined_name(name: str) -> str:
-    joined = (pattern.subn(replacement, name) for pattern, replacement in _JOINS)
-    return next((text for text, count in joined if count), name)
 
 
 def _load_order(tensor: Tensor) -> tuple[int, int]:

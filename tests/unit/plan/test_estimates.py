@@ -132,7 +132,7 @@ def test_the_bounds_hold_for_the_smallest_steps_that_a_card_may_have() -> None:
     """An A100 has an H100's size, and 256 sequences in place of 1,024."""
     a100 = replace(FLAGS, max_num_batched_tokens=2048, max_num_seqs=256)
     model, generation = ModelFacts(config=LLAMA_8B), generation_of("0.19.0")
-    either = estimate_start(model, FLAGS, generation, smallest=a100).available
+    either = estimate_start(model, FLAGS, generation, smallest_step=(2048, 256)).available
     assert either.low <= estimate_start(model, FLAGS, generation).available.bytes <= either.high
     assert either.low <= estimate_start(model, a100, generation).available.bytes <= either.high
     assert estimate_start(model, FLAGS, generation).available.high < either.high

@@ -33,10 +33,7 @@ def _mamba1_form(intermediate: int, state: int, kernel: int) -> StateForm:
 def _mamba2_form(intermediate: int, sizes: Iterable[int], *, counts_drafts: bool = False) -> StateForm:
     """Return the state of a state space with heads (Mamba 2, Bamba, Nemotron-H, Falcon-H1, Granite 4, Zamba 2).
 
-    Args:
-        intermediate: The width of its input.
-        sizes: The groups, the heads, the size of a head, the size of a state, and the kernel of the convolution.
-        counts_drafts: The convolution keeps the tokens of a draft too.
+    ``counts_drafts``: the convolution, whose kernel is the last size, keeps the tokens of a draft too.
     """
     groups, heads, head, state, kernel = sizes
 
