@@ -65,7 +65,7 @@ class StartPhases:
         self.kv_layers: dict[str, Any] | None = None
         """The layers of the KV cache before they were grouped; None before the engine asked for them."""
         self.encoder_budget: dict[str, Any] | None = None
-        """What the encoder was profiled with by model runner V2, which does not keep it; None: that was not seen."""
+        """The limits that model runner V2 profiled the encoder with, and does not keep; None: that was not seen."""
         self._worker = weakref.ref(worker)
         self._ended = ended
         self._host_before: HostMemory | None = None
