@@ -20,7 +20,6 @@ def encoder_budget(worker: object, start: object) -> dict[str, Any]:
 
 
 def describe_budget(budget: object) -> dict[str, Any]:
-    """Describe vLLM's `MultiModalBudget`."""
     return {
         "compute_budget": whole(look_up(budget, "encoder_compute_budget")),
         "cache_size": whole(look_up(budget, "encoder_cache_size")),
