@@ -43,9 +43,9 @@ def _list_architectures(context: click.Context, parameter: click.Parameter, valu
 def _json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
     try:
         found = None if value is None else json.loads(value)
-    except (ValueError, RecursionError) as exc:
-        raise click.BadParameter(f"{value!r} is not JSON", context, parameter) from exc
-    if value is not None and not isinstance(found, dict):
+    except (ValueError, RecursionError):
+        found = value
+    if found is not None and not isinstance(found, dict):
         raise click.BadParameter(f"{value!r}; a JSON object is needed", context, parameter)
     return found
 

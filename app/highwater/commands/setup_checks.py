@@ -48,8 +48,6 @@ _NO_CONTROL_PATHS: _Judged = ("ok", "the engine has no control paths open: no cl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFacts:
-    """The facts to judge, as the sidecar reported them."""
-
     url: str  # the sidecar's
     now: float  # the sidecar's time, in Unix seconds
     report: Report

@@ -42,6 +42,9 @@ class ModelFacts:
     preprocessor: ConfigJson = field(default_factory=dict)
     tensors: tuple[Tensor, ...] | None = None
 
+    def largest_item(self, flags: EngineFlags) -> int | None:
+        return largest_item(self.config, self.preprocessor, flags.limit_mm_per_prompt or {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStart:
@@ -117,6 +120,11 @@ def estimate_start(
     release = generation.release[:2]
     requested = requested_bytes(total, utilization, release, flags.platform)
     weights = weights_of(model, flags, release, stage)
+    if "vision_config" in model.config and model.largest_item(flags) == 0:
+        # Most versions do not load the tower then (0.32.0, model_executor/models/interfaces.py: _mark_tower_model).
+        bare = ModelFacts(config={key: part for key, part in model.config.items() if key != "vision_config"})
+        low = min(weights.low, weights_of(bare, flags, release, stage).low)
+        weights = estimated(low, weights.bytes, weights.high, f"{weights.why}; without its vision tower at least")
     activation = activation_peak(model, flags, release)
     if smallest_step is not None:
         smallest = replace(flags, max_num_batched_tokens=smallest_step[0], max_num_seqs=smallest_step[1])
@@ -221,9 +229,6 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
     return estimated(weights.low, weights.bytes, round(weights.high * 1.02) + GIB, why)
 
 
-# --- activation peak ---
-
-
 @dataclass(frozen=True, slots=True)
 class _Range:
     low: float
@@ -303,7 +308,7 @@ def _encoder(
     It is profiled with as many of the largest items as the larger of a step and one item holds
     (v1/core/encoder_cache_manager.py: compute_mm_encoder_budget).
     """
-    item = largest_item(model.config, model.preprocessor, flags.limit_mm_per_prompt or {})
+    item = model.largest_item(flags)
     nothing = _Range(0, 0, 0)
     # vllm-ascend did not profile it (model_runner_v1.py: profile_run): what it takes later is in no budget.
     if item == 0 or (flags.platform == "ascend" and release in ascend.SKIPS_ENCODER):
@@ -326,9 +331,6 @@ def _encoder(
     if item is None:
         held = replace(held, high=flags.device_bytes or 0)  # no more is there
     return held, _Range(0, one_pass, 2 * one_pass).plus(held)
-
-
-# --- non-torch and graphs ---
 
 
 def non_torch_increase(flags: EngineFlags, release: Release) -> Figure:
@@ -366,8 +368,6 @@ def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
     why = f"graphs of {layers} layers; 0 with --enforce-eager"
     return estimated(round(0.2 * likely), round(likely), round(1.8 * likely), why)
 
-
-# --- an earlier start ---
 
 _SAME_MODEL = 0.02
 

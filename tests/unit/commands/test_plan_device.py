@@ -108,7 +108,7 @@ def test_an_encoder_of_unknown_size_is_said_and_settled_by_limits(folder: Path) 
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     assert "No lower bound" in output()
     assert "It fits" in output("--limit-mm-per-prompt", '{"video": 0}')
-    assert "is not JSON" in output("--limit-mm-per-prompt", "video=0")
+    assert "a JSON object is needed" in output("--limit-mm-per-prompt", "video=0")
     assert "a JSON object is needed" in output("--limit-mm-per-prompt", "[]")
 
 

@@ -105,6 +105,19 @@ def test_an_encoder_whose_largest_item_is_not_known_leaves_no_lower_bound(
     assert has_bound or available.low <= 6.28 * GIB <= available.high
 
 
+def test_without_images_and_videos_the_tower_may_not_be_loaded() -> None:
+    """The bounds have room for both: versions and models differ."""
+    generation = generation_of("0.32.0")
+    model = ModelFacts(config=QWEN3_VL_32B, tensors=implied_tensors(QWEN3_VL_32B))
+    flags = replace(FLAGS, limit_mm_per_prompt={"image": 0, "video": 0})
+    text = {key: part for key, part in QWEN3_VL_32B.items() if key != "vision_config"}
+
+    weights = estimate_start(model, flags, generation).weights
+    assert weights.grade == "estimated"
+    assert weights.high == estimate_start(model, FLAGS, generation).weights.high
+    assert weights.low <= estimate_start(ModelFacts(config=text), FLAGS, generation).weights.bytes < weights.bytes - GIB
+
+
 def test_the_largest_image_counts_where_it_is_larger_than_a_step() -> None:
     """16,384 embeddings, of whatever a step has."""
     pixels = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
