@@ -1,15 +1,9 @@
 """The parts of a device that a start takes before the KV cache: weights, activation peak, non-torch, graphs.
 
 Each part is what an earlier start of the same kind measured, or else an estimate between bounds with its reason. The
-sums and their rounding are those of vLLM's `determine_available_memory`, by version:
-
-- up to 0.26: `requested - (weights + torch peak increase + non-torch increase)`, `utils/mem_utils.py`.
-- from 0.27: `requested - (total consumed + transient peak headroom)`: what was allocated beside the weights before
-  profiling is counted too.
-- from 0.20 on the estimate of CUDA graphs is taken off as well (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since
-  0.18 and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
-- requested is `total * utilization`, rounded up from 0.14 on; on Ascend it is not rounded. Where less is free at the
-  start, the start is refused.
+sums and their rounding are those of vLLM's `determine_available_memory`, by version (`formula`, `requested_bytes`).
+From 0.20 on the estimate of CUDA graphs is taken off too (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since 0.18
+and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
 """
 
 from __future__ import annotations
@@ -129,6 +123,8 @@ def estimate_start(
     if smallest_step is not None:
         smallest = replace(flags, max_num_batched_tokens=smallest_step[0], max_num_seqs=smallest_step[1])
         activation = replace(activation, low=min(activation.low, activation_peak(model, smallest, release).low))
+        least = min(weights.low, weights_of(model, smallest, release, stage).low)
+        weights = replace(weights, low=least, grade=weights.grade if least == weights.low else "estimated")
     non_torch, graphs = non_torch_increase(flags, release), graph_memory(model, flags)
     if measured_start is not None and _is_comparable(measured_start, model, flags, release, weights):
         start, why = measured_start, f"measured by a start of vLLM {measured_start.version}"
@@ -181,7 +177,7 @@ def counts_others(release: Release, platform: str) -> bool:
 def formula(release: Release, platform: str) -> str:
     if counts_others(release, platform):
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
-    if release < (0, 27) or platform == "ascend":
+    if release < (0, 27) or platform == "ascend":  # utils/mem_utils.py
         words = "requested - (weights + torch peak increase + non-torch increase)"
     else:
         words = "requested - (consumed since the start + transient peak above it)"
@@ -222,9 +218,15 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
         weights = weights_from_files(model.config, model.tensors, ranks, quantization=flags.quantization, dtype=dtype)
     else:
         weights = weights_from_config(model.config, ranks, quantization=flags.quantization, dtype=dtype)
+    tower = model.config.get("vision_config")
+    if isinstance(tower, Mapping) and (levels := len(entries(tower, "deepstack_visual_indexes"))):
+        # Qwen3-VL keeps a step's embeddings for each (0.11.0 to 0.33.0, models/qwen3_vl.py: deepstack_input_embeds).
+        width = whole(text_config(model.config), "hidden_size") * element_bytes(dtype or model_dtype(model.config))
+        buffers = exact(levels * (flags.max_num_batched_tokens or 0) * width, "buffers of a step")
+        weights = add((weights, buffers), weights.why)
     if flags.platform != "ascend":
         return weights
-    # A start of Qwen3-VL-8B with two NPUs logged 9.19 where the tensors come to 8.43 GiB.
+    # One start is known: Qwen3-VL-8B with two NPUs logged 9.19 where this counts 9.18 GiB.
     why = f"{weights.why}; on Ascend, operators keep copies and tables of their own beside them"
     return estimated(weights.low, weights.bytes, round(weights.high * 1.02) + GIB, why)
 

@@ -105,6 +105,19 @@ def test_an_encoder_whose_largest_item_is_not_known_leaves_no_lower_bound(
     assert has_bound or available.low <= 6.28 * GIB <= available.high
 
 
+def test_the_weights_of_qwen3_vl_have_buffers_of_a_step() -> None:
+    """62.63 GiB were logged by 0.11.0 (vllm issue 27466), with 8,192 batched tokens; 62.40 are in the checkpoint."""
+    weights = estimate_start(ModelFacts(config=QWEN3_VL_32B), FLAGS, generation_of("0.11.0")).weights
+    assert weights.bytes / GIB == pytest.approx(62.63, abs=0.01)
+    files = ModelFacts(config=QWEN3_VL_32B, tensors=implied_tensors(QWEN3_VL_32B))
+    exact, either = (
+        estimate_start(files, FLAGS, generation_of("0.11.0"), smallest_step=step).weights
+        for step in (None, (2048, 256))
+    )
+    assert either.low == exact.low - 3 * 6144 * 5120 * 2
+    assert (either.bytes, either.high, either.grade) == (exact.bytes, exact.high, "estimated")
+
+
 def test_without_images_and_videos_the_tower_may_not_be_loaded() -> None:
     """The bounds have room for both: versions and models differ."""
     generation = generation_of("0.32.0")
