@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import cache_dir, ensure_environment
 from highwater.plan.oracle import Answers, Question, ask_oracle, differences
+from tests.engine.published import WITHOUT_WHEEL, source_tree_of
 from tests.engines import ALL_RECIPES
 from tests.kv_cases import plan, random_questions
 
@@ -43,6 +44,7 @@ BORROWED = {
     "0.29.0": "0.32.0",
     "0.30.0": "0.32.0",
     "0.31.0": "0.32.0",
+    "0.33.0": "0.32.0",
 }
 """Versions whose sources run in the environment of another."""
 _COMPLETE = "complete"
@@ -74,6 +76,8 @@ def disagreements(version: str, *, count: int, seed: int) -> list[str]:
 
 def _sources(version: str) -> Path:
     """Return the folder with a version's Python files; fetched once, some seconds and 100 MB each."""
+    if ("vllm", version) in WITHOUT_WHEEL:
+        return source_tree_of("vllm", version)
     folder = cache_dir() / f"sources-{version}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:

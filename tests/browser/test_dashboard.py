@@ -24,7 +24,7 @@ from tests.fakes.incident import evidence, rank, reading
 from tests.fakes.started import story, wire
 from tests.http.conftest import serving
 from tests.http.test_control_plane import TOKEN
-from tests.unit.host.recorded import reading
+from tests.unit.host.recorded import reading as host_reading
 
 GIB = 1024**3
 HOSTILE = "<img src=x onerror=window.pwned=1><script>window.pwned=1</script>&amp;"
@@ -239,7 +239,7 @@ class EngineWithHelpers(HostReader):
     """Reads host memory of an engine, three of whose processes have one name."""
 
     def read(self) -> HostReading:
-        given = reading()
+        given = host_reading()
         helper = ProcessMemory(role="other", name="other python3", pid=1, container="c", threads=2)
         three = [
             replace(helper, name=f"other python3 (pid {pid})", pid=pid, anonymous_bytes=pid * MIB, peak_bytes=pid * GIB)

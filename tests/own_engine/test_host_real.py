@@ -185,6 +185,11 @@ def test_the_rings_are_no_larger_than_the_rules_say(host):
     assert (caches.kind, caches.max_bytes) == ("lru", 4 * GIB)
 
 
+def test_that_no_grpc_port_is_open_is_known_by_the_command_line(host):
+    """Workers have that of the process that started them."""
+    assert reading_with(host, lambda one: one.engine is not None).engine.grpc is False
+
+
 def test_it_costs_the_processes_next_to_nothing(host):
     """The thread's share of a core over ten seconds, as the kernel counts it."""
     files = ProcessFiles(host.rings)

@@ -159,10 +159,20 @@ QWEN3_VL_8B: Final = _model(
 )  # fmt: skip
 
 
+QWEN3_VL_32B: Final = {
+    **QWEN3_VL_8B,
+    "vision_config": {**QWEN3_VL_8B["vision_config"], "out_hidden_size": 5120},
+    "text_config": {
+        **QWEN3_VL_8B["text_config"], "hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
+}  # fmt: skip
+
+
 def _gemma3(*sizes: int) -> Config:
     hidden, inner, layers, heads, kv_heads, width = sizes
     return _model(
-        "Gemma3ForConditionalGeneration", "gemma3",
+        "Gemma3ForConditionalGeneration", "gemma3", mm_tokens_per_image=256,
         vision_config={
             "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
             "patch_size": 14, "image_size": 896,

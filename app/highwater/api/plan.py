@@ -109,19 +109,14 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
     try:
         live = starts.live_engine(report)
         if body.wish is not None:
-            return _granted(live, body.wish, _cached_image(report))
+            granted = grant_live(live, parse_wish(body.wish), _cached_image(report))
+            # The plan of its flags, or of the engine as it runs where none were found.
+            chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
+            images = chosen.pop("limit_mm_per_prompt", {}).get("image")
+            return {**live_json(live, plan_live(live, chosen, images)), "wish": wish_json(granted)}
         return live_json(live, plan_live(live, flags, body.images_per_prompt))
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
-
-
-def _granted(live: LiveEngine, wish: str, cached_image: int | None) -> dict[str, Any]:
-    """Return the answer to a wish with the plan of its flags, or of the engine as it runs where none were found."""
-    granted = grant_live(live, parse_wish(wish), cached_image)
-    chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
-    images = chosen.pop("limit_mm_per_prompt", {}).get("image")
-    answer = live_json(live, plan_live(live, chosen, images))
-    return {**answer, "wish": wish_json(granted)}
 
 
 def _cached_image(report: Report) -> int | None:

@@ -24,6 +24,10 @@ _OPTIONAL_COUNTS = {"note": "could be better", "skip": "could not be checked"}
 
 def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) -> SetupFacts:
     """Return what the checks judge; ``connect`` takes a token or None. Raises SidecarError without a sidecar."""
+    with_token: ControlAccess | None = None
+    if token.value is not None:
+        with connect(token.value) as sidecar:
+            with_token = _access(_optional(sidecar, "/policy"))
     with connect(None) as sidecar:
         report = report_of(sidecar.get("/memory"))
         listed = _optional(sidecar, "/memory/events")
@@ -37,17 +41,12 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
             incidents=cleaned(_optional(sidecar, "/memory/incidents")),
             events=events_of(listed.get("events")),
             without_token=_access(policy),
-            with_token=None if token.value is None else _access_with(connect, token.value),
+            with_token=with_token,
             token_source=token.source,
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
             own_version=__version__,
             host=cleaned(_optional(sidecar, "/memory/host")),
         )
-
-
-def _access_with(connect: Callable[[str | None], SidecarClient], token: str) -> ControlAccess:
-    with connect(token) as sidecar:
-        return _access(_optional(sidecar, "/policy"))
 
 
 def _access(policy: Mapping[str, Any]) -> ControlAccess:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 # By the names of the command's parameters.
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
-_OF_A_RUNNING_ENGINE: Final = ("vllm_version", "platform", "device_bytes", "measured", "compute_capability", "oracle")
+_OF_A_RUNNING_ENGINE: Final = (
+    *("vllm_version", "platform", "device_bytes", "in_use_bytes", "measured", "compute_capability", "oracle"),
+    "limit_mm_per_prompt",
+)
 
 
 def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
@@ -34,6 +38,16 @@ def _list_architectures(context: click.Context, parameter: click.Parameter, valu
 
     click.echo("\n".join(sorted(ARCHITECTURES)))
     context.exit()
+
+
+def _json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    try:
+        found = None if value is None else json.loads(value)
+    except (ValueError, RecursionError):
+        found = value
+    if found is not None and not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r}; a JSON object is needed", context, parameter)
+    return found
 
 
 _size: Final = partial(click.option, callback=vllm_size_option)
@@ -46,15 +60,13 @@ _STATUS: Final = (
 @click.argument("model", metavar="CONFIG_OR_DIR", required=False)
 @click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
-@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest known]")
+@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest that was tested]")
 @click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
 @click.option(
-    "--device",
-    "device_bytes",
-    callback=device_size_option,
-    metavar="SIZE",
+    "--device", "device_bytes", callback=device_size_option, metavar="SIZE",
     help="the memory of one card, such as 80GiB",
-)
+)  # fmt: skip
+@_size("--in-use", "in_use_bytes", metavar="SIZE", help="what others have in use of it when the engine starts")
 @click.option(
     "--measured", type=click.Path(path_type=Path), metavar="FILE",
     help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
@@ -83,6 +95,9 @@ _STATUS: Final = (
 @click.option("--mamba-ssm-cache-dtype", metavar="TYPE")
 @click.option("--mamba-block-size", type=int, metavar="N")
 @click.option("--mamba-cache-mode", metavar="MODE", help="none, align or all")
+@click.option(
+    "--limit-mm-per-prompt", callback=_json_object, metavar="JSON", help='items of a prompt, such as {"video": 0}'
+)
 @click.option("-sc", "--speculative-config", metavar="JSON", help="a drafter, as vLLM takes it")
 @click.option(
     "--list-architectures", is_flag=True, is_eager=True, expose_value=False, callback=_list_architectures,
@@ -126,7 +141,10 @@ def plan(
         tensors = offline.read_tensors(model) if needs_weights else None
         start = None if measured is None else read_start(measured)
         version = vllm_version or offline.DEFAULT_VERSION
-        plan_flags = partial(offline.plan_offline, values, version=version, tensors=tensors, measured=start)
+        preprocessor = offline.read_preprocessor(model)
+        plan_flags = partial(
+            offline.plan_offline, values, version=version, preprocessor=preprocessor, tensors=tensors, measured=start
+        )
         if wish is not None:
             end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
         planned = plan_flags(flags)

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from highwater.plan.wish import Wish
 
 _PATH = "/memory/plan"
-_PREPROCESSOR = "preprocessor_config.json"
 _REFUSED = 422
 
 
@@ -170,7 +168,7 @@ def _in_tokens(text: str, model: str | None) -> str:
 
 def _image(wish: Wish, values: Mapping[str, Any], model: str) -> ImageTokens | None:
     from highwater.plan.images import ImageTokens, image_tokens, takes_images
-    from highwater.plan.offline import read_config
+    from highwater.plan.offline import read_preprocessor
 
     images = wish.images
     if images is None:
@@ -184,6 +182,4 @@ def _image(wish: Wish, values: Mapping[str, Any], model: str) -> ImageTokens | N
         return ImageTokens(embeddings=images.tokens, prompt_tokens=images.tokens)
     if images.width is None or images.height is None:
         raise PlanError(f"wish: {images.count} images: of what size? As in '{images.count} images of 1080p'")
-    path = Path(model) / _PREPROCESSOR if Path(model).is_dir() else Path(model).parent / _PREPROCESSOR
-    preprocessor = read_config(str(path)) if path.exists() else {}
-    return image_tokens(values, preprocessor, images.width, images.height)
+    return image_tokens(values, read_preprocessor(model), images.width, images.height)

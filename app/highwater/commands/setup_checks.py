@@ -48,35 +48,18 @@ _NO_CONTROL_PATHS: _Judged = ("ok", "the engine has no control paths open: no cl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupFacts:
-    """The facts to judge, as the sidecar reported them.
-
-    Attributes:
-        url: The sidecar's.
-        now: The sidecar's time, in Unix seconds.
-        report: ``GET /memory``.
-        policy: ``GET /policy``.
-        incidents: ``GET /memory/incidents``; empty if unknown.
-        events: ``GET /memory/events``, newest first.
-        without_token: The access of a caller without a token.
-        with_token: The access with the token that was found here; None if none was found.
-        token_source: Where the token was found, or why it was not.
-        sidecar_version: None if the sidecar does not report it.
-        own_version: This command's.
-        host: ``GET /memory/host``; empty if unknown.
-    """
-
-    url: str
-    now: float
+    url: str  # the sidecar's
+    now: float  # the sidecar's time, in Unix seconds
     report: Report
-    policy: Mapping[str, Any]
-    incidents: Mapping[str, Any]
-    events: Sequence[Event]
+    policy: Mapping[str, Any]  # ``GET /policy``
+    incidents: Mapping[str, Any]  # ``GET /memory/incidents``; empty if unknown
+    events: Sequence[Event]  # newest first
     without_token: ControlAccess
-    with_token: ControlAccess | None
-    token_source: str
-    sidecar_version: str | None
-    own_version: str
-    host: Mapping[str, Any] = field(default_factory=dict)
+    with_token: ControlAccess | None  # with the token that was found here; None if none was found
+    token_source: str  # where it was found, or why it was not
+    sidecar_version: str | None  # None if the sidecar does not report it
+    own_version: str  # this command's
+    host: Mapping[str, Any] = field(default_factory=dict)  # ``GET /memory/host``; empty if unknown
 
     @property
     def can(self) -> Mapping[str, Any]:
@@ -106,19 +89,10 @@ class SetupFacts:
 
 @dataclass(frozen=True, slots=True)
 class SetupCheck:
-    """Result of one check.
-
-    Attributes:
-        name: Its topic, in a word or two.
-        level: ``note``: it works, and one more setting would help; ``skip``: not known.
-        text: The finding.
-        change: The change that would fix it; None if none is needed.
-    """
-
-    name: str
-    level: Level
-    text: str
-    change: str | None = None
+    name: str  # its topic, in a word or two
+    level: Level  # ``note``: it works, and one more setting would help; ``skip``: not known
+    text: str  # the finding
+    change: str | None = None  # what would fix it; None if nothing needs to be
 
 
 def checked(facts: SetupFacts) -> list[SetupCheck]:
@@ -386,11 +360,22 @@ def _exposure(facts: SetupFacts) -> _Judged:
     return "warn", text, "start vLLM with --host 127.0.0.1 beside the sidecar, or fence the port"
 
 
+def _grpc(facts: SetupFacts) -> _Judged:
+    is_served = part(part(facts.host, "reading"), "engine").get("grpc")
+    if is_served is True:
+        text = "vLLM serves gRPC too (--grpc-port): no gate holds those requests, so a safe reset may fail them"
+        return "warn", text, "leave --grpc-port off, or keep it to loopback; see docs/security.md"
+    if is_served is False:
+        return "ok", "the engine's command line opens no gRPC port"
+    return "skip", "not known: no worker reports a command line of vLLM's; a gRPC port would go round the sidecar"
+
+
 def _incidents(facts: SetupFacts) -> _Judged:
     if facts.incidents.get("problem"):
         return "fail", str(facts.incidents["problem"]), "let the sidecar write to incidents.folder"
     listed = [entry for entry in facts.incidents.get("incidents") or () if isinstance(entry, Mapping)]
-    recent = [entry for entry in listed if facts.now - _at(entry) < _RECENT_SECONDS]
+    times = ((entry, entry.get("last_at") or entry.get("at")) for entry in listed)
+    recent = [one for one, at in times if isinstance(at, int | float) and facts.now - at < _RECENT_SECONDS]
     if recent:
         newest = recent[0]
         text = f"{len(recent)} in the last hour, the last: {newest.get('summary')}"
@@ -405,13 +390,6 @@ def _incidents(facts: SetupFacts) -> _Judged:
         return "note", text, f"set HIGHWATER_INCIDENTS__FOLDER{f' and {log}' if lacks_log else ''}"
     text = f"none in the last hour; kept in {facts.incidents['folder']}{unread}"
     return ("note", text, f"set {log}") if lacks_log else ("ok", text)
-
-
-def _at(entry: Mapping[str, Any]) -> float:
-    for key in ("last_at", "at"):
-        if isinstance(entry.get(key), int | float):
-            return float(entry[key])
-    return 0.0
 
 
 SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
@@ -432,5 +410,6 @@ SETUP_CHECKS: Mapping[str, Callable[[SetupFacts], _Judged]] = {
     "control": _control,
     "transport": _transport,
     "exposure": _exposure,
+    "gRPC": _grpc,
     "incidents": _incidents,
 }

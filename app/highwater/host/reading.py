@@ -278,6 +278,7 @@ class EngineMemorySettings:
         device: ``cpu``, ``cuda``, ``npu``.
         external_lb: Each data-parallel engine has an API server of its own.
         max_chunk_mb: ``VLLM_MQ_MAX_CHUNK_BYTES_MB``.
+        grpc: The command line opens a gRPC port.
     """
 
     version: Text | None = None
@@ -295,6 +296,7 @@ class EngineMemorySettings:
     external_lb: bool | None = None
     kv_offload: bool | None = None
     max_chunk_mb: Index | None = None
+    grpc: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

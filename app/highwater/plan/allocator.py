@@ -42,13 +42,13 @@ def allocated_bytes(sizes: Iterable[int], *, expandable_segments: bool = False) 
             allocated += needed
             continue
         place = bisect_left(remainders, needed)
-        block = remainders.pop(place) if place < len(remainders) else _segment(needed)
+        block = (
+            remainders.pop(place)
+            if place < len(remainders)
+            else (_LARGE_SEGMENT if needed < _MIN_SEGMENT_OF_ITS_OWN else round_up(needed, _ROUND_SEGMENT))
+        )
         if block - needed > _SMALL_SIZE:
             insort(remainders, block - needed)
             block = needed
         allocated += block
     return allocated
-
-
-def _segment(needed: int) -> int:
-    return _LARGE_SEGMENT if needed < _MIN_SEGMENT_OF_ITS_OWN else round_up(needed, _ROUND_SEGMENT)

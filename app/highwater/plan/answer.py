@@ -192,8 +192,9 @@ def _outside(plan: OfflinePlan) -> str:
     budget, share = plan.budget, plan.resolved.flags.gpu_memory_utilization
     if budget is None or share is None:
         return f"What is left {for_what}, is not known: no card is named, or the KV cache was given."
-    outside = size_text(budget.total_bytes - int(budget.total_bytes * share))
-    return f"Outside the share of {share} are {outside}, {for_what}."
+    outside = budget.total_bytes - int(budget.total_bytes * share) - (plan.resolved.given.in_use_bytes or 0)
+    beside = "" if plan.resolved.given.in_use_bytes is None else " and what others have in use"
+    return f"Outside the share of {share}{beside} are {size_text(outside)}, {for_what}."
 
 
 def _budget_rows(plan: OfflinePlan) -> list[str]:

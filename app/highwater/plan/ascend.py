@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.plan.errors import PlanError
-from highwater.plan.generations import Span, generation_of
+from highwater.plan.generations import Span
 from highwater.readings.versions import Release
 
 KERNEL_BLOCK: Final = 128
@@ -26,17 +26,6 @@ SUBTRACTS_GRAPHS: Final = Span((0, 21), (0, 23))
 # torch's allocator has expandable segments by default: it splits every block.
 EXPANDABLE_SEGMENTS: Final = Span((0, 14))
 _ALIGNED_HYBRID: Final = "qwen3_next"
-
-
-def skips_encoder(version: str | None) -> bool:
-    """Return whether a start with this vLLM version sizes the KV pool as if the encoder needed nothing.
-
-    False where the version is not known.
-    """
-    try:
-        return generation_of(version or "").release in SKIPS_ENCODER
-    except PlanError:
-        return False
 
 
 def block_size(given: int | None, *, reuses_blocks: bool) -> int:

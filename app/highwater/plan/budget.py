@@ -131,11 +131,20 @@ class _Rank:
         if self.counting is None or whole is None:
             return ()
         parts = (*self._counted(), *_pool_parts(self._budget))
-        return (*parts, *_rest(whole - sum(part.bytes for part in parts), self.counting))
+        rest = whole - sum(part.bytes for part in parts)
+        if self.counting in {"given", "remainder"}:
+            return (*parts, part_of("unprofiled" if self.counting == "given" else "profiled", rest))
+        if not rest:
+            return parts
+        return (*parts, part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest))
 
     def _counted(self) -> list[BudgetPart]:
         memory, counting = self._memory, self.counting
-        parts = self._weights()
+        parts, seen = [], self._reading.components.weights_bytes
+        if memory.weights_bytes is not None:
+            parts = [part_of("weights", memory.weights_bytes)]
+        elif seen is not None:
+            parts = [replace(part_of("weights_seen", seen), key="weights")]
         weights = sum(part.bytes for part in parts)
         if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
             parts.append(part_of("process", memory.requested_bytes - memory.returned_bytes - weights))
@@ -149,12 +158,6 @@ class _Rank:
             why = "a negative estimate, which the start added to the KV cache" if self.graphs < 0 else None
             parts.append(part_of("graphs", self.graphs, why))
         return parts
-
-    def _weights(self) -> list[BudgetPart]:
-        if self._memory.weights_bytes is not None:
-            return [part_of("weights", self._memory.weights_bytes)]
-        seen = self._reading.components.weights_bytes
-        return [] if seen is None else [replace(part_of("weights_seen", seen), key="weights")]
 
     def _consumed(self, rest: int) -> list[BudgetPart]:
         if self._persistent is None:
@@ -281,14 +284,6 @@ def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
         part_of("rounding", available - taken),
     ]
     return parts
-
-
-def _rest(rest: int, counting: Counting) -> list[BudgetPart]:
-    if counting in {"given", "remainder"}:
-        return [part_of("unprofiled" if counting == "given" else "profiled", rest)]
-    if not rest:
-        return []
-    return [part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest)]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:

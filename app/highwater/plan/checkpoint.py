@@ -77,11 +77,7 @@ def architecture(config: ConfigJson) -> str:
 
 
 def whole(config: ConfigJson, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_NUMBER) -> int:
-    """Return the first of several keys that is present, as a whole number.
-
-    Raises:
-        PlanError: None is present and there is no default, or the value is not a whole number, too small or too large.
-    """
+    """Return the first key that is present; raises PlanError: there is none, or it is not a number within bounds."""
     for key in keys:
         value = config.get(key)
         if value is None:

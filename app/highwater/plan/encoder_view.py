@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.accounting.engine_budget import EncoderLimits, EngineBudget
+from highwater.accounting.engine_budget import EngineBudget
 from highwater.accounting.launch import expandable_segments
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Span, generation_of
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
-from highwater.readings.versions import Release
 
 # Model runner V2 profiles without the encoder before (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702).
 _V2_PROFILES_ENCODER: Final = Span((0, 27))
@@ -53,6 +52,11 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
     is_measured = held is not None and bool(held.embeds)
     size = encoder_bytes(budget, reading)
     batch = encoder.max_items_per_batch or {}
+    reason = unprofiled_by(budget, reading.device.type)
+    is_skipped = reason is not None or budget.kv_cache.given_bytes is not None
+    # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
+    is_v2 = budget.limits is not None and budget.limits.v2_runner
+    seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
     return EncoderView(
         compute_budget=encoder.compute_budget,
         cache_size=encoder.cache_size,
@@ -64,30 +68,24 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         item_pixels=_pixels(budget.architecture, modality, tokens),
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
         profiled_items=None if modality is None else batch.get(modality),
-        is_profiled=_is_profiled(budget, encoder, reading.device.type),
-        unprofiled_by=unprofiled_by(budget, reading.device.type),
+        is_profiled=False if is_skipped else None if seen is None else True,
+        unprofiled_by=reason,
     )
-
-
-def _is_profiled(budget: EngineBudget, encoder: EncoderLimits, device_type: str | None) -> bool | None:
-    if budget.kv_cache.given_bytes is not None or unprofiled_by(budget, device_type) is not None:
-        return False
-    # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
-    is_v2 = budget.limits is not None and budget.limits.v2_runner
-    seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
-    return None if seen is None else True
 
 
 def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnprofiledBy | None:
     """Return why a start of a multimodal model did not count the encoder; ``None``: it did, or that is not known."""
     limits = budget.limits
+    try:
+        release = generation_of(budget.vllm_version or "").release
+    except PlanError:
+        release = ()
     if budget.encoder is not None and budget.encoder.skips_profiling:
         return "skip_mm_profiling"
-    release = _release(budget.vllm_version)
     if limits is not None and limits.v2_runner and release and release not in _V2_PROFILES_ENCODER:
         return "runner_v2"
     # One that has a peak on record has profiled it all the same.
-    is_old_npu = device_type == "npu" and ascend.skips_encoder(budget.vllm_version)
+    is_old_npu = device_type == "npu" and release in ascend.SKIPS_ENCODER
     return "vllm_ascend" if is_old_npu and budget.memory.peak_activation_bytes is None else None
 
 
@@ -102,13 +100,6 @@ def launch_of(budget: EngineBudget | None, reading: RankReading, version: str | 
         kv_cache_given=None if budget is None else budget.kv_cache.given_bytes is not None,
         encoder_unprofiled_by=unprofiled_by(budget_or_version, reading.device.type) if is_multimodal else None,
     )
-
-
-def _release(version: str | None) -> Release:
-    try:
-        return generation_of(version or "").release
-    except PlanError:
-        return ()
 
 
 def _pixels(architecture: str | None, modality: str | None, tokens: int | None) -> int | None:

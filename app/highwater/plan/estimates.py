@@ -1,22 +1,16 @@
 """The parts of a device that a start takes before the KV cache: weights, activation peak, non-torch, graphs.
 
 Each part is what an earlier start of the same kind measured, or else an estimate between bounds with its reason. The
-sums and their rounding are those of vLLM's `determine_available_memory`, by version:
-
-- up to 0.26: `requested - (weights + torch peak increase + non-torch increase)`, `utils/mem_utils.py`.
-- from 0.27: `requested - (total consumed + transient peak headroom)`: what was allocated beside the weights before
-  profiling is counted too.
-- from 0.20 on the estimate of CUDA graphs is taken off as well (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since
-  0.18 and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
-- requested is `total * utilization`, rounded up from 0.14 on; on Ascend it is not rounded. Where less is free at the
-  start, the start is refused.
+sums and their rounding are those of vLLM's `determine_available_memory`, by version (`formula`, `requested_bytes`).
+From 0.20 on the estimate of CUDA graphs is taken off too (`VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`, there since 0.18
+and off until then; vLLM's log says "default since v0.21.0", its `envs.py` of 0.20.0 has it on).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from highwater.plan import ascend
@@ -25,6 +19,7 @@ from highwater.plan.errors import PlanError
 from highwater.plan.figure import Figure, add, estimated, exact, measured
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
+from highwater.plan.images import largest_item
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
 from highwater.readings.versions import Release
@@ -35,10 +30,14 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model's config.json, and the tensors of its checkpoint's files; None where there are no files."""
+    """A model's config.json, preprocessor_config.json, and the tensors of its checkpoint's files; None: no files."""
 
     config: ConfigJson
+    preprocessor: ConfigJson = field(default_factory=dict)
     tensors: tuple[Tensor, ...] | None = None
+
+    def largest_item(self, flags: EngineFlags) -> int | None:
+        return largest_item(self.config, self.preprocessor, flags.limit_mm_per_prompt or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +94,15 @@ def estimate_start(
     generation: Generation,
     measured_start: MeasuredStart | None = None,
     *,
+    smallest_step: tuple[int, int] | None = None,
     stage: int = 0,
 ) -> StartBudget:
     """Divide the memory of one rank as this version's start would.
 
-    ``flags`` have vLLM's defaults filled in, and `device_bytes`. Parts are those of ``measured_start`` where its flags
-    were the same. ``stage`` is the pipeline stage of the rank, from 0.
-
-    Raises:
-        PlanError: A flag that is needed is missing, or the model's weights cannot be derived.
+    ``flags`` have vLLM's defaults filled in, and `device_bytes`; ``smallest_step`` has the tokens and requests that the
+    card may have in place of those. Parts are those of ``measured_start`` where its flags were the same. ``stage`` is
+    the pipeline stage of the rank, from 0. Raises PlanError: a flag that is needed is missing, or the model's weights
+    cannot be derived.
     """
     if flags.platform == "cpu":
         raise PlanError(
@@ -115,7 +114,17 @@ def estimate_start(
     release = generation.release[:2]
     requested = requested_bytes(total, utilization, release, flags.platform)
     weights = weights_of(model, flags, release, stage)
+    if "vision_config" in model.config and model.largest_item(flags) == 0:
+        # Most versions do not load the tower then (0.32.0, model_executor/models/interfaces.py: _mark_tower_model).
+        bare = ModelFacts(config={key: part for key, part in model.config.items() if key != "vision_config"})
+        low = min(weights.low, weights_of(bare, flags, release, stage).low)
+        weights = estimated(low, weights.bytes, weights.high, f"{weights.why}; without its vision tower at least")
     activation = activation_peak(model, flags, release)
+    if smallest_step is not None:
+        smallest = replace(flags, max_num_batched_tokens=smallest_step[0], max_num_seqs=smallest_step[1])
+        activation = replace(activation, low=min(activation.low, activation_peak(model, smallest, release).low))
+        least = min(weights.low, weights_of(model, smallest, release, stage).low)
+        weights = replace(weights, low=least, grade=weights.grade if least == weights.low else "estimated")
     non_torch, graphs = non_torch_increase(flags, release), graph_memory(model, flags)
     if measured_start is not None and _is_comparable(measured_start, model, flags, release, weights):
         start, why = measured_start, f"measured by a start of vLLM {measured_start.version}"
@@ -126,8 +135,18 @@ def estimate_start(
         if start.graphs_bytes is not None and start.max_num_seqs == flags.max_num_seqs:
             graphs = measured(start.graphs_bytes, why)
     subtracted = subtracts_graphs(release, flags.platform)
-    taken = add((weights, activation, non_torch, *((graphs,) if subtracted else ())), "what a start takes")
+    others = exact(flags.in_use_bytes or 0, "in use by others, which this version counts off")
+    counted = (*((graphs,) if subtracted else ()), *((others,) if counts_others(release, flags.platform) else ()))
+    taken = add((weights, activation, non_torch, *counted), "what a start takes")
     available = _available(requested, taken, flags, release)
+    if flags.in_use_bytes and total - requested - flags.in_use_bytes < non_torch.high:
+        # The start is refused if the engine's own context, made before it looks, takes more than that.
+        available = replace(available, low=0, grade="estimated")
+    nothing_left = (
+        f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
+        f" vLLM's share of the card ({gib_text(requested)}). A larger --gpu-memory-utilization,"
+        " --tensor-parallel-size or card is needed."
+    )
     return StartBudget(
         total_bytes=total,
         requested_bytes=requested,
@@ -137,7 +156,7 @@ def estimate_start(
         graphs=graphs,
         graphs_are_subtracted=subtracted,
         available=available,
-        refusal=None if available.bytes else _refusal(requested, taken),
+        refusal=None if available.bytes else nothing_left,
         formula=formula(release, flags.platform),
     )
 
@@ -147,10 +166,18 @@ def subtracts_graphs(release: Release, platform: str) -> bool:
     return release in ascend.SUBTRACTS_GRAPHS if platform == "ascend" else release >= (0, 20)
 
 
+def counts_others(release: Release, platform: str) -> bool:
+    """Return whether what others have in use is taken off the KV cache; else a start is refused that it leaves no room.
+
+    vllm 0.11.0 v1/worker/gpu_worker.py:185, vllm 0.32.0 v1/worker/utils.py:716.
+    """
+    return platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD
+
+
 def formula(release: Release, platform: str) -> str:
-    if platform == "ascend" and release in ascend.COUNTS_THE_WHOLE_CARD:
+    if counts_others(release, platform):
         return "total * utilization - (torch's allocated peak + what of the card is used beside torch's tensors)"
-    if release < (0, 27) or platform == "ascend":
+    if release < (0, 27) or platform == "ascend":  # utils/mem_utils.py
         words = "requested - (weights + torch peak increase + non-torch increase)"
     else:
         words = "requested - (consumed since the start + transient peak above it)"
@@ -169,14 +196,6 @@ def _available(requested: int, taken: Figure, flags: EngineFlags, release: Relea
         max(requested - taken.low, 0),
         taken.grade,
         f"the budget less what a start takes of it{ignored}",
-    )
-
-
-def _refusal(requested: int, taken: Figure) -> str:
-    return (
-        f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
-        f" vLLM's share of the card ({gib_text(requested)}). A larger --gpu-memory-utilization,"
-        " --tensor-parallel-size or card is needed."
     )
 
 
@@ -199,14 +218,17 @@ def weights_of(model: ModelFacts, flags: EngineFlags, release: Release, stage: i
         weights = weights_from_files(model.config, model.tensors, ranks, quantization=flags.quantization, dtype=dtype)
     else:
         weights = weights_from_config(model.config, ranks, quantization=flags.quantization, dtype=dtype)
+    tower = model.config.get("vision_config")
+    if isinstance(tower, Mapping) and (levels := len(entries(tower, "deepstack_visual_indexes"))):
+        # Qwen3-VL keeps a step's embeddings for each (0.11.0 to 0.33.0, models/qwen3_vl.py: deepstack_input_embeds).
+        width = whole(text_config(model.config), "hidden_size") * element_bytes(dtype or model_dtype(model.config))
+        buffers = exact(levels * (flags.max_num_batched_tokens or 0) * width, "buffers of a step")
+        weights = add((weights, buffers), weights.why)
     if flags.platform != "ascend":
         return weights
-    # A start of Qwen3-VL-8B with two NPUs logged 9.19 where the tensors come to 8.43 GiB.
+    # One start is known: Qwen3-VL-8B with two NPUs logged 9.19 where this counts 9.18 GiB.
     why = f"{weights.why}; on Ascend, operators keep copies and tables of their own beside them"
     return estimated(weights.low, weights.bytes, round(weights.high * 1.02) + GIB, why)
-
-
-# --- activation peak ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +261,7 @@ def activation_peak(model: ModelFacts, flags: EngineFlags, release: Release) -> 
     hidden = whole(text, "hidden_size", "n_embd", "d_model")
     state = tokens * hidden * element
     logits = _bytes_per_logit(release, flags.platform).times(sequences * whole(text, "vocab_size"))
-    encoder_output, encoder_peak = _encoder(model.config, flags, release, hidden, element)
+    encoder_output, encoder_peak = _encoder(model, flags, release, hidden, element)
     held = _Range(1.0, 1.6, 3.0).times(state).plus(_Range(16 * MIB, 44 * MIB, 128 * MIB)).plus(encoder_output)
     sampling = logits.plus(held).plus(_Range(0, *_expert_buffers(text, flags, tokens, element)))
     passing = _layer_peak(text, flags, tokens, hidden, element).plus(encoder_output)
@@ -281,30 +303,36 @@ def _expert_buffers(text: ConfigJson, flags: EngineFlags, tokens: int, element: 
 
 
 def _encoder(
-    config: ConfigJson, flags: EngineFlags, release: Release, hidden: int, element: int
+    model: ModelFacts, flags: EngineFlags, release: Release, hidden: int, element: int
 ) -> tuple[_Range, _Range]:
-    """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass."""
-    tower = config.get("vision_config")
+    """Return the bytes of the encoder's outputs and inputs, and the peak of its own pass.
+
+    It is profiled with as many of the largest items as the larger of a step and one item holds
+    (v1/core/encoder_cache_manager.py: compute_mm_encoder_budget).
+    """
+    item = model.largest_item(flags)
     nothing = _Range(0, 0, 0)
-    if not isinstance(tower, Mapping):
+    # vllm-ascend did not profile it (model_runner_v1.py: profile_run): what it takes later is in no budget.
+    if item == 0 or (flags.platform == "ascend" and release in ascend.SKIPS_ENCODER):
         return nothing, nothing
-    if flags.platform == "ascend" and release in ascend.SKIPS_ENCODER:
-        # It is not profiled there (model_runner_v1.py: profile_run): what it takes later is in no budget.
-        return nothing, nothing
-    tokens = _needed(flags.max_num_batched_tokens, "--max-num-batched-tokens", "a number of tokens")
-    merge = 16 if architecture(config).startswith("Gemma3") else whole(tower, "spatial_merge_size", default=2) ** 2
+    described = model.config.get("vision_config")
+    tower = described if isinstance(described, Mapping) else {}
+    tokens = max(flags.max_num_batched_tokens or 0, item or 0)
+    is_gemma3 = architecture(model.config).startswith("Gemma3")
+    merge = 16 if is_gemma3 else whole(tower, "spatial_merge_size", default=2) ** 2
     patches = tokens * merge
     levels = 1 + len(entries(tower, "deepstack_visual_indexes"))
     pixels = patches * 3 * whole(tower, "patch_size", default=14) ** 2 * whole(tower, "temporal_patch_size", default=1)
     outputs = tokens * hidden * levels * element
+    if item and release < (0, 13):
+        outputs *= tokens // item  # each was padded to all of them (0.11.0, v1/worker/gpu_model_runner.py:3374)
     width = whole(tower, "hidden_size", "embed_dim", default=1024)
     inner = whole(tower, "intermediate_size", default=4 * width) / flags.tensor_parallel_size
     one_pass = patches * element * 2 * (width + inner)
     held = _Range(0, outputs + pixels * element, 1.5 * (outputs + pixels * element) + 256 * MIB)
+    if item is None:
+        held = replace(held, high=flags.device_bytes or 0)  # no more is there
     return held, _Range(0, one_pass, 2 * one_pass).plus(held)
-
-
-# --- non-torch and graphs ---
 
 
 def non_torch_increase(flags: EngineFlags, release: Release) -> Figure:
@@ -342,8 +370,6 @@ def graph_memory(model: ModelFacts, flags: EngineFlags) -> Figure:
     why = f"graphs of {layers} layers; 0 with --enforce-eager"
     return estimated(round(0.2 * likely), round(likely), round(1.8 * likely), why)
 
-
-# --- an earlier start ---
 
 _SAME_MODEL = 0.02
 

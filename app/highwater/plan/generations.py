@@ -129,31 +129,25 @@ def generation_of(version: str) -> Generation:
     """Return the rules of a version.
 
     A version that is newer than those that were read gets the newest rules and a note; so does a development version,
-    whose sources lie between two releases.
-
-    Raises:
-        PlanError: The version is not understood, or older than the oldest known.
+    whose sources lie between two releases. Raises PlanError: the version is not understood, or older than the oldest
+    known.
     """
-    release, suffix = _parse(version)
+    match = _VERSION.fullmatch(version.strip())
+    if match is None or _SUFFIX.fullmatch(match[4]) is None:
+        raise PlanError(
+            f"vllm_version: {version!r} is not understood; write it as vLLM does, such as {text_of(NEWEST_KNOWN)}"
+        )
+    release = (int(match[1]), int(match[2]), int(match[3] or 0))
     if release < OLDEST_KNOWN:
         raise PlanError(f"vllm_version: {version!r} is older than the oldest version known, {text_of(OLDEST_KNOWN)}")
     note = None
     if release[:2] > NEWEST_KNOWN[:2]:
         newest = text_of(NEWEST_KNOWN)
         note = f"vLLM {version} is newer than {newest}, the newest that was read; the rules of that are used."
-    elif "dev" in suffix:
+    elif "dev" in match[4]:
         note = f"vLLM {version} is a development version; the rules of {text_of(release)} are used."
     generation = Generation(version=version, release=release, note=note)
     for change in CHANGES:
         if change.since <= release:
             generation = replace(generation, **change.rules)
     return generation
-
-
-def _parse(version: str) -> tuple[Release, str]:
-    match = _VERSION.fullmatch(version.strip())
-    if match is None or _SUFFIX.fullmatch(match[4]) is None:
-        raise PlanError(
-            f"vllm_version: {version!r} is not understood; write it as vLLM does, such as {text_of(NEWEST_KNOWN)}"
-        )
-    return (int(match[1]), int(match[2]), int(match[3] or 0)), match[4]

@@ -54,8 +54,7 @@ class LayerGroup:
 def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tuple[LayerGroup, ...]:
     """Divide the layers of a whole model, of all its pipeline stages, into groups.
 
-    Raises:
-        PlanError: vLLM of this version cannot serve these layers together.
+    Raises PlanError: vLLM of this version cannot serve these layers together.
     """
     for name, spec in layers.items():
         if not spec.kind:
@@ -85,7 +84,10 @@ def _merged(specs: Sequence[LayerSpec], generation: Generation) -> LayerSpec | N
     """Return the one spec that all can share (`KVCacheSpec.merge`), or None where they cannot."""
     first = specs[0]
     if isinstance(first, MlaAttention):
-        return first if _mla_merge(first, specs, generation) else None
+        if any(not isinstance(spec, MlaAttention) or spec.cache_dtype != first.cache_dtype for spec in specs):
+            return None
+        # Before 0.27 the sizes were not compared: all were allocated as the first one.
+        return None if generation.merge_compares_mla and any(spec != first for spec in specs) else first
     if not isinstance(first, FullAttention):
         return first if all(spec == first for spec in specs) else None
     full = [spec for spec in specs if isinstance(spec, FullAttention) and not isinstance(spec, MlaAttention)]
@@ -104,14 +106,6 @@ def _shape(spec: FullAttention, generation: Generation) -> FullAttention:
     value = spec.head_size_v if generation.merge_compares_value_size else None
     value = None if value == spec.head_size else value
     return replace(spec, window=None, chunk=None, head_size_v=value)
-
-
-def _mla_merge(first: MlaAttention, specs: Sequence[LayerSpec], generation: Generation) -> bool:
-    layers = [spec for spec in specs if isinstance(spec, MlaAttention)]
-    if len(layers) < len(specs) or any(spec.cache_dtype != first.cache_dtype for spec in layers):
-        return False
-    # Before 0.27 the sizes were not compared: all were allocated as the first one.
-    return not generation.merge_compares_mla or all(spec == first for spec in layers)
 
 
 def _one_window(specs: Sequence[FullAttention]) -> tuple[int | None, int | None]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
@@ -23,6 +24,37 @@ class ImageTokens:
     prompt_tokens: int
 
 
+# Families whose largest item is an image, of a size that does not depend on its shape.
+_IMAGES_ONLY: Final = frozenset({"gemma3", "llava", "mistral3", "paligemma"})
+_ENCODERS: Final = ("vision_config", "audio_config", "audio_encoder_config", "img_processor")
+_LARGEST_SIDE: Final = 9_999_999  # vLLM's own, in get_image_size_with_most_features
+
+
+def largest_item(config: ConfigJson, preprocessor: ConfigJson, limits: ConfigJson) -> int | None:
+    """Return the embeddings of the largest item, with which a start profiles the encoder; 0: it has none to profile.
+
+    ``limits`` is `--limit-mm-per-prompt`. None where these files do not say it: that of a video or a sound follows from
+    rules that differ by model and version, and a video may be larger than the maximum length.
+    """
+
+    def is_allowed(modality: str) -> bool:
+        limit = limits.get(modality)
+        return (limit.get("count") if isinstance(limit, Mapping) else limit) != 0
+
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    if all(part.get(key) is None for part in parts for key in _ENCODERS):
+        return 0
+    family = str(config.get("model_type", ""))
+    takes_squares = _FAMILIES.get(family) not in (None, _tiles)
+    if not takes_squares or (family not in _IMAGES_ONLY and is_allowed("video")):
+        return None
+    try:
+        embeddings = image_tokens(config, preprocessor, _LARGEST_SIDE, _LARGEST_SIDE).embeddings
+    except PlanError:
+        embeddings = None
+    return embeddings if is_allowed("image") else 0
+
+
 def takes_images(config: ConfigJson) -> bool:
     """Return whether a config.json describes a model that sees images: it, or one of its parts, has an encoder."""
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
@@ -32,11 +64,8 @@ def takes_images(config: ConfigJson) -> bool:
 def image_tokens(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count the tokens of an image of a width and height in pixels, at least one each.
 
-    ``preprocessor`` is the preprocessor_config.json; empty where the folder has none.
-
-    Raises:
-        PlanError: The family is not known, a key that its rule needs is missing or makes no sense, or the family
-            refuses an image of this shape.
+    ``preprocessor`` is the preprocessor_config.json; empty where the folder has none. Raises PlanError: the family is
+    not known, a key that its rule needs is missing or makes no sense, or the family refuses an image of this shape.
     """
     family = str(config.get("model_type", ""))
     count = _FAMILIES.get(family)
@@ -66,9 +95,8 @@ def _fit_to_patches(
     return _with_marks(columns * rows)
 
 
-def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, _width: int, _height: int) -> ImageTokens:
     """Count for Gemma 3: as many for every image, unless its crops are switched on."""
-    del width, height
     if preprocessor.get("do_pan_and_scan"):
         raise PlanError(
             "do_pan_and_scan: true in preprocessor_config.json cuts an image into crops, which are not counted here; "
@@ -79,9 +107,8 @@ def _fixed_number(config: ConfigJson, preprocessor: ConfigJson, width: int, heig
     return ImageTokens(embeddings=embeddings, prompt_tokens=embeddings + 4)
 
 
-def _every_patch(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _every_patch(config: ConfigJson, _preprocessor: ConfigJson, _width: int, _height: int) -> ImageTokens:
     """Count for PaliGemma: every patch of a square of fixed size."""
-    del preprocessor, width, height
     patches = _patches(_part(config, "vision_config"))
     return ImageTokens(embeddings=patches, prompt_tokens=patches)
 
@@ -106,9 +133,8 @@ def _llava(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int
     return ImageTokens(embeddings=taken, prompt_tokens=taken)
 
 
-def _rows_of_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _rows_of_patches(config: ConfigJson, _preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for Pixtral and Mistral 3: rows of patches of an image that is only ever made smaller."""
-    del preprocessor
     vision = _part(config, "vision_config")
     largest = _whole(vision, "image_size", "vision_config.")
     patch = _whole(vision, "patch_size", "vision_config.") * _whole(config, "spatial_merge_size", default=1)
@@ -120,9 +146,8 @@ def _rows_of_patches(config: ConfigJson, preprocessor: ConfigJson, width: int, h
     return ImageTokens(embeddings=columns * rows, prompt_tokens=(columns + 1) * rows)
 
 
-def _tiles(config: ConfigJson, preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
+def _tiles(config: ConfigJson, _preprocessor: ConfigJson, width: int, height: int) -> ImageTokens:
     """Count for InternVL: tiles of a grid whose shape is nearest to the image's, and a thumbnail."""
-    del preprocessor
     vision = _part(config, "vision_config")
     size = _whole(config, "force_image_size", default=_whole(vision, "image_size", "vision_config."))
     patch = _whole(vision, "patch_size", "vision_config.")

@@ -16,8 +16,7 @@ from highwater.plan.vision_towers import tower_tensors
 def implied_tensors(config: ConfigJson) -> tuple[Tensor, ...]:
     """Return the tensors of a checkpoint with this config, in 16 bits and before any quantization.
 
-    Raises:
-        PlanError: The architecture is unknown, or a key is missing or makes no sense.
+    Raises PlanError: the architecture is unknown, or a key is missing or makes no sense.
     """
     name = architecture(config)
     family = FAMILIES.get(name)

@@ -17,9 +17,8 @@ ConfigJson: TypeAlias = Mapping[str, Any]
 def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
     """Return the object in a JSON file of ``limit`` bytes at most; a link is followed, as in a Hugging Face cache.
 
-    Raises:
-        PlanError: It is not a regular file, cannot be read, is larger, or holds no JSON object. ``needed`` says what
-            file is expected there.
+    Raises PlanError: it is not a regular file, cannot be read, is larger, or holds no JSON object. ``needed`` says what
+    file is expected there.
     """
     try:
         content = read_regular(path, limit, follows_link=True)

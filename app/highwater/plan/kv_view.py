@@ -74,8 +74,7 @@ class LiveEngine:
 def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     """Return the engine of all workers of one data-parallel engine, in the order of their ranks.
 
-    Raises:
-        PlanError: A figure that a plan needs is not reported, or not understood; names the rank and the figure.
+    Raises PlanError: a figure that a plan needs is not reported, or not understood; names the rank and the figure.
     """
     if not workers:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
@@ -85,11 +84,17 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
     first = workers[0]
     if first.budget.vllm_version is None:
         raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
-    flags = _flags(first)
+    flags, limits = _flags(first), first.budget.limits or EngineLimits()
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        _number(getattr(flags, name), name, first.name)
     return LiveEngine(
         layers=layers,
         available_bytes=available,
-        limits=_limits(first, flags),
+        limits=Limits.of(
+            flags,
+            max_encoder_tokens=limits.max_encoder_tokens or 0,
+            v2_model_runner=bool(limits.v2_runner),
+        ),
         flags=flags,
         version=first.budget.vllm_version,
         workers=tuple(workers),
@@ -106,10 +111,8 @@ def available_bytes(budget: EngineBudget) -> int | None:
 def layers_of(worker: LiveWorker) -> Layers:
     """Return a worker's layers, in the model's order.
 
-    Workers report no names: those made here are shared by the ranks of a pipeline stage, and not between stages.
-
-    Raises:
-        PlanError: The worker reports no layers, too many, or one of an unknown kind.
+    Workers report no names: those made here are shared by the ranks of a pipeline stage, and not between stages. Raises
+    PlanError: the worker reports no layers, too many, or one of an unknown kind.
     """
     described = worker.budget.kv_cache.layers
     if described is None:
@@ -127,9 +130,8 @@ def layers_of(worker: LiveWorker) -> Layers:
 def layer_of(described: Mapping[str, Any], name: str = "a worker") -> LayerSpec:
     """Return the layer that vLLM describes by its class as ``kind``, and its fields.
 
-    Raises:
-        PlanError: The kind is not known, a field is missing, or its size is not what the fields come to; names the
-            rank `name`.
+    Raises PlanError: the kind is not known, a field is missing, or its size is not what the fields come to; names the
+    rank `name`.
     """
     kind = str(described.get("kind"))
     who = f"{name} reports a layer of kind {kind}"
@@ -167,13 +169,6 @@ def _flags(worker: LiveWorker) -> EngineFlags:
         mamba_cache_mode=kv.mamba_cache_mode,
         **parallel,
     )
-
-
-def _limits(worker: LiveWorker, flags: EngineFlags) -> Limits:
-    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-        _number(getattr(flags, name), name, worker.name)
-    limits = worker.budget.limits or EngineLimits()
-    return Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:

@@ -105,8 +105,7 @@ def _attention(kept: Attention, resolved: Resolved) -> LayerSpec:
 def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:
     """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike.
 
-    Raises:
-        PlanError: vLLM would refuse to spread them; the message names the ranks by `key`.
+    Raises PlanError: vLLM would refuse to spread them; the message names the ranks by `key`.
     """
     if heads >= ranks and heads % ranks:
         raise PlanError(f"{key}: {ranks}; the model's {heads} KV heads must be divisible by it")

@@ -44,11 +44,9 @@ class LivePlan:
 def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
     """Size the KV cache of the running engine under other flags and images in a prompt; None: as it runs.
 
-    ``requested`` has the flags to change, by the names of `EngineFlags`.
-
-    Raises:
-        PlanError: A flag cannot be planned from a running engine, or its value makes no sense; or vLLM of this version
-            would refuse the layers, whatever the bytes.
+    ``requested`` has the flags to change, by the names of `EngineFlags`. Raises PlanError: a flag cannot be planned
+    from a running engine, or its value makes no sense; or vLLM of this version would refuse the layers, whatever the
+    bytes.
     """
     ranks = engine.flags.tensor_parallel_size * engine.flags.pipeline_parallel_size
     if len(engine.layers) != ranks:
@@ -56,6 +54,8 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
     changed = _changes(engine.flags, requested)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
+    if engine.limits.max_encoder_tokens == engine.limits.max_num_batched_tokens:  # it follows them
+        limits = replace(limits, max_encoder_tokens=limits.max_num_batched_tokens)
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise PlanError(
             f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
@@ -81,10 +81,7 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     """Find the smallest change of the running engine's flags under which a wish fits.
 
     An image without a size takes `cached_image` embeddings, the average of those in the encoder cache; None: it is
-    empty, and those of the largest image are taken.
-
-    Raises:
-        PlanError: The wish cannot be planned.
+    empty, and those of the largest image are taken. Raises PlanError: the wish cannot be planned.
     """
     encoder = engine.workers[0].budget.encoder
     sizes_pool = engine.flags.kv_cache_memory_bytes is None

@@ -36,8 +36,7 @@ class LiveBytes:
 def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *, images_changed: bool) -> LiveBytes:
     """Return the bytes of each of so many workers with some flags ``changed``, by the names of `EngineFlags`.
 
-    Raises:
-        PlanError: The start did not report what a flag needs, or vLLM would refuse to start.
+    Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
     """
     if "kv_cache_memory_bytes" in changed:
         note = "vLLM takes kv_cache_memory_bytes as it is given: nothing checks that the rest has room beside it."

@@ -17,8 +17,7 @@ _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2"
 def layers_under(engine: LiveEngine, changed: Mapping[str, Any]) -> tuple[Layers, ...]:
     """Return the layers of each worker where some flags, by the names of `EngineFlags`, are changed.
 
-    Raises:
-        PlanError: The running engine does not show what a flag changes; the message names it.
+    Raises PlanError: the running engine does not show what a flag changes; the message names it.
     """
     workers = engine.layers
     if "max_model_len" in changed:

@@ -22,8 +22,7 @@ def read_answer(path: Path) -> dict[str, Any]:
 def read_start(path: Path) -> MeasuredStart:
     """Return the start in a file of `highwater explain --json`: of several ranks the largest of each part.
 
-    Raises:
-        PlanError: It cannot be read, or describes no start.
+    Raises PlanError: it cannot be read, or describes no start.
     """
     explanation = _object(read_answer(path).get("explanation"))
     ranks = [_object(rank) for rank in _list(explanation.get("ranks"))]

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from highwater.plan import ascend
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
-from highwater.plan.estimates import MeasuredStart, ModelFacts, StartBudget, estimate_start
+from highwater.plan.estimates import (
+    MeasuredStart,
+    ModelFacts,
+    StartBudget,
+    counts_others,
+    estimate_start,
+    requested_bytes,
+)
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
@@ -20,12 +28,19 @@ from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
 from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.resolve import Resolved, resolve, speculative_method
+from highwater.plan.resolve import SMALL_STEP, Resolved, resolve, share_of, speculative_method
 from highwater.plan.safetensors_header import checkpoint_tensors
 from highwater.plan.specs import Layers
 from highwater.readings.versions import NEWEST_TESTED, text_of
+from highwater.units import size_text
 
 DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
+PREPROCESSOR: Final = "preprocessor_config.json"
+UNKNOWN_ITEM: Final = (
+    "No lower bound: a start profiles the encoder with the largest image, video or sound, whose size these files do not"
+    " say. --limit-mm-per-prompt '{\"video\": 0}' beside a preprocessor_config.json, --measured or"
+    " --kv-cache-memory-bytes settles it."
+)
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
 # ModelOpt up to 0.29 describes its quantization there (transformers_utils/config.py); later ones in the config.json.
@@ -88,6 +103,13 @@ def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**described, "quant_method": "modelopt_fp4" if algorithm == "NVFP4" else "modelopt"}
 
 
+def read_preprocessor(place: str) -> Mapping[str, Any]:
+    """Return the file beside a config.json, or in its folder; empty without one. Raises PlanError as `read_config`."""
+    path = Path(place)
+    path = (path if path.is_dir() else path.parent) / PREPROCESSOR
+    return read_object(path, MAX_CONFIG_BYTES, f"a model's {PREPROCESSOR}") if path.exists() else {}
+
+
 def read_tensors(place: str) -> tuple[Tensor, ...] | None:
     """Return the tensors of the checkpoint in a folder, from the headers of its files; None if it has no such files."""
     folder = Path(place)
@@ -99,24 +121,27 @@ def plan_offline(
     flags: EngineFlags,
     version: str = DEFAULT_VERSION,
     *,
+    preprocessor: Mapping[str, Any] = MappingProxyType({}),
     tensors: tuple[Tensor, ...] | None = None,
     measured: MeasuredStart | None = None,
 ) -> OfflinePlan:
-    """Plan a command line for a model, of this config.json.
+    """Plan a command line for a model, of this config.json and ``preprocessor``, its preprocessor_config.json.
 
     ``tensors`` of the checkpoint's files give the weights of a device's budget; None: they are estimated. What an
-    earlier start ``measured`` replaces estimates where its flags were the same.
-
-    Raises:
-        PlanError: vLLM would refuse it, or it follows a rule that is not modelled.
+    earlier start ``measured`` replaces estimates where its flags were the same. Raises PlanError: vLLM would refuse it,
+    or it follows a rule that is not modelled.
     """
     generation = generation_of(version)
     model = read_model(values, generation.release)
     draft = read_draft(flags.speculative_config, values, model)
     resolved = resolve(flags, model, generation, speculative_tokens=draft.tokens)
     layers = worker_layers(model, resolved, generation, draft.kept)
-    left = _left(ModelFacts(config=values, tensors=tensors), resolved, generation, measured, stages=len(layers))
-    pool = _pool(layers, left.available, resolved.limits, generation)
+    facts = ModelFacts(config=values, preprocessor=preprocessor, tensors=tensors)
+    left = _left(facts, resolved, generation, measured, stages=len(layers))
+    # Any bytes do where they are not known: what one request needs does not depend on them.
+    limits, available = resolved.limits, left.available or [ANY_BYTES] * len(layers)
+    limits = limits if left.available is not None else replace(limits, num_gpu_blocks_override=None)
+    pool = plan_pool(layers, available, limits, generation)
     notes = [generation.note] if generation.note else []
     notes += [*resolved.notes, *left.notes, *dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)]
     return OfflinePlan(
@@ -127,7 +152,7 @@ def plan_offline(
         pool=pool,
         available_bytes=left.available,
         budget=left.budgets[pool.binding_worker] if left.budgets else None,
-        notes=(*notes, *_platform_notes(flags, generation, pool)),
+        notes=(*notes, *_platform_note(flags, generation, pool)),
         why_unknown=left.why_unknown,
         bounds=_bounds(layers, left.budgets, resolved.limits, generation),
     )
@@ -147,29 +172,54 @@ def _left(
     facts: ModelFacts, resolved: Resolved, generation: Generation, measured: MeasuredStart | None, *, stages: int
 ) -> _Left:
     flags = resolved.given
+    notes, is_refused = _beside_others(flags, generation)
+    if is_refused:
+        return _Left(available=[0] * stages, notes=notes)
     if flags.kv_cache_memory_bytes is not None:
-        return _Left(available=[flags.kv_cache_memory_bytes] * stages)
+        return _Left(available=[flags.kv_cache_memory_bytes] * stages, notes=notes)
     if flags.device_bytes is None:
         return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
     if speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None:
         return _unknown("the weights and the activation of a drafter are not counted in the budget of a device")
+    smallest = SMALL_STEP if resolved.assumes_a_card else None
     try:
-        budgets = [estimate_start(facts, resolved.flags, generation, measured, stage=stage) for stage in range(stages)]
+        budgets = [
+            estimate_start(facts, resolved.flags, generation, measured, smallest_step=smallest, stage=stage)
+            for stage in range(stages)
+        ]
     except PlanError as exc:
         return _unknown(str(exc))
-    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets)
+    if any(stage.activation.high >= stage.total_bytes for stage in budgets):
+        notes = (*notes, UNKNOWN_ITEM)
+    return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets, notes=notes)
+
+
+def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[str, ...], bool]:
+    """Return what the memory that others have in use does to a start, and whether it is refused for that."""
+    used, total = flags.in_use_bytes, flags.device_bytes
+    if used is None:
+        return (), False
+    if total is None or flags.platform == "cpu":
+        raise PlanError("--in-use: it is of a card, whose memory is needed: give --device")
+    version, release = generation.version, generation.release[:2]
+    share = share_of(flags, generation)
+    wanted = requested_bytes(total, share, release, flags.platform)
+    left = total - used - wanted
+    if counts_others(release, flags.platform):
+        return (f"vLLM {version} takes the {size_text(used)} in use by others off the KV cache.",), False
+    if left < 0:
+        text = f"vLLM {version} refuses to start: {size_text(total - used)} of the card are free beside others, and"
+        return (f"{text} its share of {share} is {size_text(wanted)}.",), True
+    return (
+        f"Others have {size_text(used)} of the card in use, which vLLM {version} does not take off the KV cache; beside"
+        f" them and a share of {size_text(wanted)} {size_text(left)} are left. This engine's graphs and contexts,"
+        " and whatever the others take later, come from that; if the contexts alone are more, the start is refused.",
+    ), False
 
 
 def _unknown(why: str) -> _Left:
     note = f"The bytes for the KV cache are not known: {why}. Give --kv-cache-memory-bytes."
     return _Left(notes=(note,), why_unknown=why)
-
-
-def _pool(layers: Sequence[Layers], available: Sequence[int] | None, limits: Limits, generation: Generation) -> KvPool:
-    if available is not None:
-        return plan_pool(layers, available, limits, generation)
-    # Any bytes do: what one request needs does not depend on them.
-    return plan_pool(layers, [ANY_BYTES] * len(layers), replace(limits, num_gpu_blocks_override=None), generation)
 
 
 def _bounds(
@@ -184,36 +234,27 @@ def _bounds(
     )
 
 
-def _platform_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
-    if flags.platform == "ascend":
-        return _ascend_notes(flags, generation, pool)
-    if flags.platform == "cpu" and flags.kv_cache_memory_bytes is not None:
-        return [_cpu_note(flags.kv_cache_memory_bytes, generation)]
-    return []
-
-
-def _ascend_notes(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
-    """Return notes on what vllm-ascend does otherwise; raises PlanError where its rule is not modelled."""
-    release = generation.release[:2]
-    if len(pool.groups) > 1 and release in ascend.SCALES_SEVERAL_GROUPS:
+def _platform_note(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
+    """Return what another platform does with given bytes; raises PlanError where its rule is not modelled."""
+    version, release, given = generation.version, generation.release, flags.kv_cache_memory_bytes
+    if flags.platform == "ascend" and len(pool.groups) > 1 and release[:2] in ascend.SCALES_SEVERAL_GROUPS:
         raise PlanError(
-            f"--vllm-version: {generation.version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
+            f"--vllm-version: {version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
             f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
         )
-    if flags.kv_cache_memory_bytes is not None and release not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
+    if given is None:
+        return []
+    if flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
         return [
             "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
             " bytes as available."
         ]
-    return []
-
-
-def _cpu_note(given: int, generation: Generation) -> str:
-    """Return a CPU engine's use of `--kv-cache-memory-bytes` (v1/worker/cpu_worker.py, platforms/cpu.py)."""
-    if generation.release < (0, 20, 0):
-        return (
-            f"vLLM {generation.version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets"
-            f" VLLM_CPU_KVCACHE_SPACE, in whole GiB, 4 where it is not set. The plan is for a start with"
-            f" {given:,} bytes."
-        )
-    return "VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."
+    if flags.platform != "cpu":
+        return []
+    # v1/worker/cpu_worker.py, platforms/cpu.py
+    if release < (0, 20, 0):
+        return [
+            f"vLLM {version} on a CPU ignores --kv-cache-memory-bytes: the KV cache gets VLLM_CPU_KVCACHE_SPACE, in"
+            f" whole GiB, 4 where it is not set. The plan is for a start with {given:,} bytes."
+        ]
+    return ["VLLM_CPU_KVCACHE_SPACE, where it is set, replaces --kv-cache-memory-bytes on a CPU."]

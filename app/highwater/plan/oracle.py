@@ -56,10 +56,8 @@ def ask_oracle(
 ) -> Answers:
     """Size pools with the vLLM that an interpreter can import; ``environ`` is added to its environment.
 
-    ``timeout_seconds`` include the import of vLLM.
-
-    Raises:
-        PlanError: It could not be started, took too long, or did not answer every question.
+    ``timeout_seconds`` include the import of vLLM. Raises PlanError: it could not be started, took too long, or did not
+    answer every question.
     """
     try:
         # The script is handed over as text: run by its path, the modules beside it would hide others of their names.

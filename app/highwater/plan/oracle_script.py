@@ -8,7 +8,7 @@ JSON, from standard input, and writes one answer a line to standard output, afte
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -79,15 +79,18 @@ class Oracle:
     def __init__(self) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.utils: Any = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        # From 0.33 on the planning has a module of its own.
+        has_own = importlib.util.find_spec("vllm.v1.core.kv_cache_planning") is not None
+        self.planning: Any = importlib.import_module("vllm.v1.core.kv_cache_planning") if has_own else self.utils
         self.specs: Any = importlib.import_module("vllm.v1.kv_cache_interface")
         self.config: Any = importlib.import_module("vllm.config").VllmConfig
         self.checks: list[dict[str, int]] = []
         # Up to 0.13 the memory is compared first, layer by layer, and only then are the layers grouped.
-        self.checks_layers = not hasattr(self.utils, "_check_enough_kv_cache_memory")
+        self.checks_layers = not hasattr(self.planning, "_check_enough_kv_cache_memory")
         self._record_checks()
 
     def _record_checks(self) -> None:
-        utils, checks = self.utils, self.checks
+        utils, checks = self.planning, self.checks
         if not self.checks_layers:
             check = utils._check_enough_kv_cache_memory
 
@@ -121,7 +124,8 @@ class Oracle:
         try:
             pool = self._pool(config, workers, list(question["available_bytes"]))
         except Exception as exc:  # noqa: BLE001 - whatever vLLM raises is the answer
-            is_check = isinstance(exc, ValueError) and bool(self.checks) and not self._passed(self.checks[-1])
+            last = self.checks[-1] if self.checks and isinstance(exc, ValueError) else None
+            is_check = last is not None and not 0 < last["available_bytes"] >= last["needed_bytes"]
             return {
                 "fits": False,
                 "refused_by_check": is_check,
@@ -132,8 +136,10 @@ class Oracle:
         return {"fits": True, **pool, "checks": list(self.checks)}
 
     def _pool(self, config: Any, workers: list[Any], available: list[int]) -> dict[str, Any]:
-        log = self.utils.logger = LogReader()
-        configs = self.utils.get_kv_cache_configs(config, workers, available)
+        log = self.utils.logger = self.planning.logger = LogReader()
+        grouped = getattr(self.planning, "get_global_kv_cache_groups", None)
+        groups = () if grouped is None else (grouped(config, workers),)
+        configs = self.planning.get_kv_cache_configs(config, workers, available, *groups)
         if configs[0].num_blocks == 0:
             # 0.11.0 gets this far; the block pool then wants one block at least.
             raise ValueError("the KV cache has no block")
@@ -149,10 +155,6 @@ class Oracle:
                 for group in configs[0].kv_cache_groups
             ],
         }
-
-    @staticmethod
-    def _passed(check: dict[str, int]) -> bool:
-        return 0 < check["available_bytes"] >= check["needed_bytes"]
 
     def _config(self, limits: dict[str, Any]) -> Any:
         config: Any = Stub(

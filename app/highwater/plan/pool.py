@@ -94,9 +94,6 @@ class _Check:
     available_bytes: int  # less what the version reserves
     needed_bytes: Callable[[int], int]
 
-    def is_passed(self, length: int) -> bool:
-        return 0 < self.available_bytes >= self.needed_bytes(length)
-
     def longest(self, max_model_len: int) -> int:
         return largest(max_model_len, lambda length: self.needed_bytes(length) <= self.available_bytes)
 
@@ -121,8 +118,7 @@ def plan_pool(
 ) -> KvPool:
     """Size the KV cache of an engine from the layers of each worker, and its bytes for the KV cache.
 
-    Raises:
-        PlanError: vLLM of this version would refuse these layers, whatever the bytes.
+    Raises PlanError: vLLM of this version would refuse these layers, whatever the bytes.
     """
     if not workers or len(workers) != len(available_bytes):
         raise PlanError(f"available_bytes: {len(available_bytes)} figures for {len(workers)} workers; must be as many")
@@ -251,7 +247,7 @@ class _Sizing:
 
     def refusal(self, checks: Sequence[_Check]) -> Refusal | None:
         length = self.limits.max_model_len
-        check = next((check for check in checks if not check.is_passed(length)), None)
+        check = next((one for one in checks if not 0 < one.available_bytes >= one.needed_bytes(length)), None)
         if check is None:
             return None
         needed, available, longest = check.needed_bytes(length), check.available_bytes, check.longest(length)

@@ -115,7 +115,13 @@ def _group(described: Mapping[str, Any]) -> GroupView:
 
 def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
     generation = generation_of(engine.version)
-    engine = _of_deciding_workers(engine)
+    deciding = deciding_workers(engine.layers, engine.available_bytes)
+    engine = replace(
+        engine,
+        layers=tuple(engine.layers[number] for number in deciding),
+        available_bytes=tuple(engine.available_bytes[number] for number in deciding),
+        workers=tuple(engine.workers[number] for number in deciding),
+    )
     planned = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation)
     view = replace(
         view,
@@ -142,16 +148,6 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
         fully_counted_bytes=least,
         fully_counted_blocks=None if fully is None else fully.blocks,
         fully_counted_tokens=None if fully is None else fully.tokens,
-    )
-
-
-def _of_deciding_workers(engine: LiveEngine) -> LiveEngine:
-    deciding = deciding_workers(engine.layers, engine.available_bytes)
-    return replace(
-        engine,
-        layers=tuple(engine.layers[number] for number in deciding),
-        available_bytes=tuple(engine.available_bytes[number] for number in deciding),
-        workers=tuple(engine.workers[number] for number in deciding),
     )
 
 

@@ -42,8 +42,7 @@ _IGNORED_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_
 def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None:
     """Return how a checkpoint is quantized, or vLLM does it at load by `--quantization`; None: not at all.
 
-    Raises:
-        PlanError: The scheme is unknown.
+    Raises PlanError: the scheme is unknown.
     """
     described = config.get("quantization_config") or text_config(config).get("quantization_config")
     if not isinstance(described, Mapping):
@@ -62,23 +61,21 @@ def quantization_of(config: ConfigJson, flag: str | None) -> Quantization | None
             raise PlanError(
                 f"quantization_config.quantization is {described!r} in the config.json: it should be an object"
             )
-    ignored = tuple(name for key in _IGNORED_KEYS for name in _names(described, key))
+    ignored: list[str] = []
+    for key in _IGNORED_KEYS:
+        names = described.get(key)
+        if names is not None and not isinstance(names, list | tuple):
+            raise PlanError(
+                f"quantization_config.{key} is {names!r} in the config.json: it should be a list of modules"
+            )
+        ignored += map(str, names or ())
     scheme = _scheme(method, described)
     if scheme is None:
         raise PlanError(
             f"quantization_config.quant_method is {method!r} in the config.json: the size of such weights cannot be"
             " derived from a config.json; give the folder that holds its safetensors files"
         )
-    return replace(scheme, ignored=ignored)
-
-
-def _names(described: ConfigJson, key: str) -> Iterator[str]:
-    names = described.get(key)
-    if names is None:
-        return
-    if not isinstance(names, list | tuple):
-        raise PlanError(f"quantization_config.{key} is {names!r} in the config.json: it should be a list of modules")
-    yield from map(str, names)
+    return replace(scheme, ignored=tuple(ignored))
 
 
 def _scheme(method: str, described: ConfigJson) -> Quantization | None:

@@ -24,6 +24,8 @@ from highwater.units import GIB
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
 LARGE_CARD_BYTES: Final = 70 * GIB
 LARGEST_CARD_BYTES: Final = 160 * GIB
+_A100_BYTES: Final = 80 * GIB  # a card with more is none
+SMALL_STEP: Final = (2048, 256)  # tokens and requests, of smaller cards and an A100
 _MAX_NUMBER: Final = 1 << 60
 ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
 
@@ -36,6 +38,7 @@ class Resolved:
     # Every flag with the value that vLLM would use; `gpu_memory_utilization` is None where the bytes of the KV
     # cache were given.
     flags: EngineFlags
+    assumes_a_card: bool  # the defaults of one step are for a card that nobody named
     release: Release
     limits: Limits
     elements: Elements
@@ -69,7 +72,7 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         max_model_len=length,
         max_num_batched_tokens=batched,
         max_num_seqs=requests,
-        gpu_memory_utilization=_utilization(flags, generation),
+        gpu_memory_utilization=None if flags.kv_cache_memory_bytes is not None else share_of(flags, generation),
         dtype=elements.model,
         kv_cache_dtype=elements.cache,
         block_size=blocks.attention,
@@ -82,71 +85,57 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
         mamba_cache_mode=mode,
     )
     v2_model_runner = _second_runner(flags, model, generation)
-    doubts = tuple(_doubts(flags, model, generation))
+    if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
+        why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
+        notes.append(f"--block-size: {flags.block_size}; vllm-ascend makes it {blocks.attention}, {why}.")
+    doubts = tuple(f"Not exact: {doubt}" for doubt in _doubts(flags, model, generation))
     return Resolved(
         given=flags,
         flags=filled,
+        assumes_a_card=_assumes_a_card(flags),
         release=generation.release,
-        limits=Limits.of(filled, max_encoder_tokens=model.encoder_tokens, v2_model_runner=v2_model_runner),
+        limits=Limits.of(
+            filled,
+            # What cross attention is sized for (config/scheduler.py, max_num_encoder_input_tokens).
+            max_encoder_tokens=model.encoder_tokens if generation.release < (0, 13, 0) else batched,
+            v2_model_runner=v2_model_runner,
+        ),
         elements=elements,
         blocks=blocks,
         speculative_tokens=speculative_tokens,
         doubts=doubts,
-        notes=(*notes, *_assumptions(flags, model, blocks), *doubts),
+        notes=(*notes, *doubts),
     )
 
 
 def _doubts(flags: EngineFlags, model: Model, generation: Generation) -> Iterator[str]:
-    release, card = generation.release, flags.device_bytes
-    recurrent = model.is_hybrid or not model.has_attention
-    if (
-        recurrent
-        and (0, 26, 0) <= release < (0, 32, 0)
-        and None in (flags.enable_prefix_caching, flags.mamba_cache_mode)
-    ):
-        yield (
-            f"Not exact: which states vLLM {generation.version} keeps by default is not settled here; it differs by"
-            " version from 0.26 to 0.31. Give --enable-prefix-caching or --no-enable-prefix-caching, and"
-            " --mamba-cache-mode."
-        )
-    if model.is_encoder_decoder:
-        yield (
-            "Not exact: vLLM sizes cross attention by the tokens of a step of the encoder, the plan by the encoder's"
-            " own length."
-        )
-    windows = any(getattr(one, key, None) for one in model.kept for key in ("window", "chunk"))
-    if windows and "Qwen2_5Omni" in model.architecture:
-        yield "Not exact: vLLM drops the window of Qwen2.5-Omni unless its config asks for one."
-    given = (flags.max_num_batched_tokens, flags.max_num_seqs)
-    if flags.platform != "cuda" or None not in given or not (windows or speculative_method(flags)):
-        return
-    if card is None or LARGE_CARD_BYTES <= card < LARGEST_CARD_BYTES:
-        which = "an A100, or a card of another size," if card is None else "an A100"
-        yield (
-            f"Not exact: {which} has other defaults of --max-num-batched-tokens and --max-num-seqs (an A100 2,048 and"
-            " 256), on which windows and drafters depend. Give both."
-        )
-    elif card >= LARGEST_CARD_BYTES and (0, 28, 0) <= release < (0, 32, 0):
-        yield (
-            "Not exact: on cards from 160 GiB on the defaults of --max-num-batched-tokens and --max-num-seqs are not"
-            " settled here for vLLM 0.28 to 0.31. Give both."
-        )
-
-
-def _assumptions(flags: EngineFlags, model: Model, blocks: Blocks) -> Iterator[str]:
+    """Yield what the KV cache's figures rest on that nobody gave, or that is not settled here for this version."""
     if model.dtype is None and flags.dtype in (None, "auto"):
         yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
     if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):
-        yield f"The block size is that of MLA's kernel on a card of compute capability {DEFAULT_CAPABILITY}."
+        yield f"MLA's block size depends on --compute-capability, which is taken to be {DEFAULT_CAPABILITY}."
     if model.is_latent and flags.platform == "cpu":
-        yield "The block size is that of a CPU without AMX; with it, 128 or what is asked for."
-    if flags.platform == "ascend" and flags.block_size not in (None, blocks.attention):
-        why = "to hold this model's states" if model.is_hybrid else "as chunked prefill is on"
-        yield f"--block-size: {flags.block_size}; vllm-ascend makes it {blocks.attention}, {why}."
+        yield "the block size is that of a CPU without AMX; with it, 128 or what is asked for."
+    if model.model_type.startswith("mimo_v2") and generation.release >= (0, 16, 0):
+        yield "values are planned as wide as keys, and newer versions keep MiMo's narrower ones."
+    windows = any(getattr(one, key, None) for one in model.kept for key in ("window", "chunk"))
+    if _assumes_a_card(flags) and (windows or model.is_encoder_decoder or speculative_method(flags)):
+        yield (
+            "windows, drafters and cross attention depend on --max-num-batched-tokens and --max-num-seqs, whose"
+            " defaults differ by card. Give both."
+        )
+
+
+def _assumes_a_card(flags: EngineFlags) -> bool:
+    """Return whether defaults of one step are for a card that nobody named: vLLM goes by the name, a plan by size."""
+    card, given = flags.device_bytes, (flags.max_num_batched_tokens, flags.max_num_seqs)
+    is_open = card is None or LARGE_CARD_BYTES <= card <= _A100_BYTES
+    return flags.platform == "cuda" and None in given and is_open
 
 
 _WHOLE_NUMBERS: Final = (
-    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes"),
+    *("device_bytes", "in_use_bytes"),
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("decode_context_parallel_size", "prefill_context_parallel_size"),
     *("block_size", "num_gpu_blocks_override", "mamba_block_size"),
@@ -195,11 +184,11 @@ def _length(flags: EngineFlags, model: Model) -> int:
 
 def _batch(flags: EngineFlags, model: Model, generation: Generation, length: int, notes: list[str]) -> tuple[int, int]:
     tokens, requests = _batch_defaults(flags, generation)
-    if flags.platform == "cuda" and flags.device_bytes is None:
+    if _assumes_a_card(flags):
         values = {"--max-num-batched-tokens": flags.max_num_batched_tokens, "--max-num-seqs": flags.max_num_seqs}
-        open_flags = [flag for flag, value in values.items() if value is None]
-        if open_flags:
-            notes.append(f"{' and '.join(open_flags)}: vLLM's default for a card of 70 to 160 GiB, as none is named.")
+        names = " and ".join(flag for flag, value in values.items() if value is None)
+        card = "a card of 70 to 160 GiB, as none is named" if flags.device_bytes is None else "a card of this size"
+        notes.append(f"{names}: vLLM's default for {card}; an A100 has 2,048 and 256.")
     # Encoder-decoders have no chunked prefill: a step must hold a whole prompt.
     chunked = not model.is_encoder_decoder
     batched = flags.max_num_batched_tokens
@@ -223,9 +212,9 @@ def _batch_defaults(flags: EngineFlags, generation: Generation) -> tuple[int, in
     card = flags.device_bytes
     if card is None:
         card = LARGE_CARD_BYTES if flags.platform == "cuda" else 0
-    if card >= LARGEST_CARD_BYTES and generation.release >= (0, 32, 0):
+    if card >= LARGEST_CARD_BYTES and generation.release >= (0, 28, 0):
         return 16384, 1024
-    return (8192, 1024) if card >= LARGE_CARD_BYTES else (2048, 256)
+    return (8192, 1024) if card >= LARGE_CARD_BYTES else SMALL_STEP
 
 
 def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) -> bool:
@@ -233,7 +222,7 @@ def _prefix_caching(flags: EngineFlags, model: Model, generation: Generation) ->
     if model.is_encoder_decoder:
         return False
     if flags.enable_prefix_caching is None:
-        hybrid = not model.is_hybrid or generation.release >= (0, 26, 0)
+        hybrid = not model.is_hybrid or generation.release >= (0, 28, 0)
         context = flags.prefill_context_parallel_size == 1 or generation.release >= (0, 13, 0)
         return model.has_attention and hybrid and context
     # models/config.py: up to 0.14 models whose states cannot be cached lose it again.
@@ -254,7 +243,7 @@ def _cache_mode(flags: EngineFlags, model: Model, generation: Generation, *, pre
         return "all"  # the only mode, before it had a name
     can_all = model.caches_states and generation.mamba_has_all
     if given in (None, "none"):
-        return "all" if can_all else "align"
+        return "all" if can_all and generation.release < (0, 28, 0) else "align"
     return "all" if given == "all" and can_all else "align"
 
 
@@ -282,12 +271,10 @@ def _hybrid_manager(flags: EngineFlags, model: Model, generation: Generation) ->
     return not (chunked and (generation.release < (0, 14, 0) or speculative_method(flags) is not None))
 
 
-def _utilization(flags: EngineFlags, generation: Generation) -> float | None:
-    if flags.kv_cache_memory_bytes is not None:
-        return None
-    if flags.gpu_memory_utilization is not None:
-        return flags.gpu_memory_utilization
-    return 0.92 if generation.release >= (0, 20, 0) else 0.9
+def share_of(flags: EngineFlags, generation: Generation) -> float:
+    """Return the share of the card that a start asks for, whatever sizes its KV cache."""
+    default = 0.92 if generation.release >= (0, 20, 0) else 0.9
+    return default if flags.gpu_memory_utilization is None else flags.gpu_memory_utilization
 
 
 def speculative_method(flags: EngineFlags) -> str | None:

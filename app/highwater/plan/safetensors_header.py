@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -38,8 +38,7 @@ _BITS = {
 def checkpoint_tensors(folder: Path) -> tuple[Tensor, ...]:
     """Return every tensor of the safetensors files that vLLM would load from a folder; empty if it has no such file.
 
-    Raises:
-        PlanError: A file is missing, cut short, or is not a safetensors file.
+    Raises PlanError: a file is missing, cut short, or is not a safetensors file.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -57,16 +56,6 @@ def _files(folder: Path) -> Iterator[Path]:
         found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
         yield from found[: _MAX_FILES + 1]
         return
-    for name in _indexed_names(index):
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise PlanError(f"weight_map names {name[:200]!r} in {index}: it should be a safetensors file beside it")
-        path = folder / name
-        if not path.exists():
-            raise PlanError(f"{name} is named in {index}, but is not in the folder: the checkpoint is incomplete")
-        yield path
-
-
-def _indexed_names(index: Path) -> Iterable[str]:
     with _open(index) as file:
         listed = _object(file.read(_MAX_INDEX_BYTES + 1), index, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(listed, Mapping) or not all(isinstance(name, str) for name in listed.values()):
@@ -74,7 +63,13 @@ def _indexed_names(index: Path) -> Iterable[str]:
     names = sorted(set(listed.values()))
     if len(names) > _MAX_FILES:
         raise PlanError(f"weight_map names {len(names)} files in {index}: at most {_MAX_FILES} are read")
-    return names
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise PlanError(f"weight_map names {name[:200]!r} in {index}: it should be a safetensors file beside it")
+        path = folder / name
+        if not path.exists():
+            raise PlanError(f"{name} is named in {index}, but is not in the folder: the checkpoint is incomplete")
+        yield path
 
 
 def read_header(path: Path) -> tuple[Tensor, ...]:

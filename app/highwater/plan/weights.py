@@ -87,7 +87,8 @@ def _held(
         bits = element * 8 if tensor.floating else tensor.bits
         if scheme is not None and scheme.experts_only and bits < element * 8:
             high = round(high * _kernel_padding(text, tensor, ranks))
-        part = joined.setdefault(_joined_name(tensor.name), [0, 0])
+        names = (pattern.subn(replacement, tensor.name) for pattern, replacement in _JOINS)
+        part = joined.setdefault(next((text for text, count in names if count), tensor.name), [0, 0])
         part[0] += ceil_div(low * bits, 8)
         part[1] += ceil_div(high * bits, 8)
     # Four scales of one number each that every attention layer keeps for a quantized KV cache
@@ -252,11 +253,6 @@ _JOINS: Sequence[tuple[re.Pattern[str], str]] = (
 )
 
 
-def _joined_name(name: str) -> str:
-    joined = (pattern.subn(replacement, name) for pattern, replacement in _JOINS)
-    return next((text for text, count in joined if count), name)
-
-
 def _load_order(tensor: Tensor) -> tuple[int, int]:
     """Order tensors as vLLM makes them, as far as it matters to the allocator: by layer, the vision tower first."""
     layer = _LAYER.search(tensor.name)
@@ -275,10 +271,8 @@ def rotary_tables(config: ConfigJson, element: int) -> list[int]:
     """Return the sizes of the tables of cosines and sines that vLLM keeps beside the weights.
 
     One for each kind of rotary embedding (`rotary_embedding/__init__.py: get_rope` shares them between layers), for as
-    many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank.
-
-    Raises:
-        PlanError: ``rope_scaling`` is not an object.
+    many positions as the scaling reaches: a table of Llama 4's 10 million positions takes 2.5 GiB on every rank. Raises
+    PlanError: ``rope_scaling`` is not an object.
     """
     text = text_config(config)
     if any(key in text for key in ("n_positions", "word_embed_proj_dim")) or "num_attention_heads" not in text:

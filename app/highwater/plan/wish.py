@@ -126,10 +126,8 @@ def grant(
 
     ``plan`` sizes the KV cache with other flags than the present ones, which are given: ``utilization`` is None where
     it does not size the KV cache, ``images_per_prompt`` where it is not known. ``image`` is the cost of one image,
-    needed where the wish has images.
-
-    Raises:
-        PlanError: The wish cannot be planned at all: vLLM would refuse the layers, or a number makes no sense.
+    needed where the wish has images. Raises PlanError: the wish cannot be planned at all: vLLM would refuse the layers,
+    or a number makes no sense.
     """
     images = wish.images.count if wish.images is not None else 0
     if images and image is None:
@@ -168,10 +166,8 @@ def grant_offline(
     """Find the smallest command line that a wish fits in, for a model that does not run yet.
 
     Where the bytes for the KV cache are not known, those that the wish needs are part of the command line. The cost of
-    an image is needed where the wish has images.
-
-    Raises:
-        PlanError: The wish cannot be planned at all, or what a start leaves of the device that was named is not known.
+    an image is needed where the wish has images. Raises PlanError: the wish cannot be planned at all, or what a start
+    leaves of the device that was named is not known.
     """
 
     def pool_of(changed: Flags) -> KvPool:

@@ -127,7 +127,10 @@ def _follows(on: TorchDevice, worker: KitWorker, found: Findings) -> None:
     size = 256 * MIB
     tensor = on.empty(size)
     after = worker.call("memory")
-    found.equals("allocated_follows", _grown(before, after, "torch", "allocated_bytes"), size)
+    grown = _grown(before, after, "torch", "allocated_bytes")
+    # torch_npu asks for 32 bytes more where its CANN wants them, which its allocator rounds to a block of 512.
+    padding = 512 if on.type == "npu" and grown == size + 512 else 0
+    found.equals("allocated_follows", grown, size + padding)
     asked = _grown(before, after, "torch", "reserved_bytes")
     found.at_most("used_follows", abs(after["used_bytes"] - before["used_bytes"] - asked), 4 * MIB, "bytes")
     del tensor

@@ -60,6 +60,58 @@ def test_what_fits_says_what_is_left_outside_the_share(folder: Path) -> None:
     )
 
 
+TWO_ENGINES = ("--device", "8188MiB", "--gpu-memory-utilization", "0.4", "--max-model-len", "2048")
+SMALL = {**LLAMA_8B, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+         "num_key_value_heads": 2, "tie_word_embeddings": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("used", "more", "status", "said"),
+    [
+        ("3578MiB", (), 0, "Others have 3.49 GiB of the card in use, which vLLM 0.15.0 does not take off"),
+        ("3578MiB", (), 0, "beside them and a share of 3.20 GiB 1.30 GiB are left."),
+        ("3578MiB", (), 0, "Outside the share of 0.4 and what others have in use are 1.30 GiB"),
+        ("5200MiB", (), 1, "vLLM 0.15.0 refuses to start: 2.92 GiB of the card are free beside others"),
+        ("5200MiB", ("--kv-cache-memory-bytes", "1GiB"), 1, "refuses to start"),
+        ("4800MiB", (), 1, "between                                         0 B and"),
+        ("1GiB", ("--platform", "ascend", "--vllm-version", "0.13.0"), 1, "takes the 1.00 GiB in use by others off"),
+        ("9GiB", ("--platform", "ascend"), 1, "refuses to start"),
+        ("1GiB", ("--platform", "cpu"), 2, "--in-use: it is of a card"),
+    ],
+)
+def test_what_others_have_in_use_is_refused_counted_off_or_without_effect(
+    folder: Path, used: str, more: tuple[str, ...], status: int, said: str
+) -> None:
+    """By the version's own rule; little room is open, as the engine's own context comes before its look."""
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    version = () if "--platform" in more else ("--vllm-version", "0.15.0")
+    result = CliRunner().invoke(plan, [str(folder), *TWO_ENGINES, *version, "--in-use", used, *more])
+    assert said in result.output
+    assert result.exit_code == status, result.output
+
+
+def test_what_others_use_of_no_card_is_refused(folder: Path) -> None:
+    assert "give --device" in CliRunner().invoke(plan, [str(folder), "--in-use", "1GiB"]).output
+
+
+def test_an_encoder_of_unknown_size_is_said_and_settled_by_limits(folder: Path) -> None:
+    """A video's size is in no config.json; an image's is in preprocessor_config.json."""
+    (folder / "config.json").write_text(json.dumps(QWEN3_VL_8B))
+    card = ("--device", "80GiB", "--max-model-len", "8192", "--max-num-batched-tokens", "8192", "--max-num-seqs", "64")
+
+    def output(*more: str) -> str:
+        return CliRunner().invoke(plan, [str(folder), *card, *more]).output
+
+    assert "It may not fit" in output()
+    assert "No lower bound: a start profiles the encoder" in output("--limit-mm-per-prompt", '{"video": 0}')
+    pixels = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
+    assert "No lower bound" in output()
+    assert "It fits" in output("--limit-mm-per-prompt", '{"video": 0}')
+    assert "a JSON object is needed" in output("--limit-mm-per-prompt", "video=0")
+    assert "a JSON object is needed" in output("--limit-mm-per-prompt", "[]")
+
+
 def test_the_files_of_a_folder_make_the_weights_exact(folder: Path) -> None:
     """Their headers are read; the data may be a hole of 16 GB."""
     header, place = {}, 0

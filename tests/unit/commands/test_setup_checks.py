@@ -38,7 +38,12 @@ def facts(url="http://127.0.0.1:8001", **changed) -> SetupFacts:
         "token_source": "HIGHWATER_ADMIN_TOKEN",
         "sidecar_version": "0.1.0",
         "own_version": "0.1.0",
-        "host": {"reading": {"shm": {"size_bytes": 64 << 30, "free_bytes": 60 << 30, "promised_bytes": 0}}},
+        "host": {
+            "reading": {
+                "shm": {"size_bytes": 64 << 30, "free_bytes": 60 << 30, "promised_bytes": 0},
+                "engine": {"grpc": False},
+            }
+        },
     }
     given = {name: changed.pop(name) for name in own if name in changed}
     rules = {"policy": changed.pop("rules")} if "rules" in changed else {}
@@ -161,6 +166,8 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("exposure", GONE, "skip", "not known until the problem above is fixed", None),
         ("exposure", {"engine_url": "unix:/run/vllm.sock"}, "ok", "unix:", None),
         ("exposure", {"engine_url": "http://localhost:8000"}, "ok", "localhost", None),
+        ("gRPC", {"host": {"reading": {"engine": {"grpc": True}}}}, "warn", "a safe reset may fail", "--grpc-port off"),
+        ("gRPC", {"host": {}}, "skip", "not known", None),
         ("incidents", {"incidents": {"incidents": [], "folder": None}}, "note", "in memory only", "INCIDENTS__FOLDER"),
         ("incidents", {"incidents": {**KEPT, "has_engine_log": False}}, "note", "log is not read", "ENGINE_LOG"),
         ("incidents", {"incidents": {"has_engine_log": False}}, "note", "in memory only", "FOLDER and HIGHWATER_ENG"),
@@ -240,7 +247,7 @@ def test_the_lines_tell_what_to_change():
     lines = shown.splitlines()
     at = next(index for index, line in enumerate(lines) if "only observes" in line)
     assert "HIGHWATER_POLICY__MODE=act" in lines[at + 1]
-    assert lines[-1] == "0 failed, 0 warnings, 17 ok, 1 could be better"
+    assert lines[-1] == "0 failed, 0 warnings, 18 ok, 1 could be better"
 
 
 def test_for_programs():

@@ -22,8 +22,8 @@ from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.implied import implied_tensors
 from highwater.plan.measured import read_start
-from highwater.units import GIB
-from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, STARTS, RecordedStart
+from highwater.units import GIB, MIB
+from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, QWEN3_VL_32B, STARTS, RecordedStart
 
 DEVICE = round(DEVICE_GIB * GIB)
 FLAGS = EngineFlags(
@@ -86,6 +86,82 @@ def test_the_likely_activation_peak_is_that_of_the_starts(start: RecordedStart) 
     mixture = any(".experts." in tensor.name for tensor in implied_tensors(start.config))
 
     assert budget_of(start).activation.bytes / GIB == pytest.approx(start.activation, rel=0.2 if mixture else 0.05)
+
+
+# --- what nobody named ---
+
+
+@pytest.mark.parametrize(
+    ("limits", "has_bound"), [({}, False), ({"video": 0}, False), ({"video": 0, "image": 0}, True)]
+)
+def test_an_encoder_whose_largest_item_is_not_known_leaves_no_lower_bound(
+    limits: dict[str, int], *, has_bound: bool
+) -> None:
+    """Qwen3-VL-32B on 0.11.0 was profiled with a video of 153,600 tokens, and had 6.28 GiB (vllm issue 27466)."""
+    flags = replace(FLAGS, device_bytes=round(79.14 * GIB), gpu_memory_utilization=0.98, limit_mm_per_prompt=limits)
+    available = estimate_start(ModelFacts(config=QWEN3_VL_32B), flags, generation_of("0.11.0")).available
+
+    assert (available.low > 0) is has_bound
+    assert has_bound or available.low <= 6.28 * GIB <= available.high
+
+
+def test_the_weights_of_qwen3_vl_have_buffers_of_a_step() -> None:
+    """62.63 GiB were logged by 0.11.0 (vllm issue 27466), with 8,192 batched tokens; 62.40 are in the checkpoint."""
+    weights = estimate_start(ModelFacts(config=QWEN3_VL_32B), FLAGS, generation_of("0.11.0")).weights
+    assert weights.bytes / GIB == pytest.approx(62.63, abs=0.01)
+    files = ModelFacts(config=QWEN3_VL_32B, tensors=implied_tensors(QWEN3_VL_32B))
+    exact, either = (
+        estimate_start(files, FLAGS, generation_of("0.11.0"), smallest_step=step).weights
+        for step in (None, (2048, 256))
+    )
+    assert either.low == exact.low - 3 * 6144 * 5120 * 2
+    assert (either.bytes, either.high, either.grade) == (exact.bytes, exact.high, "estimated")
+
+
+def test_without_images_and_videos_the_tower_may_not_be_loaded() -> None:
+    """The bounds have room for both: versions and models differ."""
+    generation = generation_of("0.32.0")
+    model = ModelFacts(config=QWEN3_VL_32B, tensors=implied_tensors(QWEN3_VL_32B))
+    flags = replace(FLAGS, limit_mm_per_prompt={"image": 0, "video": 0})
+    text = {key: part for key, part in QWEN3_VL_32B.items() if key != "vision_config"}
+
+    weights = estimate_start(model, flags, generation).weights
+    assert weights.grade == "estimated"
+    assert weights.high == estimate_start(model, FLAGS, generation).weights.high
+    assert weights.low <= estimate_start(ModelFacts(config=text), FLAGS, generation).weights.bytes < weights.bytes - GIB
+
+
+def test_the_largest_image_counts_where_it_is_larger_than_a_step() -> None:
+    """16,384 embeddings, of whatever a step has."""
+    pixels = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+    model = ModelFacts(config=QWEN3_VL_32B, preprocessor=pixels)
+
+    def peak(tokens: int) -> int:
+        flags = replace(FLAGS, max_num_batched_tokens=tokens, max_num_seqs=8, limit_mm_per_prompt={"video": 0})
+        return estimate_start(model, flags, generation_of("0.32.0")).activation.high
+
+    assert peak(2048) > peak(16_384) - 2048 * MIB > 0
+    assert peak(65_536) > 2 * peak(16_384)
+
+
+def test_up_to_0_12_each_image_was_padded_to_all_of_them() -> None:
+    """32 of Gemma 3's fit into a step of 8,192 tokens."""
+    gemma = next(start for start in STARTS if start.name == "gemma-3-27b")
+    old, new = (
+        estimate_start(ModelFacts(config=gemma.config), FLAGS, generation_of(version)).activation
+        for version in ("0.12.0", "0.13.0")
+    )
+    assert old.high - new.high > 30 * 8192 * 5376 * 2
+
+
+def test_the_bounds_hold_for_the_smallest_steps_that_a_card_may_have() -> None:
+    """An A100 has an H100's size, and 256 sequences in place of 1,024."""
+    a100 = replace(FLAGS, max_num_batched_tokens=2048, max_num_seqs=256)
+    model, generation = ModelFacts(config=LLAMA_8B), generation_of("0.19.0")
+    either = estimate_start(model, FLAGS, generation, smallest_step=(2048, 256)).available
+    assert either.low <= estimate_start(model, FLAGS, generation).available.bytes <= either.high
+    assert either.low <= estimate_start(model, a100, generation).available.bytes <= either.high
+    assert estimate_start(model, FLAGS, generation).available.high < either.high
 
 
 # --- sums and rounding ---

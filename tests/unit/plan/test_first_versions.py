@@ -30,6 +30,19 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",
 }
+WHISPER = LLAMA | {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "model_type": "whisper",
+    "d_model": 1280,
+    "decoder_layers": 32,
+    "decoder_attention_heads": 20,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "hidden_size": 1280,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "max_position_embeddings": 448,
+}
 # Kimi's delta attention in three of four layers, MLA in the fourth.
 KIMI_LINEAR = LLAMA | {
     "architectures": ["KimiLinearForCausalLM"],
@@ -69,11 +82,18 @@ def test_a_state_takes_as_many_blocks_as_the_length_from_0_11_1_on() -> None:
     assert [pool.groups[0].blocks_per_request for pool in pools] == [1, 512, 512]
 
 
-def test_the_largest_cards_take_16384_tokens_a_step_from_0_32_on() -> None:
-    """A card of 180 GiB; smaller ones keep 8,192."""
-    for version, device, tokens in (("0.31.0", 180, 8192), ("0.32.0", 180, 16384), ("0.32.0", 140, 8192)):
+def test_the_largest_cards_take_16384_tokens_a_step_from_0_28_on() -> None:
+    """A card of 180 GiB; smaller ones keep 8,192: `EngineArgs.get_batch_defaults`, run of 0.26 to 0.33."""
+    for version, device, tokens in (("0.27.1", 180, 8192), ("0.28.0", 180, 16384), ("0.28.0", 140, 8192)):
         limits = resolved(LLAMA, version, device_bytes=device * GIB).limits
         assert limits.max_num_batched_tokens == tokens, (version, device)
+
+
+def test_cross_attention_is_sized_by_a_step_from_0_13_on() -> None:
+    """Before, by the encoder's own length; a step is never shorter than the model."""
+    for version, given, tokens in (("0.12.0", 2048, 1500), ("0.13.0", 2048, 2048), ("0.32.0", None, 8192)):
+        limits = resolved(WHISPER, version, max_num_batched_tokens=given).limits
+        assert limits.max_encoder_tokens == tokens, version
 
 
 def test_pages_are_padded_whatever_the_kernel_indexes_by_from_0_29_on() -> None:

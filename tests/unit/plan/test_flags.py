@@ -100,19 +100,19 @@ def test_the_share_of_the_card_is_the_versions(version: str, share: float):
 
 @pytest.mark.parametrize(
     ("values", "version", "on"),
-    [(LLAMA, "0.12.0", True), (GRANITE, "0.23.0", False), (GRANITE, "0.25.1", False), (GRANITE, "0.26.0", True)],
+    [(LLAMA, "0.12.0", True), (GRANITE, "0.23.0", False), (GRANITE, "0.27.1", False), (GRANITE, "0.28.0", True)],
 )
-def test_prefix_caching_is_on_by_default_but_for_hybrids_before_0_26(values: dict[str, Any], version: str, on: bool):
-    """As vLLM's is_prefix_caching_supported has it."""
+def test_prefix_caching_is_on_by_default_but_for_hybrids_before_0_28(values: dict[str, Any], version: str, on: bool):
+    """As vLLM's `_set_default_chunked_prefill_and_prefix_caching_args` has it, run of 0.26 to 0.33."""
     assert resolved(values, version).limits.prefix_caching is on
 
 
 @pytest.mark.parametrize(
     ("values", "version", "mode"),
-    [(GRANITE, "0.19.0", "all"), (LFM2, "0.19.0", "align"), (GRANITE, "0.32.0", "align"), (LLAMA, "0.19.0", "none")],
+    [(GRANITE, "0.27.1", "all"), (LFM2, "0.19.0", "align"), (GRANITE, "0.28.0", "align"), (LLAMA, "0.19.0", "none")],
 )
 def test_the_cache_mode_of_states_follows_model_and_version(values: dict[str, Any], version: str, mode: str):
-    """All states where the model can, until 0.32; else the last of each block."""
+    """All states where the model can, until 0.27, else the last of each block (MambaModelConfig, run 0.26 to 0.33)."""
     assert resolved(values, version, enable_prefix_caching=True).limits.mamba_cache_mode == mode
     assert resolved(values, version, enable_prefix_caching=False).limits.mamba_cache_mode == "none"
 

@@ -57,18 +57,37 @@ def plan_grades(config: str, version: str = "0.32.0", **flags) -> set[str]:
         ("llama-3.1-8b", "0.32.0", {}, "exact"),
         ("gemma-3-27b", "0.32.0", {}, "estimated"),
         ("gemma-3-27b", "0.32.0", BATCH, "exact"),
-        ("gemma-3-27b", "0.30.0", {"device_bytes": 192 * GIB}, "estimated"),
-        ("gemma-3-27b", "0.30.0", {"device_bytes": 192 * GIB, **BATCH}, "exact"),
-        ("gemma-3-27b", "0.32.0", {"device_bytes": 192 * GIB}, "exact"),
+        ("gemma-3-27b", "0.30.0", {"device_bytes": 192 * GIB}, "exact"),
+        ("gemma-3-27b", "0.32.0", {"device_bytes": 141 * GIB}, "exact"),
         ("gemma-3-27b", "0.32.0", {"device_bytes": 80 * GIB}, "estimated"),
         ("gemma-3-27b", "0.32.0", {"device_bytes": 24 * GIB}, "exact"),
-        ("qwen3.6-35b-a3b-nvfp4", "0.27.0", {}, "estimated"),
-        ("qwen3.6-35b-a3b-nvfp4", "0.32.0", {}, "exact"),
+        ("qwen3.6-35b-a3b-nvfp4", "0.27.0", {}, "exact"),
+        ("llama-3.1-8b", "0.32.0", {"device_bytes": 80 * GIB}, "exact"),
+        ("kimi-k2", "0.32.0", {}, "estimated"),
+        ("kimi-k2", "0.32.0", {"compute_capability": "9.0"}, "exact"),
+        ("kimi-k2", "0.32.0", {"block_size": 64}, "exact"),
     ],
 )
 def test_no_figure_is_exact_that_rests_on_an_assumed_default(config, version, flags, grade) -> None:
-    """Of a card that is not named, an A100 among those of 80 GB, or a rule that this version has otherwise."""
+    """Of a card that is not named, or an A100 among those of 80 GB."""
     assert plan_grades(config, version, kv_cache_memory_bytes=40 * GIB, **flags) == {grade}
+
+
+@pytest.mark.parametrize(
+    ("changed", "version", "said"),
+    [
+        ({"torch_dtype": None}, "0.32.0", "no dtype"),
+        ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
+          "decoder_layers": 2, "decoder_attention_heads": 32}, "0.32.0", "cross attention"),
+        ({"architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "num_hidden_layers": 2,
+          "hybrid_layer_pattern": [0, 1], "swa_num_key_value_heads": 8, "swa_head_dim": 192}, "0.32.0", "MiMo"),
+    ],
+)  # fmt: skip
+def test_what_a_figure_rests_on_is_said(changed, version, said) -> None:
+    values = json.loads((CONFIGS / "llama-3.1-8b.json").read_text("utf-8")) | changed
+    plan = plan_json(plan_offline(values, EngineFlags(kv_cache_memory_bytes=40 * GIB), version), "m")
+    assert set(plan["kv_cache"]["grades"].values()) == {"estimated"}
+    assert any(note.startswith("Not exact: ") and said in note for note in plan["notes"])
 
 
 def test_a_device_with_a_drafter_has_no_budget() -> None:

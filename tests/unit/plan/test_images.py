@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from highwater.plan.errors import PlanError
-from highwater.plan.images import ImageTokens, image_tokens, takes_images
+from highwater.plan.images import ImageTokens, image_tokens, largest_item, takes_images
 
 QWEN3 = {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
 QWEN3_PIXELS = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
@@ -31,6 +31,7 @@ LLAVA = {
     "vision_feature_select_strategy": "default",
     "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
 }
+VIDEO_OFF: dict[str, Any] = {"video": 0}
 PALIGEMMA = {"model_type": "paligemma", "vision_config": {"image_size": 224, "patch_size": 14}}
 
 
@@ -112,3 +113,25 @@ def test_what_cannot_be_counted_is_refused_by_name(
 def test_a_model_sees_images_where_it_or_a_part_has_an_encoder_of_them(config: dict[str, Any], sees: bool) -> None:
     """Qwen's Omni models have it in a part."""
     assert takes_images(config) is sees
+
+
+@pytest.mark.parametrize(
+    ("config", "preprocessor", "limits", "embeddings"),
+    [
+        ({"model_type": "llama"}, {}, {}, 0),
+        (GEMMA3, {}, {}, 256),
+        (MISTRAL3, {}, {}, 3_025),
+        (QWEN3, QWEN3_PIXELS, VIDEO_OFF, 16_384),
+        (QWEN3, QWEN3_PIXELS, {"video": {"count": 0}, "image": 4}, 16_384),
+        (QWEN3, {}, {"video": 0, "image": 0}, 0),
+        (QWEN3, QWEN3_PIXELS, {}, None),
+        (QWEN3, {}, VIDEO_OFF, None),
+        (GEMMA3, {}, {"image": 0}, 0),
+        (INTERN, {}, VIDEO_OFF, None),
+        ({"model_type": "qwen2_audio", "audio_config": {}}, {}, {"image": 0, "video": 0}, None),
+        ({"model_type": "qwen2_5_omni", "thinker_config": {"vision_config": {}}}, {}, VIDEO_OFF, None),
+    ],
+)
+def test_the_largest_item_is_known_where_the_files_say_it(config, preprocessor, limits, embeddings) -> None:
+    """That of a video or a sound is not, nor that of an image whose tokens depend on its shape."""
+    assert largest_item(config, preprocessor, limits) == embeddings

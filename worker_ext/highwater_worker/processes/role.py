@@ -28,6 +28,7 @@ _NAMES = (
 )
 _API_SERVER = re.compile(r"API_?Server", re.IGNORECASE)
 _MAX_TEXT = 40
+_COMMAND = re.compile(r"(?:^|/)(?:vllm|api_server\.py)$")
 _SERVES = re.compile(r"serve|vllm|api_server|openai", re.IGNORECASE)
 
 
@@ -64,6 +65,18 @@ def _children() -> list[str]:
     return [str(getattr(child, "name", "")) for child in list(known)]
 
 
+def serves_grpc(arguments: Sequence[str]) -> bool | None:
+    """Return whether a command line opens a gRPC port; None where it is not vLLM's own, or reads a file of settings.
+
+    Processes that vLLM starts have the command line of the one that it began with.
+    """
+    words = [word.replace("_", "-") for word in arguments[1:]]
+    if any(word.startswith("--grpc") for word in words):
+        return True
+    is_known = bool(arguments) and _COMMAND.search(arguments[0]) is not None
+    return False if is_known and not any(word.partition("=")[0] == "--config" for word in words) else None
+
+
 def engine_settings(worker: object) -> dict[str, Any]:
     config = look_up(worker, "vllm_config")
     model, parallel = look_up(config, "model_config"), look_up(config, "parallel_config")
@@ -84,6 +97,7 @@ def engine_settings(worker: object) -> dict[str, Any]:
         "external_lb": flag(look_up(parallel, "data_parallel_external_lb")),
         "kv_offload": look_up(config, "kv_transfer_config") is not None
         or bool(look_up(config, "cache_config", "kv_offloading_size")),
+        "grpc": serves_grpc(sys.argv),
         "max_chunk_mb": int(chunk) if chunk.isdigit() else None,
     }
     return {name: value for name, value in settings.items() if value is not None}

@@ -52,8 +52,7 @@ def _kv_heads(config: Config) -> int:
 def head_size(config: Config) -> int:
     """Return the size of one head (vLLM's get_head_size, without MLA).
 
-    Raises:
-        PlanError: Neither ``head_dim`` nor a hidden size that the heads divide is given.
+    Raises PlanError: neither ``head_dim`` nor a hidden size that the heads divide is given.
     """
     for key in ("head_dim", "hidden_size_per_head"):
         size = config.optional(key)
@@ -82,8 +81,7 @@ def self_attention(
 def uniform(config: Config) -> tuple[Kept, ...]:
     """Layers that are all alike: full, or sliding where the model as a whole has a window.
 
-    Raises:
-        PlanError: The config is one of MLA.
+    Raises PlanError: the config is one of MLA.
     """
     if config.gives("kv_lora_rank"):
         raise config.refused("kv_lora_rank", config.get("kv_lora_rank"), "MLA is not known for this architecture")
@@ -93,8 +91,7 @@ def uniform(config: Config) -> tuple[Kept, ...]:
 def qwen2(config: Config) -> tuple[Kept, ...]:
     """Layers all alike; vLLM's Qwen2Model asserts that (models/qwen2.py, and SeedOssModel in models/seed_oss.py).
 
-    Raises:
-        PlanError: Only some layers have a window, which vLLM refuses.
+    Raises PlanError: only some layers have a window, which vLLM refuses.
     """
     first, layers = config.optional("max_window_layers", 0), config.number("num_hidden_layers")
     types = set(layer_types(config) or ())
@@ -110,8 +107,7 @@ def qwen2(config: Config) -> tuple[Kept, ...]:
 def by_layer_type(config: Config) -> tuple[Kept, ...]:
     """Layers whose type says whether they slide; where no layer has a type, as the model as a whole.
 
-    Raises:
-        PlanError: A layer slides, and the config has no window.
+    Raises PlanError: a layer slides, and the config has no window.
     """
     types = _types(config)
     if types is None:
@@ -139,8 +135,7 @@ def alternating(config: Config) -> tuple[Kept, ...]:
 def gemma3n(config: Config) -> tuple[Kept, ...]:
     """Layers by type, the last of which read an earlier layer's cache and keep none.
 
-    Raises:
-        PlanError: As many layers as there are, or more, would share a cache.
+    Raises PlanError: as many layers as there are, or more, would share a cache.
     """
     shared = config.optional("num_kv_shared_layers", 0) or 0
     kept = by_layer_type(config)
@@ -166,8 +161,7 @@ def gemma4(config: Config) -> tuple[Kept, ...]:
 def llama4(config: Config) -> tuple[Kept, ...]:
     """Chunked layers, and full ones where there are no rotary positions.
 
-    Raises:
-        PlanError: ``no_rope_layers`` has not one entry a layer.
+    Raises PlanError: ``no_rope_layers`` has not one entry a layer.
     """
     layers, chunk = config.number("num_hidden_layers"), config.optional("attention_chunk_size")
     every = config.number("no_rope_layer_interval")
@@ -181,8 +175,7 @@ def llama4(config: Config) -> tuple[Kept, ...]:
 def mimo_v2(config: Config) -> tuple[Kept, ...]:
     """Full and sliding layers with heads of their own each; values are padded to the size of keys.
 
-    Raises:
-        PlanError: ``hybrid_layer_pattern`` has not one entry a layer.
+    Raises PlanError: ``hybrid_layer_pattern`` has not one entry a layer.
     """
     layers = config.number("num_hidden_layers")
     pattern = config.get("hybrid_layer_pattern")
@@ -243,8 +236,7 @@ def whisper(config: Config) -> tuple[Kept, ...]:
 def nemotron_nas(config: Config) -> tuple[Kept, ...]:
     """Layers with heads of their own each, some without attention.
 
-    Raises:
-        PlanError: ``block_configs`` is missing, or a block of it is invalid.
+    Raises PlanError: ``block_configs`` is missing, or a block of it is invalid.
     """
     blocks = config.get("block_configs")
     if not isinstance(blocks, list) or not blocks:

@@ -43,8 +43,7 @@ class Draft:
 def read_draft(text: str | None, target: Mapping[str, Any], model: Model) -> Draft:
     """Return what `--speculative-config` adds to a model with this config.json; None: it was not given.
 
-    Raises:
-        PlanError: The method is not known here, or its configuration cannot be read.
+    Raises PlanError: the method is not known here, or its configuration cannot be read.
     """
     if text is None:
         return Draft()

@@ -18,7 +18,7 @@ from highwater.plan.errors import PlanError, short
 LANGUAGE_PARTS: Final = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")
 # Classes that throw their window away unless `use_sliding_window` is set (configuration_qwen2.py and its siblings).
 WINDOW_ON_REQUEST: Final = frozenset(
-    {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3"}
+    ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "smollm3")
 )
 # Beyond any model's; products of a few of them still have a size in bytes.
 MAX_NUMBER: Final = 1 << 40

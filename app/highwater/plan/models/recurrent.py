@@ -33,10 +33,7 @@ def _mamba1_form(intermediate: int, state: int, kernel: int) -> StateForm:
 def _mamba2_form(intermediate: int, sizes: Iterable[int], *, counts_drafts: bool = False) -> StateForm:
     """Return the state of a state space with heads (Mamba 2, Bamba, Nemotron-H, Falcon-H1, Granite 4, Zamba 2).
 
-    Args:
-        intermediate: The width of its input.
-        sizes: The groups, the heads, the size of a head, the size of a state, and the kernel of the convolution.
-        counts_drafts: The convolution keeps the tokens of a draft too.
+    ``counts_drafts``: the convolution, whose kernel is the last size, keeps the tokens of a draft too.
     """
     groups, heads, head, state, kernel = sizes
 
@@ -108,8 +105,7 @@ def nemotron_h(config: Config) -> tuple[Kept, ...]:
 def zamba2(config: Config) -> tuple[Kept, ...]:
     """Mamba 2 in every layer, and attention beside it in hybrid ones.
 
-    Raises:
-        PlanError: ``layers_block_type`` is missing or has other types.
+    Raises PlanError: ``layers_block_type`` is missing or has other types.
     """
     types = config.names("layers_block_type")
     if types is None:
@@ -136,8 +132,7 @@ def zamba2_head_size(config: Config) -> int:
 def gated_delta(config: Config) -> tuple[Kept, ...]:
     """A gated delta net or attention, layer by layer (Qwen3-Next, Qwen3.5, OLMo hybrid).
 
-    Raises:
-        PlanError: ``layer_types`` is missing or has other types.
+    Raises PlanError: ``layer_types`` is missing or has other types.
     """
     types = layer_types(config)
     if types is None:
@@ -183,8 +178,7 @@ def minimax(config: Config) -> tuple[Kept, ...]:
 def kimi_linear(config: Config) -> tuple[Kept, ...]:
     """Kimi's delta attention, and MLA in the layers that are not named for it (numbered from 1).
 
-    Raises:
-        PlanError: ``linear_attn_config`` is missing or invalid.
+    Raises PlanError: ``linear_attn_config`` is missing or invalid.
     """
     linear = config.mapping("linear_attn_config")
     named = linear.get("kda_layers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from highwater_worker.processes.role import Role, role_of
+from highwater_worker.processes.role import Role, role_of, serves_grpc
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,21 @@ from highwater_worker.processes.role import Role, role_of
 def test_the_role_follows_from_the_name(name, children, arguments, role):
     """The main process serves unless it has started others that do."""
     assert role_of(name, children, arguments) == role
+
+
+@pytest.mark.parametrize(
+    ("arguments", "serves"),
+    [
+        (("/usr/bin/vllm", "serve", "model", "--grpc-port", "50051"), True),
+        (("vllm", "serve", "model", "--grpc_port=0"), True),
+        (("vllm", "serve", "model", "--port", "8000"), False),
+        (("/x/vllm/entrypoints/openai/api_server.py", "--config-format", "hf"), False),
+        (("vllm", "serve", "--config", "serve.yaml"), None),
+        (("vllm", "serve", "--config=serve.yaml", "--grpc-port=1"), True),
+        (("/srv/vllm/wrapper.py", "model"), None),
+        (("/x/ray/default_worker.py",), None),
+        ((), None),
+    ],
+)
+def test_a_grpc_port_is_known_by_vllms_own_command_line(arguments, serves):
+    assert serves_grpc(arguments) is serves
