@@ -16,7 +16,14 @@ def config_schema() -> dict[str, Any]:
     """Return an object schema without references, every key optional, null for the default."""
     whole = Settings.model_json_schema()
     config = _table(whole, whole["$defs"], without=CHARTS_OWN)
-    _name_signals_and_remedies(config["properties"]["policy"]["properties"]["rules"]["items"])
+    rule = config["properties"]["policy"]["properties"]["rules"]["items"]
+    # Settings check these names in code; a key that a rule requires is never null.
+    properties = rule["properties"]
+    properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
+    properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
+    properties["remedies"]["uniqueItems"] = True
+    for key in rule["required"]:
+        properties[key]["type"] = "string"
     return config
 
 
@@ -27,16 +34,6 @@ def signals() -> dict[str, list[str]]:
         "ratios": sorted(RATIO_SIGNALS),
         "withoutRemedies": sorted(signal for signal, remedies in SIGNAL_REMEDIES.items() if not remedies),
     }
-
-
-def _name_signals_and_remedies(rule: dict[str, Any]) -> None:
-    # Settings check these names in code; a key that a rule requires is never null.
-    properties = rule["properties"]
-    properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
-    properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
-    properties["remedies"]["uniqueItems"] = True
-    for key in rule["required"]:
-        properties[key]["type"] = "string"
 
 
 def _table(

@@ -9,7 +9,7 @@ from highwater.diagnose.budget import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import Explanation, tightest
+from highwater.plan.explanation import tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
@@ -221,10 +221,12 @@ def _is_short(row: tuple[str, str, str, str]) -> bool:
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
     """Return what differs between two starts: its name, the figure before, the one after, and by how much."""
     before, after = old_answer.explanation, new_answer.explanation
+    # The served model is not known while the engine is unreachable.
+    names = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
     plain = [
         ("vLLM", before.vllm_version, after.vllm_version),
         ("vllm-ascend", before.ascend_version, after.ascend_version),
-        *_models(before, after),
+        *((what, old, new) for what, old, new in names if old is not None and new is not None),
         *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
           for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
         *((name, before.parallel.get(name), after.parallel.get(name))
@@ -252,12 +254,6 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
             rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
     return rows
-
-
-def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
-    """Return the model's names that both have: the served one is not known while the engine is unreachable."""
-    pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
-    return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 
 
 def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:

@@ -159,8 +159,13 @@ class SidecarClient:
             body = json.loads(content)
         except (ValueError, RecursionError):
             body = None
-        self._refuse_path(status, content)
-        if _DATA_PORT in content.decode(errors="replace"):
+        parts, text = urlsplit(self.url), content.decode(errors="replace")
+        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in text:
+            raise _unreachable(
+                f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
+                f"{parts.scheme}://{parts.netloc}"
+            )
+        if _DATA_PORT in text:
             raise _unreachable(
                 f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
                 "port (control_port): name that with --url or HIGHWATER_URL"
@@ -169,17 +174,8 @@ class SidecarClient:
         if error is None:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
-        text = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
-        raise SidecarRefused(text, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
-
-    def _refuse_path(self, status: int, content: bytes) -> None:
-        """Raise where a sidecar does not know the path, and the URL has one in front of it."""
-        parts = urlsplit(self.url)
-        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in content.decode(errors="replace"):
-            raise _unreachable(
-                f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
-                f"{parts.scheme}://{parts.netloc}"
-            )
+        shown = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
+        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
 
     def _advice(self, status: int) -> str:
         if status == _UNAUTHORIZED and self._has_token:

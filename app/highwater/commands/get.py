@@ -1,7 +1,5 @@
 """``highwater get``: any path of the control plane, with the token, for runbooks without curl."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 import json
@@ -10,6 +8,7 @@ import sys
 import click
 
 from highwater.client.options import control_of, examples, url_option
+from highwater.text.printable import printable
 
 GET_SECONDS = 60.0
 _TEXT = ("text/", "application/openmetrics-text")
@@ -36,12 +35,6 @@ def get(path: str, url: str) -> None:
         raise click.UsageError("PATH has a letter that a URL cannot have; write it as %XX")
     with control_of(url, timeout_seconds=GET_SECONDS) as sidecar:
         media_type, content = sidecar.get_content(wanted)
-    _print(media_type, content)
-
-
-def _print(media_type: str, content: bytes) -> None:
-    from highwater.text.printable import printable
-
     if media_type == "application/json":
         click.echo(_indented(content))
     elif media_type.startswith(_TEXT):

@@ -59,7 +59,12 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
     except NotARegularFileError as exc:
         raise NotPrivate("is not a file") from exc
     with os.fdopen(descriptor, "rb") as file:
-        _check_private(os.fstat(descriptor))
+        found = os.fstat(descriptor)
+        _check_owner(found)
+        others = 0o037 if found.st_uid == _ROOT else 0o077
+        if found.st_mode & others:
+            mode = stat.S_IMODE(found.st_mode)
+            raise NotPrivate(f"can be read by other users (mode {mode:04o}); chmod 600 it")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise NotPrivate(f"has more than {max_bytes} bytes")
@@ -71,14 +76,6 @@ def _open(path: Path) -> int:
     if is_link := stat.S_ISLNK(status.st_mode):
         _check_owner(status)
     return open_regular(path, follows_link=is_link)
-
-
-def _check_private(found: os.stat_result) -> None:
-    _check_owner(found)
-    others = 0o037 if found.st_uid == _ROOT else 0o077
-    if found.st_mode & others:
-        mode = stat.S_IMODE(found.st_mode)
-        raise NotPrivate(f"can be read by other users (mode {mode:04o}); chmod 600 it")
 
 
 def _check_owner(found: os.stat_result) -> None:

@@ -121,7 +121,8 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             raise WorkerPackageError(f"the installed {DISTRIBUTION} has no {name}: install it again")
         files[f"{metadata}/{name}"] = text.encode()
     files[f"{metadata}/INSTALLER"] = b"highwater\n"
-    files[f"{metadata}/RECORD"] = _record(files, f"{metadata}/RECORD")
+    lines = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    files[f"{metadata}/RECORD"] = "\n".join([*lines, f"{metadata}/RECORD,,", ""]).encode()
     return installed.version, files
 
 
@@ -135,12 +136,6 @@ def _sources(package: Path) -> Iterator[Path]:
 
 def _metadata_name(version: str) -> str:
     return f"{_METADATA_PREFIX}{version}{_METADATA_SUFFIX}"
-
-
-def _record(files: Mapping[str, bytes], own_name: str) -> bytes:
-    """Return the list of the files, as an installer writes it."""
-    lines = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
-    return "\n".join([*lines, f"{own_name},,", ""]).encode()
 
 
 def _digest(content: bytes) -> str:

@@ -113,7 +113,19 @@ def read_path(raw: bytes) -> RequestPath:
     """Decode a path as the engine will, and check its form."""
     unquoted = unquote_to_bytes(raw)
     decoded = unquoted.decode("utf-8", "replace")
-    return RequestPath(raw, decoded, _flaw(raw, unquoted, decoded))
+    # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
+    flaws = (
+        (
+            not _PATH.fullmatch(raw),
+            "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'",
+        ),
+        ("\ufffd" in decoded and decoded.encode() != unquoted, "its percent escapes are not UTF-8"),
+        (_HIDDEN.search(decoded), "a percent escape hides a backslash, a semicolon or a control character"),
+        ("//" in decoded, "it has an empty segment"),
+        ("." in decoded and not {".", ".."}.isdisjoint(decoded.split("/")), "it has a '.' or '..' segment"),
+        ("%" in decoded and _ESCAPE.search(decoded), "it is percent-encoded twice"),
+    )
+    return RequestPath(raw, decoded, next((flaw for found, flaw in flaws if found), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +272,6 @@ def root_path_flaw(root_path: str) -> str | None:
     if "%" in root_path or read_path(root_path.encode()).flaw:
         return "must be a plain path such as '/llm'"
     return None
-
-
-def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
-    # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
-    flaws = (
-        (
-            not _PATH.fullmatch(raw),
-            "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'",
-        ),
-        ("\ufffd" in path and path.encode() != unquoted, "its percent escapes are not UTF-8"),
-        (_HIDDEN.search(path), "a percent escape hides a backslash, a semicolon or a control character"),
-        ("//" in path, "it has an empty segment"),
-        ("." in path and not {".", ".."}.isdisjoint(path.split("/")), "it has a '.' or '..' segment"),
-        ("%" in path and _ESCAPE.search(path), "it is percent-encoded twice"),
-    )
-    return next((flaw for found, flaw in flaws if found), None)
 
 
 def _is_never(decoded: str) -> bool:

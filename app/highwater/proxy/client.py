@@ -360,15 +360,16 @@ class ClientConnection(Client):
             if self._quiet > self._proxy.linger_ticks:
                 self.write_side.abort()
         elif self._current is None:
-            self._check_unsent()
+            unsent = self.transport.get_write_buffer_size()
+            if unsent:
+                self._quiet = 0  # it is not idle
+            if self._unread.is_over(unsent):
+                self.write_side.abort()
             if self._quiet > self._patience():
                 self.write_side.close()
         elif isinstance(self._current.exchange, SidecarExchange):  # the proxy ticks the exchanges
             self._current.exchange.tick()
-        self._look_for_client()
-
-    def _look_for_client(self) -> None:
-        """Notice that a client left while it is not read; not in a tunnel, whose last bytes are for the engine."""
+        # A client that leaves while it is not read; not in a tunnel, whose last bytes are for the engine.
         is_tunnel = self._receiving is not None and self._receiving.head.websocket
         if self.read_side.is_held and not is_tunnel and has_hung_up(self.transport):
             self.write_side.abort()
@@ -380,14 +381,6 @@ class ClientConnection(Client):
         # A body may come after its response.
         is_within_request = self._is_within_head or self._receiving is not None
         return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
-
-    def _check_unsent(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        is_over = self._unread.is_over(unsent)
-        if unsent:
-            self._quiet = 0  # it is not idle
-        if is_over:
-            self.write_side.abort()
 
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:

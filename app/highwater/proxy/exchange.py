@@ -306,7 +306,11 @@ class EngineExchange(Exchange, Requester):
             self._end()
             self._client.cut(reset=False)
         elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
-            self._repeat(unsent or [])
+            self._has_repeated = True
+            self._proxy.pool.retries += 1
+            self._state = State.CONNECTING
+            self._waiting.put_back((unsent or [])[1:])  # the head is written anew
+            self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
 
@@ -318,13 +322,6 @@ class EngineExchange(Exchange, Requester):
         """
         changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
         return not self._has_repeated and (unsent is not None or changes_nothing)
-
-    def _repeat(self, unsent: list[bytes]) -> None:
-        self._has_repeated = True
-        self._proxy.pool.retries += 1
-        self._state = State.CONNECTING
-        self._waiting.put_back(unsent[1:])  # the head is written anew
-        self._task = self._proxy.spawn(self._open())
 
     def client_full(self) -> None:
         self._client_is_full = True
@@ -428,15 +425,11 @@ class EngineExchange(Exchange, Requester):
             else:
                 self.fail(self._stalled())
         elif self._engine is not None and not (self._has_request or self._engine_is_full):
-            self._wait_for_body()
-
-    def _wait_for_body(self) -> None:
-        """Fail a body that comes too slowly: no piece renews this time."""
-        self._body_ticks += 1
-        limits = self._proxy.limits
-        allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
-        if self._body_ticks * limits.tick_seconds > allowed:
-            self.fail(body_too_slow(limits.body_bytes_per_second))
+            self._body_ticks += 1  # no piece renews this time
+            limits = self._proxy.limits
+            allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
+            if self._body_ticks * limits.tick_seconds > allowed:
+                self.fail(body_too_slow(limits.body_bytes_per_second))
 
     def _end_idle_tunnel(self) -> None:
         engine, self._engine = self._engine, None

@@ -178,16 +178,13 @@ class RequestHead:
         if self.is_http10:
             lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
         if self._tokens and self._tokens - _PLAIN_TOKENS:
-            lines = self._less_named(lines)
+            first, *rest = lines.split(b"\r\n")
+            named = self._tokens
+            kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
+            lines = b"\r\n".join([first, *kept])
         if forwarding is not None:
             lines = forwarding.rewrite(lines, self.host)
         return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())
-
-    def _less_named(self, lines: bytes) -> bytes:
-        first, *rest = lines.split(b"\r\n")
-        named = self._tokens or set()
-        kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
-        return b"\r\n".join([first, *kept])
 
     def for_sidecar(self) -> bytes:
         """Return the head for the sidecar's own server: as it came, without a request for another protocol."""

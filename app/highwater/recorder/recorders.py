@@ -175,7 +175,8 @@ class Recorders:
         self.files.follow(instance)
         try:
             responses = await self._start(instance)
-            other = _other_instance(responses)
+            names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
+            other = next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
             if other is not None:
                 # Ours may run on some, also of those engines whose workers do not respond: all must have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
@@ -313,11 +314,6 @@ class Recorders:
 def _either(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
     known = [value for value in values if value is not None]
     return choose(known) if known else None
-
-
-def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
-    names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
-    return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
 
 
 def _refusal(response: Mapping[str, Any]) -> str:

@@ -220,22 +220,18 @@ class Ring:
         highest = records[-1][0]
         if not at_start and highest < self._last + self._window:
             return records
-        end = self._end(highest)
+        # The newest is found by halving: a good record is followed by the next or an older one.
+        end, beyond = highest, highest + self._slots
+        while beyond - end > 1:
+            middle = (end + beyond) // 2
+            if self._is_written(middle, beyond):
+                end = middle
+            else:
+                beyond = middle
         first = max(end - self._window, self._last)
         latest = self._records(first % self._slots, self._window, after=first)
         # Records that were found by a search may be from anywhere in the ring.
         return sorted(latest if at_start else {*records, *latest}, key=_sequence)
-
-    def _end(self, low: int) -> int:
-        """Return the newest record, found by halving: a good record is followed by the next or an older one."""
-        high = low + self._slots
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._is_written(middle, high):
-                low = middle
-            else:
-                high = middle
-        return low
 
     def _is_written(self, sequence: int, before: int) -> bool:
         for near in range(sequence, min(sequence + _GAP_SLOTS, before)):

@@ -125,7 +125,13 @@ class Core:
         )
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
-        self.shared = _shared_devices(self.poller, self.history, recorders, internal_errors)
+        self.shared = SharedDevices(
+            self.poller.current,
+            self.history,
+            recorders=None if recorders is None else recorders.files,
+            nvml=find_nvml(),
+            internal_error=internal_errors.counter("shared_devices"),
+        )
         self.poller.launched = self._launched
         self.quiescer = _quiescer(settings, clocks, engine, gate)
         self.relief = self._relief(settings, clocks, observer)
@@ -193,18 +199,6 @@ def _rounds(
         observer=observer,
         clock=clocks.monotonic,
         wall_clock=clocks.wall,
-    )
-
-
-def _shared_devices(
-    poller: Poller, history: History, recorders: Recorders | None, internal_errors: InternalErrors
-) -> SharedDevices:
-    return SharedDevices(
-        poller.current,
-        history,
-        recorders=None if recorders is None else recorders.files,
-        nvml=find_nvml(),
-        internal_error=internal_errors.counter("shared_devices"),
     )
 
 

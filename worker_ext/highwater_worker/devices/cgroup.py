@@ -102,6 +102,13 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
     # Once: to write it the kernel adds up the counters of all processors.
     stat = _counters(own / "memory.stat", _STAT_2 if is_version_2 else (*_STAT_1, "total_swap"))
     swap = _number_in(own / "memory.swap.current") if is_version_2 else stat.pop("total_swap", None)
+    # `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds.
+    pressure = {}
+    for line in lines_of(own / "memory.pressure"):
+        kind, *pairs = line.split()
+        values = [pair.partition("=")[2] for pair in pairs]
+        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
+            pressure[kind] = [float(value) for value in values]
     # What only one version has is missing in the other.
     counters: dict[str, Any] = {
         "version": files.version,
@@ -115,23 +122,12 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
         "swap": swap,
         "swap_limit": _number_in(own / "memory.swap.max"),
         "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
-        "pressure": _pressure(own / "memory.pressure"),
+        "pressure": pressure or None,
     }
     tightest = files.tightest()
     if tightest is not None:
         counters.update(limit=tightest.limit_bytes, kept=tightest.used_bytes or 0)
     return {name: value for name, value in counters.items() if value is not None}
-
-
-def _pressure(path: Path) -> dict[str, list[float]] | None:
-    """Return `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds."""
-    pressure = {}
-    for line in lines_of(path):
-        kind, *pairs = line.split()
-        values = [pair.partition("=")[2] for pair in pairs]
-        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
-            pressure[kind] = [float(value) for value in values]
-    return pressure or None
 
 
 # The files' places are constant while a worker runs, and finding them costs more than reading them.

@@ -91,6 +91,8 @@ _PARALLEL = (
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
     notes = Notes()
+    returned = {} if start is None else start.returned
+    cache = look_up(worker, "model_runner", "kv_cache_config")
     return {
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "ascend_version": text(look_up(sys.modules.get("vllm_ascend"), "__version__"))
@@ -98,8 +100,21 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
-        "memory": _memory(worker, start, notes),
-        "kv_cache": _kv_cache(worker, start, notes),
+        "memory": {
+            **_values(worker, _MEMORY, notes),
+            # The estimate is made in any case, and counted where the variable says so: its default differs by version.
+            "graphs_estimate_counted": flag(
+                look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+            ),
+            "returned_bytes": returned.get("profile"),
+            "graphs_bytes": returned.get("graphs"),
+        },
+        "kv_cache": {
+            **_values(worker, _CACHE, notes),
+            "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
+            "groups": notes.attempt("groups", lambda: _groups(cache)),
+            "layers": notes.attempt("layers", lambda: _layers(cache, start)),
+        },
         "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
         "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
@@ -115,29 +130,6 @@ def _value(worker: object, source: _Source) -> Any:  # noqa: ANN401 - the conver
 
 def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dict[str, Any]:
     return {name: notes.attempt(name, partial(_value, worker, source)) for name, source in sources.items()}
-
-
-def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
-    returned = {} if start is None else start.returned
-    return {
-        **_values(worker, _MEMORY, notes),
-        # The estimate is made in any case, and counted where the variable says so: its default differs by version.
-        "graphs_estimate_counted": flag(
-            look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-        ),
-        "returned_bytes": returned.get("profile"),
-        "graphs_bytes": returned.get("graphs"),
-    }
-
-
-def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
-    cache = look_up(worker, "model_runner", "kv_cache_config")
-    return {
-        **_values(worker, _CACHE, notes),
-        "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
-        "groups": notes.attempt("groups", lambda: _groups(cache)),
-        "layers": notes.attempt("layers", lambda: _layers(cache, start)),
-    }
 
 
 def _groups(cache: object) -> list[dict[str, Any]] | None:

@@ -245,7 +245,11 @@ class Recorder:
             moving=self._moving(now.mono),
             cost_ms=self._last_cost_ms,
         )
-        self._put_sample(encoded(record))
+        body = encoded(record)
+        if self._samples is None:
+            self.ring.write(body)
+        else:
+            self._samples.append(body)
         index = self._sampler.index
         if not self._has_table or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
@@ -270,12 +274,6 @@ class Recorder:
             body = encoded({**head, "engine_budget": None})
         return body
 
-    def _put_sample(self, body: bytes) -> None:
-        if self._samples is None:
-            self.ring.write(body)
-        else:
-            self._samples.append(body)
-
     def _put_table(self, head: bytes, rows: bytes) -> None:
         if self._samples is None:
             self.ring.write_table(head, rows)
@@ -291,25 +289,23 @@ class Recorder:
                 break
         self._watchdog.stop()
         self._flush()
-        self._write_heartbeat(self._now(), None, is_last=self._ends_in_order())
+        # In order: no step has failed, and the process that started the worker lives. When EngineCore is killed its
+        # workers end by themselves, as they do when it tells them to.
+        has_lost_parent = parent_process() is not None and os.getppid() != self._parent
+        self._write_heartbeat(self._now(), None, is_last=not (self.steps.has_failed or has_lost_parent))
         self._stopping = True
         self._stacks.close()
         self.ring.close()
         if self._is_worker_gone:
             self._forget_end()
 
-    def _ends_in_order(self) -> bool:
-        """Return whether the engine goes well: no step has failed, and the process that started the worker lives.
-
-        When EngineCore is killed its workers end by themselves, as they do when it tells them to.
-        """
-        has_lost_parent = parent_process() is not None and os.getppid() != self._parent
-        return not (self.steps.has_failed or has_lost_parent)
-
     def _beat(self) -> float:
         """Write everything that is due, and return the seconds until the next time; never raises."""
         now, notes = self._now(), Notes()
-        activity, wait = self._calls_begun(), self._longest_wait()
+        steps, output = self.steps.progress(), self.steps.outputs.oldest()
+        waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
+        waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]
+        activity, wait = self._calls_begun(), min(waits, default=None)
         if activity != self._activity or wait is not None:
             self._activity, self._busy_until = activity, now.mono + _LINGER_SECONDS
         if now.mono >= self._host_due:
@@ -366,12 +362,6 @@ class Recorder:
 
     def _calls_begun(self) -> int:
         return self.steps.calls + self._operations_begun
-
-    def _longest_wait(self) -> tuple[float, int] | None:
-        steps, output = self.steps.progress(), self.steps.outputs.oldest()
-        waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
-        waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]
-        return min(waits, default=None)
 
     def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
         """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""

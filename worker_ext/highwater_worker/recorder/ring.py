@@ -143,7 +143,10 @@ def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = _header(identity, layout)
+        if len(identity) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
+        sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
+        header = checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
         # Readable by all: the readers are other users in other containers.
         with new_file(path, _READABLE_BY_ALL) as descriptor:
             os.posix_fallocate(descriptor, 0, layout.nbytes)
@@ -152,10 +155,3 @@ def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
-
-
-def _header(identity: bytes, layout: Layout) -> bytes:
-    if len(identity) > MAX_IDENTITY_BYTES:
-        raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
-    sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
-    return checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)

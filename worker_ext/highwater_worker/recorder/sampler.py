@@ -15,7 +15,6 @@ from highwater_worker.devices.host import HostMemory, rss_bytes
 from highwater_worker.encoder_cache.sleep import asleep_tags
 from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import Notes
-from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.memory_parts import (
     look_at_segments,
     pinned_bytes,
@@ -57,7 +56,10 @@ class Sampler:
         The other arguments are those of `EncoderIndex.update`.
         """
         notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
-        device = self._device_of(worker, notes)
+        if self._device is None:  # tried again where it was not found: the worker may not have been ready
+            self._device = notes.attempt("device", lambda: device_of(worker))
+            self.index = None if self._device is None else EncoderIndex(self._device)
+        device = self._device
         host = self._host_memory(device, notes, whole=whole)
         weights, reserve = None, state.allocator_reserve
         if device is not None:
@@ -69,6 +71,9 @@ class Sampler:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)
         encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
+        if device is not None and now >= self._seldom_due:
+            self._seldom_due = now + _SELDOM_SECONDS
+            self._kv_cache_bytes = read_kv_cache(worker, device.type, state.residency, notes).resident_bytes
         memory = {
             **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
@@ -76,19 +81,13 @@ class Sampler:
             "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
             "asleep_tags": self._asleep_tags,
             "weights_bytes": weights,
-            "kv_cache_bytes": self._kv_cache(worker, device, state.residency, now, notes),
+            "kv_cache_bytes": self._kv_cache_bytes,
             "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
         if reads_all:
             self.notes = notes.as_list()
         return memory
-
-    def _device_of(self, worker: object, notes: Notes) -> Device | None:
-        if self._device is None:  # tried again where it was not found: the worker may not have been ready
-            self._device = notes.attempt("device", lambda: device_of(worker))
-            self.index = None if self._device is None else EncoderIndex(self._device)
-        return self._device
 
     def _host_memory(self, device: Device | None, notes: Notes, *, whole: bool) -> HostMemory:
         """Return the other thread's reading; of a CPU, or where nothing waits, with the resident size of now.
@@ -99,14 +98,6 @@ class Sampler:
         if whole or device is None or device.type == "cpu":
             return self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
         return self.host
-
-    def _kv_cache(
-        self, worker: object, device: Device | None, residency: Residency, now: float, notes: Notes
-    ) -> int | None:
-        if device is not None and now >= self._seldom_due:
-            self._seldom_due = now + _SELDOM_SECONDS
-            self._kv_cache_bytes = read_kv_cache(worker, device.type, residency, notes).resident_bytes
-        return self._kv_cache_bytes
 
     def _encoder_cache(
         self, worker: object, ledger: Ledger, now: float, change: object, notes: Notes, *, whole: bool
