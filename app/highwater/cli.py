@@ -63,10 +63,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class _Grouped(click.Group):
-    """A group that lists its commands by topic."""
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists."""
         del ctx
         for title, commands in COMMANDS.items():
             with formatter.section(title):

@@ -93,11 +93,8 @@ class SidecarUnreachable(SidecarError):
 class SidecarRefused(SidecarError):
     """The sidecar responded with an error.
 
-    Attributes:
-        status: The HTTP status.
-        code: The error's code, for programs; empty where it has none.
-        message: The sidecar's, without advice.
-        body: The response as parsed JSON; ``None`` where it is not JSON. A refused reclaim (409) has its results.
+    ``code`` is for programs, empty where it has none; ``message`` is the sidecar's, without advice; ``body`` is its
+    parsed JSON, ``None`` where it is not JSON. A refused reclaim (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401 - JSON

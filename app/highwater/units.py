@@ -16,12 +16,10 @@ _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MIN
 
 
 def ceil_div(value: int, by: int) -> int:
-    """Return a quotient of whole numbers, rounded up."""
     return -(-value // by)
 
 
 def round_up(size: int, multiple: int) -> int:
-    """Return the least multiple that holds a size."""
     return ceil_div(size, multiple) * multiple
 
 

@@ -71,5 +71,4 @@ def _config() -> Schema:
 
 
 def text() -> str:
-    """Return the text of values.schema.json."""
     return json.dumps(values_schema(), indent=2) + "\n"

@@ -13,12 +13,10 @@ ALERTS = SOURCE.parent / "alerts" / "highwater.rules.yaml"
 
 
 def files() -> dict[str, str]:
-    """Return the name and text of every dashboard."""
     return {f"highwater-{name}.json": dashboard(SOURCE / f"{name}.yaml") for name in ("server", "fleet")}
 
 
 def main() -> None:
-    """Write them."""
     for name, text in files().items():
         (DASHBOARDS / name).write_text(text, encoding="utf-8")
     ALERTS.write_text(alerts(), encoding="utf-8")

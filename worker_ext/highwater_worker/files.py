@@ -24,13 +24,9 @@ ROOT = Path("/")
 def new_file(path: Path, mode: int) -> Iterator[int]:
     """Open a new file that replaces the one at a path once the block ends, or leaves nothing where it raises.
 
-    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed.
-
-    Yields:
-        A descriptor to read and write by. The caller closes it, except where the block raises.
-
-    Raises:
-        OSError: The file cannot be made.
+    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed. Yields a
+    descriptor to read and write by, which the caller closes, except where the block raises. Raises OSError: it cannot
+    be made.
     """
     hidden = path.with_name(f".{path.name}.tmp")
     descriptor = _open_new(hidden)
@@ -205,13 +201,8 @@ def remove_old_rings(
     """Remove the recorder files of silent starts but for the last ones; what cannot be removed stays.
 
     A sidecar removes them ten minutes after their writers fell silent. Where none runs, an engine that crashes again
-    and again would fill a file system in memory with them.
-
-    Args:
-        directory: The recorders' folder; it may be missing.
-        instance: The start that is under way: none of its files is removed.
-        has_room: Whether there is room for another file; without, no silent start is kept.
-        clock: Unix seconds.
+    and again would fill a file system in memory with them. None of the start under way (`instance`) is removed; without
+    room for another file, no silent start is kept. `clock` is Unix seconds.
     """
     starts: dict[str, list[tuple[float, str]]] = {}
     with suppress(OSError), os.scandir(directory) as entries:

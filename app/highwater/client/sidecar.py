@@ -43,12 +43,8 @@ class SidecarClient:
     """One sidecar, by its base URL; without a scheme ``http://``. A context manager.
 
     ``token_source`` says where the token was found, or why none was. ``timeout_seconds`` is for one whole response; to
-    connect takes five at most.
-
-    Raises:
-        SidecarUnreachable: URL or token cannot be used at all. Raised by every call: no response, or one that no
-            sidecar sends.
-        SidecarRefused: Raised by every call: the sidecar responded with an error.
+    connect takes five at most. Every call raises SidecarUnreachable without a response, or for one that no sidecar
+    sends (the constructor, where URL or token cannot be used), and SidecarRefused for an error.
     """
 
     def __init__(
@@ -101,10 +97,8 @@ class SidecarClient:
     def events(self) -> Iterator[tuple[str, Any]]:
         """Return event names and parsed data of ``GET /memory/events``, live, the present report first.
 
-        Ends when the sidecar closes the stream: because it stops, or because too little was read.
-
-        Raises:
-            SidecarUnreachable: Also when it breaks, or has been silent for 20 seconds.
+        Ends when the sidecar closes the stream: because it stops, or because too little was read. Raises
+        SidecarUnreachable also when it breaks, or has been silent for 20 seconds.
         """
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         with (

@@ -25,8 +25,7 @@ class NotPrivate(Exception):
 def replace_private(path: Path, content: bytes) -> None:
     """Write the whole file, mode 0600, on the disk when this returns. Its folder must exist; a link is replaced.
 
-    Raises:
-        OSError: It could not be written; the former file still stands.
+    Raises OSError where it could not be written; the former file still stands.
     """
     # mkstemp opens with O_CREAT, O_EXCL and O_NOFOLLOW, and with mode 0600.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)

@@ -56,9 +56,7 @@ class CopiedPackage:
 def copy_worker_package(folder: Path) -> CopiedPackage:
     """Copy the worker package that is installed beside this one, in place of an older copy.
 
-    Raises:
-        WorkerPackageError: The package is not installed as files, the folder holds something else, or it cannot be
-            written.
+    Raises WorkerPackageError: it is not installed as files, the folder holds something else, or cannot be written.
     """
     version, files = _installed()
     try:

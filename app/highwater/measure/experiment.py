@@ -37,11 +37,9 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """All ranks at one time; at the peak each rank at its own.
+    """All ranks at one time; at the peak each rank at its own, and ``at`` is ``None``.
 
-    Attributes:
-        name: ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
-        at: The time; ``None`` where the ranks' times differ.
+    ``name`` is ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
     """
 
     name: str
@@ -55,11 +53,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """The command, secrets masked, and how it ended.
+    """The command, secrets masked, and how it ended; ``seconds`` are by this process's own clock.
 
-    Attributes:
-        seconds: Its duration, on this process's own clock.
-        exit_code: As a shell reports it: 128 and the number for a signal.
+    ``exit_code`` is as a shell reports it: 128 and the number for a signal.
     """
 
     command: tuple[str, ...]

@@ -36,12 +36,10 @@ def room_at_most(*, has_control_port: bool = False) -> int:
 
 
 def default_connections(*, has_control_port: bool = False) -> int:
-    """Return how many clients may be connected to the data plane where no setting limits them."""
     return min(_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0], has_control_port), MAX_CONNECTIONS)
 
 
 def control_connections() -> int:
-    """Return how many clients may be connected to a port that serves the control plane alone."""
     return _for_control(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

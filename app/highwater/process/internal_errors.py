@@ -15,8 +15,6 @@ Part: TypeAlias = Literal[
 
 
 class InternalErrors:
-    """Counts them, by the part that caught one."""
-
     def __init__(self) -> None:
         parts: tuple[Part, ...] = get_args(Part)
         self._counts: dict[Part, int] = dict.fromkeys(parts, 0)

@@ -59,10 +59,7 @@ def boot_id(proc: Path = Path("/proc")) -> str | None:
 def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
     """Return a process's parent, and its start in ticks since boot.
 
-    Raises:
-        OSError: The process does not exist, or is hidden.
-        ValueError: The kernel's line is not understood.
-        IndexError: It is cut.
+    Raises OSError (it does not exist, or is hidden); ValueError or IndexError for a line that is not understood.
     """
     fields = _stat_fields(proc, pid)
     return int(fields[_PARENT]), int(fields[_STARTED])

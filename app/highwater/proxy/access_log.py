@@ -59,10 +59,8 @@ class EndedRequest(NamedTuple):
 class AccessLog:
     """Writes ended requests to a file, or to standard output (``-``); ``dropped`` counts the lines that it could not.
 
-    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``.
-
-    Raises:
-        OSError: The file cannot be opened.
+    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``. Raises
+    OSError where it cannot be opened.
     """
 
     def __init__(self, where: str, *, queue_lines: int = QUEUE_LINES) -> None:

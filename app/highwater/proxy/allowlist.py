@@ -155,16 +155,13 @@ class AllowList:
     Args:
         extra_paths: Paths that the operator adds. An entry that ends in ``/`` is one more place where clients find the
             API: below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
-            endpoints too; ``/collective_rpc`` opens by none.
+            endpoints too; ``/collective_rpc`` opens by none. Raises ValueError for that, or if it never matches.
         root_path: The engine's root path as the operator set it.
         unset_root_path: The engine's root path as it last reported it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.
         knows_root_path: True if it is certain which root path the engine has, or that it has none. While it is not, a
             path that would be a control endpoint below some root path is refused.
         has_metrics: True if the engine's ``/metrics`` can be read.
-
-    Raises:
-        ValueError: An entry could never match, or names a path that no entry may open.
     """
 
     extra_paths: tuple[str, ...] = ()
@@ -264,7 +261,6 @@ def _below(prefix: str | None, path: str) -> str | None:
 
 
 def root_path_flaw(root_path: str) -> str | None:
-    """Return what is wrong with a root path's form; None where nothing is."""
     if root_path == NO_ROOT_PATH:
         return None
     if root_path.endswith("/"):

@@ -44,10 +44,7 @@ class Chunks:
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
 
-        The rest is for the next call, or, where the body is complete, another request's.
-
-        Raises:
-            BadRequest: The data is not in chunks.
+        The rest is for the next call, or, where the body is complete, another request's. Raises BadRequest: no chunks.
         """
         if self._start:
             data, self._start = self._start + data, b""

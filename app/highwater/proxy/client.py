@@ -88,7 +88,6 @@ class ClientConnection(Client):
     # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read and write, unless too many clients are connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
@@ -351,7 +350,6 @@ class ClientConnection(Client):
         self.write_side.finish()
 
     def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
         self._quiet += 1
         if not self._is_old:  # a connection that is over at once is spared these calls
             self._is_old = True

@@ -55,5 +55,4 @@ def path_class(path: str) -> str:
 
 
 def method_class(method: bytes) -> str:
-    """Name a method with one of a few words, as a metric's label."""
     return _METHODS.get(method, "other")

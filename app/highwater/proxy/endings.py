@@ -27,11 +27,8 @@ class Ending:
 def ending_before_response(failure: Failure, *, closes: bool, body_missing: bool, is_awaited: bool) -> Ending:
     """Decide how the client sees a failure before any response.
 
-    Args:
-        failure: The failure.
-        closes: The connection closes after this response in any case.
-        body_missing: Some of the body has not come.
-        is_awaited: The client sends the body only after a 100.
+    The connection ``closes`` after this response in any case; the client sends a body that ``is_awaited`` after a 100
+    only.
     """
     if failure.status == CLIENT_LEFT.status:
         return _left(failure)

@@ -295,7 +295,6 @@ class EngineExchange(Exchange, Requester):
             self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
-        """Repeat the request where that is safe, else fail it."""
         engine, self._engine = self._engine, None
         unsent = None
         if engine is not None:

@@ -10,12 +10,10 @@ from highwater.proxy.roles import Exchange
 
 
 class IncomingRequest:
-    """A request that is being received, or served.
+    """A request that is being received, or served by ``exchange``; without one, the rest of its body is dropped.
 
-    Attributes:
-        exchange: Serves it; without one, the rest of the body is dropped.
-        is_complete: All of it has come. A WebSocket's bytes end with the connection alone.
-        trailers: Of a chunked body that is complete.
+    A WebSocket's bytes end with the connection alone: it is never complete. ``trailers`` are of a complete chunked
+    body.
     """
 
     exchange: Exchange | None = None
@@ -34,8 +32,7 @@ class IncomingRequest:
     def take(self, data: bytes, at: int) -> tuple[bytes, int]:
         """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.
 
-        Raises:
-            BadRequest: The data is not in chunks, or the body is too large.
+        Raises BadRequest where the data is not in chunks, or the body is too large.
         """
         if self.head.websocket:
             return data[at:] if at else data, len(data)

@@ -38,19 +38,15 @@ log = logging.getLogger("highwater.proxy")
 
 
 class Proxy:
-    """The engine, as its clients see it.
+    """The engine, as its clients see it; ``upstream`` is ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
     Args:
-        upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         tls: For an engine on https; the system's authorities where ``None``.
-        forwarded: How the headers that name the client to the engine are written.
         withhold: Removes the lines of each request's head that are not for the engine.
-        internal_error: Counts an unexpected exception.
 
     Attributes:
         exchanges: The requests under way.
-        clients: The clients of the port that requests for the engine come to.
-        control_clients: The clients of the port that serves the control plane alone.
+        clients: Of the port that requests for the engine come to; ``control_clients``: of the control plane's own.
     """
 
     def __init__(
@@ -109,28 +105,19 @@ class Proxy:
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections to the engine, between ``start`` and ``aclose``.
-
-        Raises:
-            RuntimeError: The proxy has not been started.
-        """
+        """The connections to the engine, between ``start`` and ``aclose``; raises RuntimeError elsewhere."""
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
         return self._pool
 
     @property
     def write_batch(self) -> WriteBatch:
-        """The writes of this turn of the loop, from ``start`` on.
-
-        Raises:
-            RuntimeError: The proxy has not been started.
-        """
+        """The writes of this turn of the loop, from ``start`` on; raises RuntimeError before."""
         if self._write_batch is None:
             raise RuntimeError("the proxy has not been started")
         return self._write_batch
 
     def connections(self) -> Connections:
-        """Return the connections that are open now, and the requests sent so far."""
         pool = self._pool
         return Connections(
             clients=len(self.clients),

@@ -13,11 +13,8 @@ from highwater.proxy.traffic import Result
 class RequestRecord:
     """The figures of one request, which grow until it ends; `EndedRequest` says what each of them is.
 
-    Attributes:
-        head: As the client sent it; empty where it could not be read.
-        started: When the head had come, by ``time.perf_counter``.
-        status: The status that the client has seen; None before.
-        request_bytes: Of the body alone.
+    ``head`` is empty where it could not be read; ``started`` is by ``time.perf_counter``; ``request_bytes`` are the
+    body's alone.
     """
 
     # Defaults here and not in __init__: a plain request changes few of them.
@@ -35,7 +32,6 @@ class RequestRecord:
         self.started = time.perf_counter()
 
     def note_first_byte(self) -> None:
-        """Take the time: the first byte of the response's body goes to the client."""
         self.first_byte_seconds = time.perf_counter() - self.started
 
     def ended(self, peer: str, path_class: str | None, status: int, seconds: float) -> EndedRequest:

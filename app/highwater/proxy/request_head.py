@@ -66,12 +66,8 @@ _NO_CALLBACKS = _NoCallbacks()  # of a parser that only checks the form
 class RequestHead:
     """A request's head as the client sent it, with the empty line at its end; `parse_head` makes one.
 
-    Attributes:
-        declared_bytes: The length of a counted body; 0 without one.
-        expects_continue: The client sends the body only after a 100.
-        keep_alive: The client's connection may serve another request.
-        websocket: It asks to speak WebSocket.
-        host: As the client sent it; empty without one.
+    ``declared_bytes`` is the length of a counted body; with ``expects_continue`` the client sends it only after a 100;
+    with ``keep_alive`` the client's connection may serve another request.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
@@ -96,11 +92,7 @@ class RequestHead:
             self.is_http10, self.keep_alive = True, False
 
     def read_taken_out(self) -> None:
-        """Read the lines that do not travel.
-
-        Raises:
-            BadRequest: They contradict each other, or cannot be passed on.
-        """
+        """Read the lines that do not travel. Raises BadRequest: they contradict each other, or cannot be passed on."""
         hosts = framings = 0
         parts = self._parts
         for at in range(1, len(parts), 3):

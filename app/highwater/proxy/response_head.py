@@ -38,10 +38,8 @@ def with_one_length(head: bytes) -> bytes | None:
 class EngineOrigin:
     """The engine's name for itself in `Location`: the `Host` of the request to it, which clients cannot reach.
 
-    Args:
-        authority: The engine's host, and its port if it has one.
-        root_path: The prefix below which the engine serves all paths as well. A proxy that takes it off on a client's
-            way here does not put it back into a response; with it the client's next request comes here either way.
+    A proxy that takes the root path off on a client's way here does not put it back into a response; with it the
+    client's next request comes here either way.
     """
 
     def __init__(self, authority: str, root_path: str = "") -> None:

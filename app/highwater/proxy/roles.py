@@ -50,10 +50,8 @@ class Exchange(RequestRecord):
 class Requester:
     """The sender of a request to the engine; notified of what the engine does.
 
-    Attributes:
-        to_head: The request is a HEAD.
-        wants_bare_body: The client cannot read chunks.
-        wants_tunnel: The request is for a WebSocket.
+    ``to_head``: the request is a HEAD. ``wants_bare_body``: the client cannot read chunks. ``wants_tunnel``: a
+    WebSocket.
     """
 
     to_head: bool
@@ -88,14 +86,7 @@ class Requester:
 
 
 class Client:
-    """A client's connection.
-
-    Attributes:
-        transport: Of the connection.
-        read_side: Held while the client's bytes cannot be taken.
-        write_side: The only writer to the client.
-        forwarding: Adds headers that name the client to the engine, if any.
-    """
+    """A client's connection. ``read_side`` is held while bytes cannot be taken; only ``write_side`` writes."""
 
     transport: asyncio.Transport
     read_side: ReadSide

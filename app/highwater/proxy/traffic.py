@@ -42,12 +42,9 @@ class Connections:
 
 
 class Histogram:
-    """Values counted by bucket.
+    """Values counted by bucket; ``bounds`` are upper ones, in rising order.
 
-    Attributes:
-        bounds: Upper ones, in rising order.
-        counts: The values in each bucket; one more than bounds, for those above the last.
-        total: The sum of the values.
+    ``counts`` are one more than bounds, for the values above the last; ``total`` is the sum of the values.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -74,11 +71,8 @@ class PathClass:
 class ProxyTraffic:
     """The counters of proxied requests; every key comes from a small fixed set.
 
-    Attributes:
-        under_way: Requests that have begun and not ended.
-        classes: The counters of those that ended, by path class.
-        upstream_errors: Requests that the engine failed, by reason.
-        refused: Requests that were not passed on, or not to their end, by reason.
+    ``classes`` are those that ended, by path class; ``upstream_errors`` those that the engine failed, and ``refused``
+    those that were not passed on, or not to their end, by reason.
     """
 
     def __init__(self) -> None:

@@ -6,9 +6,7 @@ from __future__ import annotations
 class UnreadWatch:
     """Judges, tick by tick, a client that does not take a complete response: it holds memory meanwhile.
 
-    Args:
-        wait_ticks: The ticks that it has, and that may pass in which it takes nothing.
-        held_bytes_per_tick: The bytes for which it has one tick more.
+    It has ``wait_ticks``, and one more for each ``held_bytes_per_tick``; in ``wait_ticks`` it must take something.
     """
 
     def __init__(self, wait_ticks: float, held_bytes_per_tick: float) -> None:

@@ -40,13 +40,8 @@ _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 class EngineConnection:
     """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
 
-    Attributes:
-        read_side: Held while the client takes no more.
-        write_side: The only writer to the engine.
-        is_counted: The pool counts it as open.
-        ends: The addresses of this end and the far one, where the pool counts them.
-        served: Requests served so far.
-        idle_since: Loop time.
+    ``ends`` are the addresses of this end and the far one, once the pool counts it as open (``is_counted``); ``served``
+    is a number of requests; ``idle_since`` is loop time.
     """
 
     transport: asyncio.Transport
@@ -126,7 +121,6 @@ class EngineConnection:
         """Let the transport close: the engine will send no more."""
 
     def pause_writing(self) -> None:
-        """Stop the client: the socket's buffer and the transport's are full."""
         if self._requester is not None:
             self._requester.engine_full()
 
@@ -181,7 +175,6 @@ class EngineConnection:
         self.data_received(mended + ends + body)
 
     def _hand_on(self, requester: Requester, data: bytes) -> None:
-        """Hand on data of a response, and not what follows it."""
         if self._response is not None:
             self._body(requester, self._response, data)
         elif self._status != _NONE:
@@ -290,12 +283,6 @@ class _WithBody:
 
 class ConnectionPool:
     """Idle connections, the last used first, and the way to a new one.
-
-    Args:
-        socket_path: The path of the engine's Unix socket, in place of host and port.
-        connect_seconds: The longest that connecting may take.
-        keepalive_seconds: The longest that a connection may be idle and still be used.
-        origin: The engine's name for itself.
 
     Attributes:
         open: The number of open connections, in use or not.

@@ -52,11 +52,8 @@ class Recorders:
     """The recorders of one engine's workers, which write into ``folder``, under the same path.
 
     They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
-    those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
-
-    Attributes:
-        records: Their last contents; after the engine's end too.
-        show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
+    those of ``CLOCK_MONOTONIC``, which the workers of this machine share. ``records`` are their last contents, after
+    the engine's end too; ``show_starts``: the workers start them by themselves, so that an engine that loads is seen.
     """
 
     def __init__(

@@ -96,19 +96,11 @@ class _Layout:
 
 
 class Ring:
-    """One file, held open.
+    """One file, held open: a link is not followed, and a named pipe not waited for.
 
-    Args:
-        path: The file. A link is not followed, and a named pipe not waited for.
-
-    Attributes:
-        identity: The writer.
-        inode: Device and inode: another file under the same name has others.
-        problem: What is wrong with the file at present; ``None`` if nothing is.
-
-    Raises:
-        RingUnusable: The constructor: this version cannot read the file as a ring. Other methods: it can no longer be
-            read.
+    ``inode`` is device and inode: another file under the same name has others. ``problem`` is what is wrong with it at
+    present. The constructor raises RingUnusable where this version cannot read the file as a ring, other methods where
+    it can no longer be read.
     """
 
     def __init__(self, path: Path) -> None:

@@ -28,7 +28,6 @@ _SizeText: TypeAlias = Callable[..., str]
 
 
 def report_text(report: Report) -> str:
-    """The report as an operator reads it at a terminal, in MiB."""
     engine = report.engine
     what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"

@@ -48,12 +48,10 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks that every part reads.
+    """The clocks that every part reads: ``wall``, Unix seconds, for everything that people read.
 
-    Attributes:
-        monotonic: Seconds for everything that waits or measures. Where the recorders' files are read it must be
-            ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        wall: Unix seconds, for everything that people read.
+    ``monotonic`` is for everything that waits or measures. Where the recorders' files are read it must be
+    ``CLOCK_MONOTONIC``, which the workers of this machine share.
     """
 
     monotonic: Callable[[], float] = time.monotonic
@@ -67,7 +65,6 @@ class CoreObserver(PollObserver, RemedyObserver, ActionObserver, Protocol):
 def wire_engine(
     settings: Settings, clocks: Clocks, tls: ssl.SSLContext | None, transport: httpx.AsyncBaseTransport | None
 ) -> Engine:
-    """Return the engine's client; tests replace the network by ``transport``."""
     return Engine(
         settings.engine_url,
         rpc_deadline_seconds=settings.rpc_deadline_seconds,

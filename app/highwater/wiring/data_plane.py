@@ -29,8 +29,6 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """The gate, and the proxy whose requests pass it."""
-
     gate: Gate
     proxy: Proxy
 

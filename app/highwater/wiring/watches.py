@@ -32,7 +32,6 @@ log = logging.getLogger("highwater")
 
 
 def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_errors: InternalErrors) -> HostWatch:
-    """Return the watch of host memory."""
     reader = HostReader(
         settings.recorder_dir, workers=lambda: poller.current().ranks, clock=clocks.wall, monotonic=clocks.monotonic
     )
@@ -98,7 +97,6 @@ def wire_incidents(
     host: HostWatch,
     verdicts: Callable[[], tuple[SeriesGrowth, ...]],
 ) -> tuple[Incidents, IncidentWatcher, OomKillWatch]:
-    """Return the incidents, the watcher that opens them, and the kernel's kills."""
     store = settings.incidents
     incidents = Incidents(
         IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),

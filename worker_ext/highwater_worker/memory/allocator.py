@@ -114,10 +114,8 @@ def _segments(device: Device) -> list[Mapping[str, Any]]:
 def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     """Return the free bytes that `empty_cache` would keep and that are not in torch's `inactive_split_bytes`.
 
-    The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses.
-
-    Raises:
-        UnreadableError: The segments do not name their pool.
+    The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses. Raises
+    UnreadableError where they do not name their pool.
     """
     return sum(map(_kept_of, _of(segments, index)))
 

@@ -49,10 +49,7 @@ def describe_layers(specs: Mapping[str, object]) -> dict[str, Any]:
 
     So a model of hundreds of layers is described in a few hundred bytes. `specs` is what `get_kv_cache_spec` returns:
     by layer name, vLLM's own description (vllm 0.12.0 v1/kv_cache_interface.py:20, vllm 0.32.0
-    v1/kv_cache_interface.py:165, `KVCacheSpec`).
-
-    Raises:
-        UnreadableError: There are more kinds or runs than a file has room for.
+    v1/kv_cache_interface.py:165, `KVCacheSpec`). Raises UnreadableError for more than a file has room for.
     """
     kinds: list[dict[str, Any]] = []
     runs: list[list[int]] = []

@@ -30,7 +30,6 @@ _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
 
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a snapshot, or compute its size."""
     notes = Notes()
     path = None if arguments["dry_run"] else _path(worker, arguments)
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.

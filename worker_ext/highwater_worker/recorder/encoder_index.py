@@ -83,10 +83,7 @@ class EncoderIndex:
         """Go on reading, if it is due at `now` (monotonic seconds) and if anything may have changed.
 
         `change` is a value that differs after everything that may have changed the cache; None where that is unseen.
-        With `whole` the cache is read to its end, however long that takes.
-
-        Raises:
-            UnreadableError: The cache is of an unknown kind.
+        With `whole` the cache is read to its end, however long that takes. Raises UnreadableError for an unknown kind.
         """
         self._now = now
         if not whole and now < self._slice_due:

@@ -129,10 +129,8 @@ class Recorder:
     def start(self, notes: Notes) -> None:
         """Count the worker's steps, take a first sample, and start the thread.
 
-        `notes` gets the names of values that will not be recorded.
-
-        Raises:
-            RuntimeError: No thread can be started; everything is as it was then, but for the file.
+        `notes` gets the names of values that will not be recorded. Raises RuntimeError where no thread can be started;
+        everything is as it was then, but for the file.
         """
         worker = self._worker()
         if get_ident() != self._main_thread:
@@ -283,7 +281,6 @@ class Recorder:
     # --- on the recorder's thread ---
 
     def run(self) -> None:
-        """Write heartbeats until `stop`: the thread's body."""
         while not self._is_worker_gone:
             if self._wait(self._beat()):
                 break

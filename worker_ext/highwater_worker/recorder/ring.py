@@ -136,10 +136,7 @@ class Ring(OpenFile):
 def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
 
-    The folder is made where it is missing. The identity is one JSON object in ASCII.
-
-    Raises:
-        OSError: It cannot be made, with the reason in words.
+    The folder is made where it is missing. The identity is one JSON object in ASCII. Raises OSError with the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,10 +57,7 @@ class Stacks:
     def look(self, since: float | None, thread: int, now: float) -> str | None:
         """Return the last dump of the call that has lasted for longest, `thread` first; None where none lasts.
 
-        Times are monotonic seconds; `since` is None without a call.
-
-        Raises:
-            OSError: No dump can be taken here.
+        Times are monotonic seconds; `since` is None without a call. Raises OSError where no dump can be taken here.
         """
         if since != self._since:
             self._since, self._text, self._due = since, None, (since or 0.0) + LONG_SECONDS
@@ -73,10 +70,7 @@ class Stacks:
         """Return the call that the engine runs on a thread beside steps and operations, and a time since which it runs.
 
         A dump holds up every thread for a millisecond or so: one is taken every five seconds, and every second while
-        something was found.
-
-        Raises:
-            OSError: No dump can be taken here.
+        something was found. Raises OSError where none can be taken here.
         """
         if now >= self._call_due:
             name = call_of(ordered(self._dump(), thread))

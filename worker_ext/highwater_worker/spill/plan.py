@@ -42,10 +42,7 @@ def read_host_budget(
     engine's other workers on the machine get the same call at the same time.
 
     `taken` are the bytes that this worker has spilled already. `notes` gets the reason where the budget is less than
-    the caller's limit (`given`). Without `host` the host's memory is read.
-
-    Raises:
-        RefusedError: There is no limit, and the host's free memory is unknown.
+    the caller's limit (`given`); without one, and with the host's free memory unknown, this raises RefusedError.
     """
     host = host or read_host(notes)
     if host.free_bytes is None:

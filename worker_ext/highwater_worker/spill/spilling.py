@@ -70,8 +70,7 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
 def refuse_trim(worker: object) -> None:
     """Check what `watch` checks, without a search through all objects, and put nothing in place.
 
-    Raises:
-        RefusedError: A trim would be refused, or only that search can show it.
+    Raises RefusedError where a trim would be refused, or only that search can show it.
     """
     _refuse_lasting(worker)
     if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):

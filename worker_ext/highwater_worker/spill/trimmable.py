@@ -142,11 +142,8 @@ def trimmable_bytes(
 ) -> int:
     """Return the bytes that the device would gain, less what would be kept for the way back.
 
-    `storages_of` returns the storages of the entry with a key.
-
-    Raises:
-        RefusedError: A trim would be refused, or it is unknown whether it would.
-        UnreadableError: The cache is of an unknown kind.
+    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
+    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
     """
     if find_encoder_cache(worker) is None:
         return 0
