@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from highwater.proxy.clients import Clients
+from highwater.proxy.clients import Clients, UnreadWatch
 from highwater.proxy.destination import LIVE_STREAM, Destination
 from highwater.proxy.exchange import EngineExchange
 from highwater.proxy.failures import BadRequest, Failure, error_response
@@ -22,7 +22,6 @@ from highwater.proxy.request_head import NOT_HTTP, RequestHead, has_bare_line_fe
 from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.sidecar import SidecarExchange
 from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
-from highwater.proxy.unread import UnreadWatch
 
 log = logging.getLogger("highwater.proxy")
 

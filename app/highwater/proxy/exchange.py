@@ -8,7 +8,6 @@ import time
 from enum import Enum
 
 from highwater.proxy.destination import SAFE_METHODS, method_class
-from highwater.proxy.endings import ending_before_response, ending_within_response
 from highwater.proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
@@ -19,6 +18,8 @@ from highwater.proxy.failures import (
     UPLOAD_STALLED,
     Failure,
     body_too_slow,
+    ending_before_response,
+    ending_within_response,
     error_response,
 )
 from highwater.proxy.gate import Admission, Shed
@@ -26,8 +27,8 @@ from highwater.proxy.proxy import Proxy
 from highwater.proxy.request_head import NEVER_A_TRAILER, Header, RequestHead
 from highwater.proxy.response_head import ResponseHead
 from highwater.proxy.roles import Client, Exchange, Requester
+from highwater.proxy.transports import WaitingPieces
 from highwater.proxy.upstream import EngineConnection
-from highwater.proxy.waiting import WaitingPieces
 
 
 class State(Enum):
@@ -420,7 +421,7 @@ class EngineExchange(Exchange, Requester):
         self._quiet += 1
         if self._quiet > self._patience:
             if self._state is State.TUNNEL:
-                self._end_idle_tunnel()
+                self.engine_failed(RESPONSE_STALLED)
             else:
                 self.fail(self._stalled())
         elif self._engine is not None and not (self._has_request or self._engine_is_full):
@@ -429,13 +430,6 @@ class EngineExchange(Exchange, Requester):
             allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
             if self._body_ticks * limits.tick_seconds > allowed:
                 self.fail(body_too_slow(limits.body_bytes_per_second))
-
-    def _end_idle_tunnel(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.cut()
-        self._end()
-        self._client.cut(reset=False)
 
     def _stalled(self) -> Failure:
         if self._state is State.RESPONDING:

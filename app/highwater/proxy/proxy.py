@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.address import port_of
+from highwater.proxy.access_log import AccessLog, RequestRecord
 from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
@@ -26,13 +25,12 @@ from highwater.proxy.failures import (
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.record import RequestRecord
 from highwater.proxy.request_head import RequestHead
 from highwater.proxy.response_head import EngineOrigin
 from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.traffic import Connections, ProxyTraffic, Result
 from highwater.proxy.transports import WriteBatch
-from highwater.proxy.upstream import ConnectionPool
+from highwater.proxy.upstream import ConnectionPool, port_of
 
 log = logging.getLogger("highwater.proxy")
 
@@ -98,7 +96,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: ConnectionPool | None = None
-        self._write_batch: WriteBatch | None = None
+        self.write_batch = WriteBatch()
 
     def _ticks(self, seconds: float) -> float:
         return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
@@ -109,13 +107,6 @@ class Proxy:
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
         return self._pool
-
-    @property
-    def write_batch(self) -> WriteBatch:
-        """The writes of this turn of the loop, from ``start`` on; raises RuntimeError before."""
-        if self._write_batch is None:
-            raise RuntimeError("the proxy has not been started")
-        return self._write_batch
 
     def connections(self) -> Connections:
         pool = self._pool
@@ -165,12 +156,10 @@ class Proxy:
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
-        self._write_batch = WriteBatch()
-        is_unix = self._parts.scheme == "unix"
         self._pool = ConnectionPool(
             host=self._parts.hostname or "",
             port=port_of(self._parts),
-            socket_path=self._parts.path if is_unix else None,
+            socket_path=self._parts.path if self._parts.scheme == "unix" else None,
             tls=self._tls,
             write_batch=self.write_batch,
             connect_seconds=self.limits.connect_seconds,

@@ -190,22 +190,15 @@ def parse_head(raw: bytes) -> RequestHead | Failure:
     headers that llhttp found.
     """
     try:
-        return _parsed(raw)
-    except BadRequest as bad:
-        return bad.failure
-
-
-def _parsed(raw: bytes) -> RequestHead:
-    try:
         httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # the head is complete, and asks for another protocol
     except httptools.HttpParserError:
-        raise BadRequest(NOT_HTTP) from None
+        return NOT_HTTP
     first = raw[: raw.index(b"\r")].split(b" ")
     # llhttp overlooks line ends before the method.
     if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
-        raise BadRequest(NOT_HTTP)
+        return NOT_HTTP
     method, target, version = first
     absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
     if absolute is not None:
@@ -213,9 +206,12 @@ def _parsed(raw: bytes) -> RequestHead:
         target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
         raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
-    head.read_taken_out()
+    try:
+        head.read_taken_out()
+    except BadRequest as bad:
+        return bad.failure
     if absolute is not None and absolute[1].lower() != head.host.lower():
-        raise BadRequest(bad_request("the target's authority must be the Host"))
+        return bad_request("the target's authority must be the Host")
     return head
 
 

@@ -10,6 +10,7 @@ import errno
 import ssl
 from collections import deque
 from typing import Any, cast
+from urllib.parse import SplitResult
 
 import httptools
 
@@ -35,6 +36,12 @@ _INTERIM = b"HTTP/1.1 1"
 _MAX_HEAD_BYTES = 256 * 1024
 # This process, or the machine, may have no more files open.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def port_of(url: SplitResult) -> int:
+    """Return the port that a URL names, or its scheme's; 0 for a socket's path."""
+    return url.port or _DEFAULT_PORTS.get(url.scheme, 0)
 
 
 class EngineConnection:
@@ -220,8 +227,8 @@ class EngineConnection:
                 data = data[:-surplus]
                 self._keeps_alive = False
         if self._bare_body is not None:
-            bare = self._bare(self._bare_body)
-            data = bare if response.chunked else data
+            data = b"".join(self._bare_body) if response.chunked else data
+            self._bare_body.clear()
         if self._response is None:
             self._response = response
             requester.response_begins(response, data)
@@ -229,12 +236,6 @@ class EngineConnection:
             requester.response_continues(data)
         if self._has_ended:
             requester.response_ends(reusable=self._keeps_alive and self._bare_body is None)
-
-    @staticmethod
-    def _bare(pieces: list[bytes]) -> bytes:
-        data = b"".join(pieces)
-        pieces.clear()
-        return data
 
     def _switch(self, requester: Requester, data: bytes, offset: int) -> None:
         if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.wants_tunnel:

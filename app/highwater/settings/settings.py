@@ -16,11 +16,20 @@ from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
-from highwater.proxy.address import port_of
 from highwater.proxy.allowlist import root_path_flaw
-from highwater.settings.paths import File, FileInFolder, Folder
-from highwater.settings.sections import GateSettings, IncidentSettings, ProxySettings, TrimSettings, too_many
-from highwater.settings.tls import EngineTlsSettings, TlsSettings
+from highwater.proxy.upstream import port_of
+from highwater.settings.sections import (
+    EngineTlsSettings,
+    File,
+    FileInFolder,
+    Folder,
+    GateSettings,
+    IncidentSettings,
+    ProxySettings,
+    TlsSettings,
+    TrimSettings,
+    too_many,
+)
 
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
