@@ -58,7 +58,11 @@ def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, in
 def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
     """Return the whole explanation; ``with_bar`` draws the tightest rank as a bar of letters."""
     explanation = answer.explanation
-    parts = [_headline(answer), *explanation.problems]
+    version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
+    ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
+    what = explanation.model or explanation.architecture or ""
+    state = "" if answer.engine_state is None else f": {answer.engine_state}"
+    parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
     rank = tightest(explanation.ranks)
     if rank is not None:
         parts += [_bar(rank) if with_bar else "", _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
@@ -66,15 +70,6 @@ def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
         parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
         parts.append(explanation.paragraph)
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _headline(answer: Explained) -> str:
-    explanation = answer.explanation
-    version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
-    ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
-    what = explanation.model or explanation.architecture or ""
-    state = "" if answer.engine_state is None else f": {answer.engine_state}"
-    return f"{version}{ascend} {what}".rstrip() + state
 
 
 def _bar(rank: RankBudget) -> str:

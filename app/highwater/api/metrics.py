@@ -208,7 +208,6 @@ def _report_families(report: Report) -> Iterator[Metric]:
     yield from _engine_families(report)
     if not report.stale:
         yield from _rank_families(report.ranks)
-        yield from _device_families(report.ranks)
         yield from _growth_families(report)
 
 
@@ -283,12 +282,9 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
         entries.append(((*labels, "host"), cache.host_entries))
     yield gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", by_residency, sizes)
     yield gauge("encoder_cache_entries", "Encoder outputs kept.", by_residency, entries)
-
-
-def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
     text = "Always 1; the device's identity, as its own exporter knows it, and its product name are labels."
-    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
-    yield gauge("device_info", text, labels, [((*_labels(rank), *_identity(rank)), 1.0) for rank in ranks])
+    with_identity = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
+    yield gauge("device_info", text, with_identity, [((*_labels(rank), *_identity(rank)), 1.0) for rank in ranks])
     text = "Memory of all devices, each counted once."
     yield from known("devices_memory_total_bytes", text, device_total(ranks))
     text = "Memory in use on all devices, each counted once, however many ranks it has."

@@ -54,12 +54,16 @@ class SidecarClient:
         self._seconds = timeout_seconds
         self._has_token = bool(token)
         self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
+        if token and not token.isprintable():  # no header can carry it, and the library's complaint would show it
+            raise SidecarUnreachable(
+                f"{self._token_source} holds a line break or another control character; take it out"
+            )
         self._client = httpx.Client(
             # The system's authorities, and those that SSL_CERT_FILE names.
             verify=ssl.create_default_context(),
             trust_env=False,
             timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
-            headers={b"Authorization": _authorization(token, self._token_source)} if token else None,
+            headers={"Authorization": f"Bearer {token}"} if token else None,
         )
 
     def __enter__(self) -> Self:
@@ -224,13 +228,6 @@ def _base(url: str) -> str:
     if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")
-
-
-def _authorization(token: str, source: str) -> bytes:
-    # Header values cannot carry them, and the library's own complaint would show the token.
-    if not token.isprintable():
-        raise SidecarUnreachable(f"{source} holds a line break or another control character; take it out")
-    return f"Bearer {token}".encode()
 
 
 def _error_of(body: object) -> tuple[str, str] | None:

@@ -36,17 +36,13 @@ def get(path: str, url: str) -> None:
     with control_of(url, timeout_seconds=GET_SECONDS) as sidecar:
         media_type, content = sidecar.get_content(wanted)
     if media_type == "application/json":
-        click.echo(_indented(content))
+        try:
+            click.echo(json.dumps(json.loads(content), indent=1))
+        except (ValueError, RecursionError) as exc:
+            raise click.ClickException("the answer says that it is JSON, and is not") from exc
     elif media_type.startswith(_TEXT):
         click.echo(printable(content.decode(errors="replace"), keep="\n\t"), nl=not content.endswith(b"\n"))
     elif sys.stdout.isatty():
         raise click.ClickException(f"it is {len(content):,} bytes of {media_type or 'no type'}: send them into a file")
     else:
         sys.stdout.buffer.write(content)
-
-
-def _indented(content: bytes) -> str:
-    try:
-        return json.dumps(json.loads(content), indent=1)
-    except (ValueError, RecursionError) as exc:
-        raise click.ClickException("the answer says that it is JSON, and is not") from exc

@@ -54,7 +54,10 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
         OSError: It cannot be read; ``FileNotFoundError`` where it does not exist.
     """
     try:
-        descriptor = _open(path)
+        status = path.lstat()
+        if is_link := stat.S_ISLNK(status.st_mode):
+            _check_owner(status)
+        descriptor = open_regular(path, follows_link=is_link)
     except NotARegularFileError as exc:
         raise NotPrivate("is not a file") from exc
     with os.fdopen(descriptor, "rb") as file:
@@ -68,13 +71,6 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise NotPrivate(f"has more than {max_bytes} bytes")
     return content
-
-
-def _open(path: Path) -> int:
-    status = path.lstat()
-    if is_link := stat.S_ISLNK(status.st_mode):
-        _check_owner(status)
-    return open_regular(path, follows_link=is_link)
 
 
 def _check_owner(found: os.stat_result) -> None:

@@ -119,7 +119,8 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             raise WorkerPackageError(f"the installed {DISTRIBUTION} has no {name}: install it again")
         files[f"{metadata}/{name}"] = text.encode()
     files[f"{metadata}/INSTALLER"] = b"highwater\n"
-    lines = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for name, content in files.items()}
+    lines = [f"{name},sha256={digests[name].rstrip(b'=').decode()},{len(files[name])}" for name in files]
     files[f"{metadata}/RECORD"] = "\n".join([*lines, f"{metadata}/RECORD,,", ""]).encode()
     return installed.version, files
 
@@ -134,10 +135,6 @@ def _sources(package: Path) -> Iterator[Path]:
 
 def _metadata_name(version: str) -> str:
     return f"{_METADATA_PREFIX}{version}{_METADATA_SUFFIX}"
-
-
-def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 @contextmanager

@@ -168,14 +168,11 @@ class Sampler(threading.Thread):
         self.recorded = self.recorded or bool(known)
         others = [point for point in history_ranks(history["readings"]) if rank_key(point) not in known]
         self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
-        self._count(history)
-        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
-        # An event may come after a sample that is younger; what comes twice is known by its time.
-        newest = min(self.series.last_at().values(), default=0.0)
-        self._since = max(self._since, newest - OVERLAP_SECONDS)
-
-    def _count(self, history: Mapping[str, Any]) -> None:
         last = self.traffic[-1][0] if self.traffic else 0.0
         self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
         if len(self.traffic) > MAX_TRAFFIC:
             self.traffic = _halved(self.traffic, lambda each: each[1].requests_running or 0)
+        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
+        # An event may come after a sample that is younger; what comes twice is known by its time.
+        newest = min(self.series.last_at().values(), default=0.0)
+        self._since = max(self._since, newest - OVERLAP_SECONDS)

@@ -130,8 +130,22 @@ class Core:
             internal_error=internal_errors.counter("shared_devices"),
         )
         self.poller.launched = self._launched
-        self.quiescer = _quiescer(settings, clocks, engine, gate)
-        self.relief = self._relief(settings, clocks, observer)
+        self.quiescer = Quiescer(
+            engine,
+            gate,
+            drain_seconds=settings.gate.drain_seconds,
+            impossible=None if settings.has_data_plane else NO_DATA_PLANE,
+            clock=clocks.monotonic,
+        )
+        self.relief = Relief(
+            engine,
+            self.poller,
+            self.history,
+            self.quiescer,
+            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
+            observer=observer,
+            clock=clocks.monotonic,
+        )
         self.governor = self._governor(clocks, observer, internal_errors)
         self.poller.listeners += [self.quiescer.notice, self.governor.notice]
         self.poller.pace = self.governor.poll_interval
@@ -144,17 +158,6 @@ class Core:
         if notice is not None:
             self.history.record(kind, notice)
             log.warning("%s", notice)
-
-    def _relief(self, settings: Settings, clocks: Clocks, observer: RemedyObserver) -> Relief:
-        return Relief(
-            self.engine,
-            self.poller,
-            self.history,
-            self.quiescer,
-            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
-            observer=observer,
-            clock=clocks.monotonic,
-        )
 
     def _governor(self, clocks: Clocks, observer: ActionObserver, internal_errors: InternalErrors) -> Governor:
         return Governor(
@@ -196,14 +199,4 @@ def _rounds(
         observer=observer,
         clock=clocks.monotonic,
         wall_clock=clocks.wall,
-    )
-
-
-def _quiescer(settings: Settings, clocks: Clocks, engine: Engine, gate: Gate) -> Quiescer:
-    return Quiescer(
-        engine,
-        gate,
-        drain_seconds=settings.gate.drain_seconds,
-        impossible=None if settings.has_data_plane else NO_DATA_PLANE,
-        clock=clocks.monotonic,
     )

@@ -251,7 +251,11 @@ class Recorder:
         index = self._sampler.index
         if not self._has_table or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
-            self._put_table(self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b"")
+            table = self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b""
+            if self._samples is None:
+                self.ring.write_table(*table)
+            else:
+                self._table = table
             self._has_table = True
 
     def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
@@ -271,12 +275,6 @@ class Recorder:
         if len(body) > MAX_HEAD_BYTES:  # the entries and the start come first
             body = encoded({**head, "engine_budget": None})
         return body
-
-    def _put_table(self, head: bytes, rows: bytes) -> None:
-        if self._samples is None:
-            self.ring.write_table(head, rows)
-        else:
-            self._table = head, rows
 
     # --- on the recorder's thread ---
 
