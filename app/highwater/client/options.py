@@ -73,10 +73,7 @@ class NoSidecar(click.ClickException):
 
 @contextmanager
 def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
-    """Connect to the sidecar at ``url``; an error ends the command with one line.
-
-    Reading needs no token, and what is not sent cannot leak.
-    """
+    """Connect to the sidecar; an error ends the command with one line. What reads sends no token: it cannot leak."""
     from highwater.client.sidecar import SidecarClient
 
     seconds = ASK_SECONDS if timeout_seconds is None else timeout_seconds

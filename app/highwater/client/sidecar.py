@@ -11,7 +11,6 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -63,15 +62,13 @@ class SidecarClient:
             verify=ssl.create_default_context(),
             trust_env=False,
             timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
-            headers={"Authorization": f"Bearer {token}"} if token else None,
+            headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

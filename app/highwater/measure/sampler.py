@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from highwater.accounting.rank_key import RankKey, rank_key
@@ -117,9 +116,7 @@ class Sampler(threading.Thread):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.join(JOIN_SECONDS)  # it may be waiting for a response, and holds nothing up if it goes on
 

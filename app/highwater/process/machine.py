@@ -14,11 +14,7 @@ STOPPED_STATES: Final = frozenset("Tt")
 
 
 class Machine:
-    """The clocks and the processes of this machine.
-
-    ``clock`` is Unix seconds; ``monotonic`` is ``CLOCK_MONOTONIC``, which its processes share; ``proc`` is the folder
-    in which the kernel shows them.
-    """
+    """The clocks (Unix seconds, and ``CLOCK_MONOTONIC``, which all processes share) and processes of this machine."""
 
     def __init__(
         self,

@@ -130,10 +130,7 @@ def read_path(raw: bytes) -> RequestPath:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """A request refused with an HTTP status and a sentence for the client, or admitted.
-
-    The route of an admitted request is the decoded path as the engine's routes have it, without a root path.
-    """
+    """A request refused with an HTTP status and a sentence for the client, or admitted: ``route`` has no root path."""
 
     admitted: bool
     status: int = 200

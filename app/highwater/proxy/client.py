@@ -181,10 +181,7 @@ class ClientConnection(Client):
             self.write_side.close()
 
     def _take(self, data: bytes, at: int) -> int:
-        """Take a head, or a piece of a body, from a place in the data; return the place behind it.
-
-        It is the same place where the next request must wait, for its bytes or for the one before it.
-        """
+        """Take a head, or a piece of a body; return the place behind it, or the same where a request must wait."""
         incoming = self._receiving
         if incoming is None:
             return self._take_head(data, at) if self._current is None and not self._is_full else at
@@ -381,8 +378,5 @@ class ClientConnection(Client):
 
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
-    """Return the factory of uvicorn's protocol for each connection of a port: its ``http=``.
-
-    Without clients of its own it is the port that requests for the engine come to.
-    """
+    """Return uvicorn's ``http=`` for a port; without clients of its own it is the one for requests to the engine."""
     return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))

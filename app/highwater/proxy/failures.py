@@ -143,10 +143,7 @@ def error_response(failure: Failure, request_id: bytes, *, close: bool, without_
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The way in which a request that failed ends for its client.
-
-    The connection ``closes`` after the error response, or is reset by the cut.
-    """
+    """The end of a failed request for its client; the connection ``closes`` after the error, or is reset by the cut."""
 
     result: Result
     action: Literal["nothing", "cut", "error"]
@@ -154,11 +151,7 @@ class Ending:
 
 
 def ending_before_response(failure: Failure, *, closes: bool, body_missing: bool, is_awaited: bool) -> Ending:
-    """Decide how the client sees a failure before any response.
-
-    The connection ``closes`` after this response in any case; the client sends a body that ``is_awaited`` after a 100
-    only.
-    """
+    """Decide how the client sees a failure before any response; ``is_awaited``: its body comes only after a 100."""
     if failure.status == CLIENT_LEFT.status:
         return _left(failure)
     # The rest of the body is read and dropped, and the connection goes on, unless the body itself was the fault.

@@ -26,10 +26,7 @@ PATH_BYTES_REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class SidecarPaths:
-    """The paths that the sidecar serves itself: exact ones, prefixes of those with a variable part.
-
-    The response to a live path does not end by itself.
-    """
+    """The sidecar's own paths: exact ones, and prefixes; the response to a live one does not end by itself."""
 
     exact: frozenset[str]
     prefixes: tuple[str, ...] = ()

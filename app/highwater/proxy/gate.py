@@ -36,10 +36,7 @@ class Shed(Exception):
 
 
 class Admission:
-    """One admitted request, ``since`` a time by the gate's clock; it counts until it leaves.
-
-    It ``is_open_ended`` where it lasts as long as its client wants.
-    """
+    """One admitted request, ``since`` a time by the gate's clock; it may last as long as its client wants."""
 
     __slots__ = ("has_response", "is_open_ended", "since")
 

@@ -81,10 +81,7 @@ class ResponseHead:
         self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
 
     def surplus_bytes(self, body_bytes: int) -> int:
-        """Return how many of the bytes after the head are more than the whole body that it declares.
-
-        0 for a chunked one: where that ended only the parser knows.
-        """
+        """Return by how much the body is longer than declared; 0 for a chunked one, whose end the parser knows."""
         if not self.has_body:
             return body_bytes
         length = None if self.chunked else _LENGTH.search(self._lowered)
@@ -98,10 +95,7 @@ class ResponseHead:
         return self.chunked and not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
-        """Return the head for the client; `unchunked`, for HTTP/1.0, without the body's framing.
-
-        The request's id is added unless the engine has set one of its own.
-        """
+        """Return the head for the client, with the request's id where it has none; `unchunked` for HTTP/1.0."""
         if not unchunked and _REWRITTEN.search(self._lowered) is None:
             lines, has_id = self.raw[:-2], False
         else:

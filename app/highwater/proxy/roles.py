@@ -39,11 +39,7 @@ class Exchange(RequestRecord):
 
 @trait
 class Requester:
-    """The sender of a request to the engine; notified of what the engine does.
-
-    ``to_head``: the request is a HEAD. ``wants_bare_body``: the client cannot read chunks. ``wants_tunnel``: a
-    WebSocket.
-    """
+    """The sender of a request to the engine; ``wants_bare_body``: without chunks, ``wants_tunnel``: a WebSocket."""
 
     to_head: bool
     wants_bare_body: bool

@@ -42,10 +42,7 @@ class Connections:
 
 
 class Histogram:
-    """Values counted by bucket; ``bounds`` are upper ones, in rising order.
-
-    ``counts`` are one more than bounds, for the values above the last; ``total`` is the sum of the values.
-    """
+    """Values counted by bucket: ``bounds`` are upper ones, ``counts`` one more, ``total`` the sum of the values."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds

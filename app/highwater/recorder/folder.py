@@ -55,10 +55,7 @@ class Removal:
 
 
 class RecorderFolder:
-    """The folder, and the rings of one life of the engine (``instance``) in it.
-
-    ``clock`` returns Unix seconds, ``monotonic`` those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
-    """
+    """The folder, and the rings of one life of the engine (``instance``) in it; clocks as in ``Machine``."""
 
     def __init__(
         self,

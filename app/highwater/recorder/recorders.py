@@ -214,10 +214,7 @@ class Recorders:
     # --- reading ---
 
     async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
-        """Return every rank's record.
-
-        With ``within_seconds`` it waits, for ``WAIT_SECONDS`` at most, until no reading of a rank that writes is older.
-        """
+        """Return every rank's record; where ``within_seconds``, once no writer's is older, or WAIT_SECONDS passed."""
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
             problems = (await asyncio.to_thread(self.files.remove_stale, STALE_SECONDS)).problems

@@ -80,10 +80,7 @@ def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str
 
 
 def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
-    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it.
-
-    Empty where no rank has any phases.
-    """
+    """Return used MiB after each phase of the ranks' starts, and the slowest's seconds; empty without any phases."""
     by_rank = [{phase.name: phase for phase in start} for start in starts]
     order = list(dict.fromkeys(phase.name for start in starts for phase in start))
     rows = []

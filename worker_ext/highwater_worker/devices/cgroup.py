@@ -90,10 +90,7 @@ def read_oom_kills(root: Path) -> int | None:
 
 
 def read_container(root: Path = ROOT) -> dict[str, Any] | None:
-    """Return raw counters of this process's own group, and its tightest limit; None without groups.
-
-    A sidecar in another container interprets them.
-    """
+    """Return raw counters of this process's own group, and its tightest limit, for a sidecar to interpret."""
     files = group_files(root)
     if files is None:
         return None

@@ -46,10 +46,7 @@ MAX_PHASES = 16
 
 
 class StartPhases:
-    """The account of one worker's start; `ended` is called after each phase, on the engine's thread.
-
-    The worker is not kept alive.
-    """
+    """The account of one worker's start, which is not kept alive; calls `ended` after each phase, on its thread."""
 
     def __init__(self, worker: object, ended: Callable[[], None]) -> None:
         self.phases: list[dict[str, Any]] = []

@@ -51,10 +51,7 @@ class Sampler:
         self._seldom_due = float("-inf")
 
     def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
-        """Return the worker's memory, with the names of the response to `memory`; unknown values are null.
-
-        The other arguments are those of `EncoderIndex.update`.
-        """
+        """Return the memory as the response to `memory` has it, unknown values null; arguments as of `EncoderIndex`."""
         notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
         if self._device is None:  # tried again where it was not found: the worker may not have been ready
             self._device = notes.attempt("device", lambda: device_of(worker))

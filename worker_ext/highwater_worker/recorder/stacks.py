@@ -107,10 +107,7 @@ def ordered(dump: str, thread: int) -> str:
 
 
 def call_of(dump: str) -> str | None:
-    """Return the name of the worker's method that the engine's loop has called, None where it waits or is not seen.
-
-    The first part of the dump is the thread's.
-    """
+    """Return the worker's method that the loop in the dump's first part has called; None: it waits, or is unseen."""
     part = dump.partition("\n\n")[0]
     names = [match.group(1) for match in map(_FRAME.fullmatch, part.splitlines()) if match]
     caller = next((names.index(name) for name in _CALLERS if name in names), 0)

@@ -81,10 +81,7 @@ class Groups:
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
-        """Return the storages that may go, and those of them that fit into the host's budget in bytes.
-
-        `needed` are the storages that running requests have yet to read.
-        """
+        """Return the storages that may go, but for `needed` ones, and those that fit into the host's budget (bytes)."""
         kept = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)
         for storage in kept:
