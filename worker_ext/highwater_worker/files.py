@@ -72,8 +72,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
-    group: str
-    """The directory of the file system that is mounted; of a cgroup file system, a group."""
+    group: str  # the directory of the file system that is mounted; of a cgroup file system, a group
     point: str
     kind: str
     options: str
@@ -175,8 +174,7 @@ def is_remote(kind: str | None) -> bool:
 
 
 _RING = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
-_SILENT_SECONDS = 60.0
-"""A recorder writes once a second at least."""
+_SILENT_SECONDS = 60.0  # a recorder writes once a second at least
 _SILENT_SECONDS_WITHOUT_ROOM = 5.0
 KEPT_STARTS = 8
 _MAX_SCANNED = 1024

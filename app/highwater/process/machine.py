@@ -9,8 +9,7 @@ from typing import Final
 
 # Fields of /proc/<pid>/stat, counted from behind the command's name; proc(5).
 _STATE, _PARENT, _STARTED = 0, 1, 19
-STOPPED_STATES: Final = frozenset("Tt")
-"""A process's states while a signal or a debugger has stopped it."""
+STOPPED_STATES: Final = frozenset("Tt")  # a process's states while a signal or a debugger has stopped it
 
 
 class Machine:

@@ -36,15 +36,11 @@ log = logging.getLogger("highwater.access_log")
 class EndedRequest(NamedTuple):
     """One line. A value that does not apply, or was not known when the request ended, is ``None``."""
 
-    peer: str
-    """The client's address and port."""
+    peer: str  # the client's address and port
     method: str | None
-    path: str | None
-    """As sent, without the query, made printable and cut."""
-    path_class: str | None
-    """As in the metrics; ``sidecar`` for the sidecar's paths."""
-    status: int
-    """The status that the client saw; 499 if it left before."""
+    path: str | None  # as sent, without the query, made printable and cut
+    path_class: str | None  # as in the metrics; ``sidecar`` for the sidecar's paths
+    status: int  # the status that the client saw; 499 if it left before
     result: Result
     reason: str | None
     """As in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``; None: it is complete."""
@@ -53,8 +49,7 @@ class EndedRequest(NamedTuple):
     response_bytes: int
     duration_seconds: float
     time_to_first_byte_seconds: float | None
-    held_seconds: float
-    """The time that it waited at the gate."""
+    held_seconds: float  # the time that it waited at the gate
     engine_connection_reused: bool | None
 
 

@@ -14,8 +14,7 @@ from highwater.flaws import masked
 
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
-NO_ROOT_PATH = "/"
-"""Its value for an engine that has none: all is served at the root."""
+NO_ROOT_PATH = "/"  # its value for an engine that has none: all is served at the root
 
 # What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is for browsers (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -102,11 +101,9 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 class RequestPath(NamedTuple):
     """The path of one request, percent-decoded once; `read_path` makes it."""
 
-    raw: bytes
-    """As sent."""
+    raw: bytes  # as sent
     decoded: str
-    flaw: str | None
-    """The reason why its form is refused; None where it is not."""
+    flaw: str | None  # the reason why its form is refused; None where it is not
 
 
 def read_path(raw: bytes) -> RequestPath:

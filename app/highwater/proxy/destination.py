@@ -44,8 +44,7 @@ class Destination:
     refusal: Failure | None = None
 
 
-LIVE_STREAM = "live_stream"
-"""The path class of a sidecar path whose response does not end by itself."""
+LIVE_STREAM = "live_stream"  # the path class of a sidecar path whose response does not end by itself
 
 
 def path_class(path: str) -> str:

@@ -34,8 +34,7 @@ class Failure:
     status: int
     reason: str
     message: str
-    retry_after: int | None = None
-    """Seconds after which the same request may succeed."""
+    retry_after: int | None = None  # seconds after which the same request may succeed
 
 
 class BadRequest(Exception):

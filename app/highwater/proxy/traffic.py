@@ -34,10 +34,8 @@ class Connections:
     engine_active: int = 0
     engine_idle: int = 0
     tunnels: int = 0
-    requests_on_new: int = 0
-    """Requests sent to the engine over a connection that was opened for them."""
-    requests_on_reused: int = 0
-    """Requests sent to the engine over a connection that had served another one."""
+    requests_on_new: int = 0  # requests sent to the engine over a connection that was opened for them
+    requests_on_reused: int = 0  # requests sent to the engine over a connection that had served another one
     retries: int = 0
 
 

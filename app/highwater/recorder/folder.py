@@ -27,8 +27,7 @@ from highwater.recorder.untrusted import RingUnusable
 
 SCAN_SECONDS = 1.0
 MAX_FILES = 256
-MAX_ENTRIES = 4096
-"""Of the folder, whatever their names: others may write into it."""
+MAX_ENTRIES = 4096  # of the folder, whatever their names: others may write into it
 MAX_RECORDS = 4096
 
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)

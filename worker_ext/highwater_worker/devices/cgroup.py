@@ -25,8 +25,7 @@ _EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 class CgroupMemory(NamedTuple):
     """Memory of the group with the limit that this process will meet first."""
 
-    used_bytes: int | None
-    """Charged to the group, without what the kernel drops before it kills anything."""
+    used_bytes: int | None  # charged to the group, without what the kernel drops before it kills anything
     limit_bytes: int | None
 
 

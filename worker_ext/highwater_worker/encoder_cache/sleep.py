@@ -29,8 +29,7 @@ ALLOCATORS = (
 class SleepRecord:
     def __init__(self) -> None:
         self.is_watching = False
-        self.tags: set[str] = set()
-        """The pools that are asleep, as far as the calls show."""
+        self.tags: set[str] = set()  # the pools that are asleep, as far as the calls show
         self.is_complete = False
         """True where the calls show everything: all pools were put to sleep or woken at once since they are watched."""
 

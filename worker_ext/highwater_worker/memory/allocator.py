@@ -26,8 +26,7 @@ from highwater_worker.wrapping import unwrap_method, wrap_method
 
 MAX_BLOCKS = 10_000
 """Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
-SURE_BYTES = 2 << 20
-"""A look and a release may differ by so much: other threads may allocate between both."""
+SURE_BYTES = 2 << 20  # a look and a release may differ by so much: other threads may allocate between both
 LOOK_AGAIN_SECONDS = 10.0
 LOOK_SHARE = 1000
 """A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""

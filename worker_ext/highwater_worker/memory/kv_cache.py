@@ -13,8 +13,7 @@ from highwater_worker.attributes import look_up, whole
 from highwater_worker.errors import UnreadableError, printable
 from highwater_worker.memory.storages import Storage, Tensor, tensors_in, unique_storages
 
-MAX_KINDS = 24
-"""Layers that differ from one another; no model known has more than a handful."""
+MAX_KINDS = 24  # layers that differ from one another; no model known has more than a handful
 MAX_RUNS = 512
 MAX_GROUPS = 64
 _MAX_FIELDS = 32

@@ -17,8 +17,7 @@ from highwater_worker.errors import BadPayloadError, describe, printable
 
 
 class Field(NamedTuple):
-    default: object
-    """The value where the key is absent; a key whose default is not accepted is required."""
+    default: object  # the value where the key is absent; a key whose default is not accepted is required
     right: str  # a description of the accepted values
     accepts: Callable[[object], bool]
 

@@ -37,8 +37,7 @@ _SHARE = 500
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
 _MISSING = object()
-_BATCH = 16
-"""Entries between two readings of the clock."""
+_BATCH = 16  # entries between two readings of the clock
 
 
 class _Row(NamedTuple):
@@ -64,18 +63,13 @@ class EncoderIndex:
         self._embeds = self._host_entries = 0
         self._figures: dict[str, Any] | None = None
         self._oldest_seen_at: float | None = None
-        self._keys: Iterator[Any] | None = None
-        """The keys that the pass under way has still to look at."""
-        self._of: int | None = None
-        """The id of the dict that the rows are of."""
-        self._change: object = None
-        """The value of `change` when the last whole pass began."""
-        self._change_then: object = None
-        """Its value when the pass under way began."""
+        self._keys: Iterator[Any] | None = None  # the keys that the pass under way has still to look at
+        self._of: int | None = None  # the id of the dict that the rows are of
+        self._change: object = None  # the value of `change` when the last whole pass began
+        self._change_then: object = None  # its value when the pass under way began
         self._now = self._pass_due = self._slice_due = float("-inf")
         self._is_changed = False
-        self.is_new = True
-        """True where a whole pass has found other rows than `table` returned last."""
+        self.is_new = True  # true where a whole pass has found other rows than `table` returned last
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 

@@ -38,16 +38,13 @@ _LINGER_SECONDS = 2.0
 _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
 """A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
-_RETRY_SECONDS = 1.0
-"""The pause in writing after a write that failed."""
-_STOP_SECONDS = 1.0
-"""The time that a stop waits for the thread, which the disk may hold."""
+_RETRY_SECONDS = 1.0  # the pause in writing after a write that failed
+_STOP_SECONDS = 1.0  # the time that a stop waits for the thread, which the disk may hold
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
 """Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
 _MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
-_MAX_WAITING = 256
-"""Samples that wait for a disk; older ones are dropped."""
+_MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
 
 
 class Call(NamedTuple):
@@ -90,8 +87,7 @@ class Recorder:
         self.options = options
         self.ring = ring
         self.steps = Steps(clock, self._after_call)
-        self.current: Call | None = None
-        """The operation of this package that is running."""
+        self.current: Call | None = None  # the operation of this package that is running
         self._operations_begun = 0
         # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
         self._worker = weakref.ref(worker, self._forget_worker)

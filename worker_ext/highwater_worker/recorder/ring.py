@@ -29,10 +29,8 @@ _CHECKSUM_BYTES = 4
 _FRAME_BYTES = _SLOT.size + _CHECKSUM_BYTES
 _HEAD_LENGTH = struct.Struct("<I")
 _STACK_HEAD = struct.Struct("<dd")
-_NO_STACK = bytes(16)
-"""Over the beginning of an older stack, so that none is there."""
-_TABLE_HEAD_BYTES = 32 * 1024
-"""The bytes of an entry table besides its rows: its frame, and a JSON object."""
+_NO_STACK = bytes(16)  # over the beginning of an older stack, so that none is there
+_TABLE_HEAD_BYTES = 32 * 1024  # the bytes of an entry table besides its rows: its frame, and a JSON object
 MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES

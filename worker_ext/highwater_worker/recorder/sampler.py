@@ -41,8 +41,7 @@ class Sampler:
         self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `memory`, and where the device is not known."""
-        self.host = HostMemory()
-        """The container's and the machine's memory, as another thread read it last."""
+        self.host = HostMemory()  # the container's and the machine's memory, as another thread read it last
         self.notes: list[dict[str, str]] = []
         """The values that could not be read, as of the last sample that read everything."""
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from highwater_worker.recorder.ring import Ring
 
-LONG_SECONDS = 1.0
-"""A call that has lasted for so long gets a stack."""
+LONG_SECONDS = 1.0  # a call that has lasted for so long gets a stack
 _LONGEST_SECONDS = 30.0
 _MAX_DUMP_BYTES = 256 * 1024
 _MAX_CHARACTERS = 12_000
@@ -119,8 +118,7 @@ def is_timer_taken() -> bool:
     return "_pytest.faulthandler" in sys.modules
 
 
-_running: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-"""The watchdogs whose timers are stopped for a fork."""
+_running: weakref.WeakSet[Watchdog] = weakref.WeakSet()  # the watchdogs whose timers are stopped for a fork
 
 
 class Watchdog:

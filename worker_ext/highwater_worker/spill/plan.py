@@ -96,8 +96,7 @@ class SpillPlan(NamedTuple):
     asked_bytes: int | None
     kept_as_needed: int | None
     """Entries that would go, were it not for a running request; None where that is not known."""
-    unspillable: int
-    """Entries that cannot go: not one plain tensor on the device, or views that overlap."""
+    unspillable: int  # entries that cannot go: not one plain tensor on the device, or views that overlap
 
 
 def make_plan(

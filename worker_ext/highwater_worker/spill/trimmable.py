@@ -71,8 +71,7 @@ class Groups:
         self._bytes = self._copy_bytes = 0
         self._of_size: dict[int, int] = {}
         self.device_bytes = self.host_bytes = 0
-        self.spilled_bytes = 0
-        """The bytes of the copies in host memory."""
+        self.spilled_bytes = 0  # the bytes of the copies in host memory
 
     def add(self, entry: Movability) -> None:
         self._count(entry, 1)
