@@ -1,8 +1,9 @@
-"""Bytes, shares and spans of time as people read them, and whole numbers rounded up."""
+"""Bytes, shares and spans of time as people read them; whole numbers rounded up; sums of sizes, any of them unknown."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 KIB: Final = 1024
@@ -21,6 +22,15 @@ def ceil_div(value: int, by: int) -> int:
 
 def round_up(size: int, multiple: int) -> int:
     return ceil_div(size, multiple) * multiple
+
+
+def difference(now: int | None, was: int | None) -> int | None:
+    return None if now is None or was is None else now - was
+
+
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:
