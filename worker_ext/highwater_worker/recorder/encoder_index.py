@@ -149,21 +149,6 @@ class EncoderIndex:
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
         if not self._go_on(cache, self._keys, now, deadline):
             return False
-        self._conclude(cache)
-        self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
-        return True
-
-    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key, _MISSING)
-            row = self._rows.get(key)
-            if value is not _MISSING and (row is None or row.value() is not value):
-                self._put(key, value, read_entry(cache, key, value), now)
-            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
-                return False
-        return True
-
-    def _conclude(self, cache: dict[Any, Any]) -> None:
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._count(self._rows.pop(key), -1)
             self._is_changed = True
@@ -177,6 +162,18 @@ class EncoderIndex:
         }
         # Rows come at the end, and one that stays where it is keeps its place.
         self._oldest_seen_at = next((row.seen_at for row in self._rows.values()), None)
+        self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
+        return True
+
+    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
+        for number, key in enumerate(keys, 1):
+            value = dict.get(cache, key, _MISSING)
+            row = self._rows.get(key)
+            if value is not _MISSING and (row is None or row.value() is not value):
+                self._put(key, value, read_entry(cache, key, value), now)
+            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
+                return False
+        return True
 
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)

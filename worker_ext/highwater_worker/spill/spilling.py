@@ -63,7 +63,13 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
         return None
     _refuse_lasting(worker)
     if spilling_cache(worker) is None:
-        _put_in_place(worker, device, state)
+        owner, name = _owner(worker)
+        holders = other_holders(owner, name)
+        if holders:
+            raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+        restorer = Restorer(worker, device, state.allocator_reserve)
+        # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
+        setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
     return spilling_cache(worker)
 
 
@@ -150,16 +156,6 @@ def _busy_loop_waits() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
-    owner, name = _owner(worker)
-    holders = other_holders(owner, name)
-    if holders:
-        raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    restorer = Restorer(worker, device, state.allocator_reserve)
-    # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
-    setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
 
 
 def _owner(worker: object) -> tuple[Any, str]:
