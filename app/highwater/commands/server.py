@@ -53,6 +53,7 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
 
 
 def _listener(host: str, port: int) -> str:
+    """Return what serves on a port, as far as its health paths show."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
     base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
     if ask(base, PATHS["live"], _PROBE_SECONDS) is None:

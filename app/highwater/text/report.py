@@ -28,13 +28,10 @@ _SizeText: TypeAlias = Callable[..., str]
 
 
 def report_text(report: Report) -> str:
-    engine = report.engine
-    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
-    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
-    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
-    parts = [f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"]
-    if engine.hint:
-        parts.append(f"hint: {engine.hint}")
+    """The report as an operator reads it at a terminal, in MiB."""
+    parts = [_headline(report)]
+    if report.engine.hint:
+        parts.append(f"hint: {report.engine.hint}")
     if report.ranks_missing:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
     if report.start_failure is not None:
@@ -47,11 +44,16 @@ def report_text(report: Report) -> str:
         parts.append(start_table(names, [one.start for one in report.ranks]))
         notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
-    parts += [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
-    if report.policy is not None:
-        parts.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
-        parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    parts.append(_footer(report))
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _headline(report: Report) -> str:
+    engine = report.engine
+    what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
+    ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
+    age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    return f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 
 def _ranks_table(report: Report) -> str:
@@ -80,7 +82,10 @@ def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str
 
 
 def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
-    """Return used MiB after each phase of the ranks' starts, and the slowest's seconds; empty without any phases."""
+    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it.
+
+    Empty where no rank has any phases.
+    """
     by_rank = [{phase.name: phase for phase in start} for start in starts]
     order = list(dict.fromkeys(phase.name for start in starts for phase in start))
     rows = []
@@ -98,6 +103,14 @@ def _after(phase: StartPhase | None) -> str:
     return (
         "failed" if phase.error is not None else mib(phase.rss_bytes if phase.used_bytes is None else phase.used_bytes)
     )
+
+
+def _footer(report: Report) -> str:
+    lines = [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
+    if report.policy is not None:
+        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
+    return "\n".join(lines)
 
 
 def engine_facts(report: Report, size: _SizeText) -> dict[str, str]:

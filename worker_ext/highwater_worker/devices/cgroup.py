@@ -25,7 +25,8 @@ _EVENTS = ("high", "max", "oom", "oom_kill", "oom_group_kill")
 class CgroupMemory(NamedTuple):
     """Memory of the group with the limit that this process will meet first."""
 
-    used_bytes: int | None  # charged to the group, without what the kernel drops before it kills anything
+    used_bytes: int | None
+    """Charged to the group, without what the kernel drops before it kills anything."""
     limit_bytes: int | None
 
 
@@ -89,7 +90,10 @@ def read_oom_kills(root: Path) -> int | None:
 
 
 def read_container(root: Path = ROOT) -> dict[str, Any] | None:
-    """Return raw counters of this process's own group, and its tightest limit, for a sidecar to interpret."""
+    """Return raw counters of this process's own group, and its tightest limit; None without groups.
+
+    A sidecar in another container interprets them.
+    """
     files = group_files(root)
     if files is None:
         return None
@@ -98,13 +102,6 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
     # Once: to write it the kernel adds up the counters of all processors.
     stat = _counters(own / "memory.stat", _STAT_2 if is_version_2 else (*_STAT_1, "total_swap"))
     swap = _number_in(own / "memory.swap.current") if is_version_2 else stat.pop("total_swap", None)
-    # `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds.
-    pressure = {}
-    for line in lines_of(own / "memory.pressure"):
-        kind, *pairs = line.split()
-        values = [pair.partition("=")[2] for pair in pairs]
-        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
-            pressure[kind] = [float(value) for value in values]
     # What only one version has is missing in the other.
     counters: dict[str, Any] = {
         "version": files.version,
@@ -118,12 +115,23 @@ def read_container(root: Path = ROOT) -> dict[str, Any] | None:
         "swap": swap,
         "swap_limit": _number_in(own / "memory.swap.max"),
         "events": _counters(own / files.events, _EVENTS) | ({} if refused is None else {"max": refused}),
-        "pressure": pressure or None,
+        "pressure": _pressure(own / "memory.pressure"),
     }
     tightest = files.tightest()
     if tightest is not None:
         counters.update(limit=tightest.limit_bytes, kept=tightest.used_bytes or 0)
     return {name: value for name, value in counters.items() if value is not None}
+
+
+def _pressure(path: Path) -> dict[str, list[float]] | None:
+    """Return `some` and `full`, each as the averages of 10, 60 and 300 s in percent and the sum in microseconds."""
+    pressure = {}
+    for line in lines_of(path):
+        kind, *pairs = line.split()
+        values = [pair.partition("=")[2] for pair in pairs]
+        if kind in ("some", "full") and len(values) == 4:  # noqa: PLR2004 - avg10 avg60 avg300 total
+            pressure[kind] = [float(value) for value in values]
+    return pressure or None
 
 
 # The files' places are constant while a worker runs, and finding them costs more than reading them.
