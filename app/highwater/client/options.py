@@ -4,8 +4,6 @@ The token comes from the environment or from the sidecar's own file, and is no f
 user of a machine.
 """
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load an HTTP client
-
 from __future__ import annotations
 
 import io

@@ -1,7 +1,5 @@
 """``highwater policy``: the policy in force, and changing it while the sidecar runs."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 import sys

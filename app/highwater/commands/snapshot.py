@@ -1,7 +1,5 @@
 """``highwater snapshot``: PyTorch's memory snapshots taken and listed."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what one command needs
-
 from __future__ import annotations
 
 import json
