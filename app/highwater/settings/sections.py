@@ -9,7 +9,7 @@ from typing import Annotated, Self, TypeAlias
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from highwater.files.tls import TlsFiles, check_certificate, check_pair
-from highwater.policy.rules import FROZEN, Finite
+from highwater.policy.rules import Finite
 from highwater.process.descriptors import room_at_most
 from highwater.proxy.allowlist import AllowList
 from highwater.proxy.forwarded import Mode as ForwardedMode
@@ -42,10 +42,8 @@ def too_many(room: int) -> str:
     return f"must be at most {room} under this process's limit of open files (ulimit -Hn)"
 
 
-class ProxySettings(BaseModel):
+class ProxySettings(BaseModel, frozen=True, extra="forbid"):
     """The data plane."""
-
-    model_config = FROZEN
 
     enabled: bool | None = Field(
         None,
@@ -118,10 +116,8 @@ class ProxySettings(BaseModel):
         return paths
 
 
-class GateSettings(BaseModel):
+class GateSettings(BaseModel, frozen=True, extra="forbid"):
     """Holding new requests while a reset waits for a safe moment."""
-
-    model_config = FROZEN
 
     drain_seconds: Finite = Field(
         10.0,
@@ -140,20 +136,16 @@ class GateSettings(BaseModel):
         return self
 
 
-class TrimSettings(BaseModel):
+class TrimSettings(BaseModel, frozen=True, extra="forbid"):
     """Moving encoder outputs to host memory."""
-
-    model_config = FROZEN
 
     host_budget_bytes: int | None = Field(
         None, ge=0, description="host memory for encoder outputs, per rank; unset: half of what the host has free"
     )
 
 
-class IncidentSettings(BaseModel):
+class IncidentSettings(BaseModel, frozen=True, extra="forbid"):
     """Evidence kept when the engine dies, hangs or runs out of memory."""
-
-    model_config = FROZEN
 
     folder: ExistingFolder | None = Field(
         None, description="keeps incidents as files; unset: the newest 16 in memory, until the sidecar ends"
@@ -166,10 +158,8 @@ class IncidentSettings(BaseModel):
     )
 
 
-class _KeyPair(BaseModel):
+class _KeyPair(BaseModel, frozen=True, extra="forbid"):
     """A certificate and its key: both or neither, and they must load."""
-
-    model_config = FROZEN
 
     cert_file: Path | None
     key_file: Path | None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validato
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
-from highwater.policy.rules import FROZEN, Finite
+from highwater.policy.rules import Finite
 from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
@@ -53,9 +53,7 @@ def _leads_to(url: str, host: str, port: int | None) -> bool:
     return "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
 
 
-class Settings(BaseModel):
-    model_config = FROZEN
-
+class Settings(BaseModel, frozen=True, extra="forbid"):
     engine_url: Annotated[str, MayHoldSecret(without_credentials)] = Field(
         "http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path"
     )
