@@ -39,13 +39,11 @@ def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
 
     @router.get(PREFIX)
     async def listed() -> Response:
-        """List the runbooks."""
         text = "# Runbooks\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in pages)
         return HTMLResponse(page("Runbooks", text), headers=_HEADERS)
 
     @router.get(PREFIX + "{file}")
     async def runbook(file: str) -> Response:
-        """Return one runbook."""
         name, _, ending = file.rpartition(".")
         if name not in pages or ending not in ("html", "md"):
             raise HTTPException(404, f"there is no runbook {file}; GET {PREFIX} lists them")
