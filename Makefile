@@ -62,7 +62,8 @@ docs: $(READY) ## Write the tables in docs/, the dashboards and the chart's sche
 	$(BIN)/python -m helm.source
 	$(BIN)/python -m helm.generator
 
-pictures: $(READY) tools ## The dashboards drawn from a real Prometheus, build/pictures; those that docs/grafana.md shows
+pictures: $(READY) tools ## What README and docs show, drawn anew: the page in a browser, Grafana's boards from a real Prometheus
+	$(BIN)/python -m tests.browser.screenshot
 	$(BIN)/python -m tests.observability.pictures
 
 site: $(READY) ## The documentation site, build/site: no network needed; a broken link fails

@@ -34,6 +34,7 @@ from highwater.settings.keys import keys, variable
 from highwater.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
+TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
 GOLDEN_METRICS = DOCS.parent / "tests" / "unit" / "api" / "golden" / "metrics.txt"
@@ -214,7 +215,6 @@ def alerts_table() -> str:
 
 def devices_table() -> str:
     """What the chart calls devices, from docs/tested.toml."""
-    tested = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
     rows = [
         [
             f"`{kind}`",
@@ -222,9 +222,15 @@ def devices_table() -> str:
             f"`{row['image']}`" if row["image"] else "see vLLM's documentation",
             row["reads"],
         ]
-        for kind, row in tested["device"].items()
+        for kind, row in TESTED["device"].items()
     ]
     return _table(["`engine.device.kind`", "resource", "image", "what Highwater reads"], rows)
+
+
+def engines_table() -> str:
+    """What was run on which engine, from docs/tested.toml."""
+    rows = [[row["version"], row["runner"], row["device"], row["what"]] for row in TESTED["engine"]]
+    return _table(["vLLM", "model runner", "device", "what was run"], rows)
 
 
 def exit_code_table() -> str:
@@ -235,6 +241,7 @@ def exit_code_table() -> str:
 TABLES = {
     "alerts.md": {"alerts": alerts_table},
     "ascend.md": {"ascend": ascend_table},
+    "engine.md": {"engines": engines_table},
     "incidents.md": {"messages": message_table},
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -11,10 +13,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from highwater.demo.engine import DemoEngine, Dialect
+from highwater.demo.engine import SHIM_FOLDER, DemoEngine
 from highwater.demo.environment import DEFAULT_VERSION, RECIPES, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
 from highwater.demo.traffic import TrafficResult, send
+from highwater.files.worker_package import copy_worker_package
 
 # Of the tiny Qwen3-VL (app/highwater/demo/model.yaml).
 TOKEN_PIXELS = 16 * 2
@@ -24,21 +27,27 @@ ENCODER_WIDTH = 2048 * (1 + 3)
 BYTES_PER_NUMBER = 2  # bfloat16
 
 # The samplers compile themselves at their first use: ten seconds or more, and a C++ compiler that must be there.
-_NOTHING_COMPILED = ("TORCHDYNAMO_DISABLE", "1")
-_DIALECTS = {
-    "0.12.0": Dialect(
-        tokenizer_class="Qwen2TokenizerFast",  # it comes with transformers 4
-        shutdown_timeout=False,
-        # In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
-        environ=(("VLLM_CPU_KVCACHE_SPACE", "1"), _NOTHING_COMPILED),
-    ),
-    "0.23.0": Dialect(environ=(_NOTHING_COMPILED,)),
-}
+_NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+# In GiB. Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes (v1/worker/cpu_worker.py).
+_ENVIRON = {"0.12.0": {"VLLM_CPU_KVCACHE_SPACE": "1", **_NOTHING_COMPILED}, "0.23.0": _NOTHING_COMPILED}
 
 
-def dialect_of(version: str) -> Dialect:
-    """Return how to speak to an engine of a version; an unknown one counts as the current one."""
-    return _DIALECTS.get(version, Dialect())
+class AnyEngine(DemoEngine):
+    """An engine of any version that there is a recipe for; an unknown version is spoken to as the current one."""
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        if self.environment.version == "0.12.0":
+            if "--shutdown-timeout" in command:
+                at = command.index("--shutdown-timeout")
+                del command[at : at + 2]
+            # Qwen3-VL's processor of transformers 4 takes no other; from 5 on it would replace the pre-tokenizer.
+            path = self.folder / "model" / "tokenizer_config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "Qwen2TokenizerFast"}))
+        return command
+
+    def _environ(self) -> dict[str, str]:
+        return super()._environ() | _ENVIRON.get(self.environment.version, {}) | dict(self.options.extra_env)
 
 
 REQUIREMENTS = "{requirements}"
@@ -110,6 +119,38 @@ def watching(folder: Path, **environ: str) -> dict[str, Any]:
     """
     variables = {"HIGHWATER_RECORDER_DIR": str(folder), **environ}
     return {"dev_mode": False, "extension": False, "plugin": True, "extra_env": tuple(variables.items())}
+
+
+TRITON_ON_CPU = Path(__file__).parent / "support" / "triton_on_cpu"
+RUNNER_V2_BATCH_TOKENS, RUNNER_V2_IMAGE_SIDE = 64, 320
+"""Fewer tokens than the largest image has, so that the encoder's budget is one image and not a batch."""
+
+
+def on_runner_v2(folder: Path, rings: Path) -> dict[str, Any]:
+    """Return the options of an engine with vLLM's V2 model runner, as GPUs have by default, and the plugin.
+
+    Its kernels run in Triton's interpreter, so a request takes a second: for few requests. To be run in float32
+    (`engine_with_weights`): the interpreter's bfloat16 makes NaN in the vision tower's kernel. Its start profiles the
+    encoder, which a CPU engine with a given KV cache leaves out.
+
+    Args:
+        folder: Gets the worker package.
+        rings: The recorders' folder.
+    """
+    path = (SHIM_FOLDER, copy_worker_package(folder / "plugin").folder, TRITON_ON_CPU)
+    environ = {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "HIGHWATER_RECORDER_DIR": str(rings),
+        "TRITON_INTERPRET": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    pixels = {"size": {"shortest_edge": 1024, "longest_edge": RUNNER_V2_IMAGE_SIDE**2}}
+    arguments = (
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", str(RUNNER_V2_BATCH_TOKENS)),
+        *("--kv-cache-memory-bytes", "None", "--gpu-memory-utilization", "0.25", "--num-gpu-blocks-override", "512"),
+        *("--no-skip-mm-profiling", "--mm-processor-kwargs", json.dumps(pixels)),
+    )
+    return {"extension": False, "extra_args": arguments, "extra_env": tuple(environ.items())}
 
 
 def worker_pids(engine: DemoEngine) -> list[int]:

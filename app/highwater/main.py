@@ -34,7 +34,7 @@ from highwater.api.services import Services
 from highwater.files.tls import TlsWatch, engine_context, listening_context
 from highwater.memory.encoder_cache import EncoderCacheEntries
 from highwater.memory.snapshots import Snapshots
-from highwater.readings.report import Report
+from highwater.readings.report import ProxyLoad, Report
 from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import wire_access, wire_control_plane
 from highwater.wiring.core import Clocks, Core, wire_engine, wire_recorders
@@ -102,6 +102,7 @@ class _Parts:
         front = make_front(settings, paths)
         core.poller.listeners.append(WaitingLog(self.clocks.monotonic).notice)
         if settings.has_data_plane:
+            core.history.proxied = lambda: self.counters.traffic.requests_ended
             watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
             core.poller.listeners.append(watch.notice)
 
@@ -160,7 +161,12 @@ class _Parts:
         now = self.core.poller.current()
         growth = replace(now.growth, series=self.growth.verdicts())
         host = None if self.host.now is None else self.host.now.summary
-        return replace(now, policy=self.core.governor.status(), host=host, growth=growth)
+        proxied, under_way = self.core.history.proxied(), self.counters.traffic.under_way
+        proxy = None if proxied is None else ProxyLoad(requests_ended=proxied, requests_under_way=under_way)
+        policy = self.core.governor.status()
+        return replace(
+            now, sidecar_started_at=self.core.history.began_at, policy=policy, host=host, growth=growth, proxy=proxy
+        )
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:

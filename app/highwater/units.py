@@ -40,11 +40,6 @@ def mib(size: float | None, *, signed: bool = False) -> str:
     return f"{size / MIB:{'+' if signed else '-'}z,.1f}"
 
 
-def mib_text(size: float | None, *, signed: bool = False) -> str:
-    """Return bytes as MiB with their unit: ``57,766.1 MiB``."""
-    return f"{mib(size, signed=signed)} MiB"
-
-
 def size_text(size: float | None, *, signed: bool = False) -> str:
     """Return bytes in the unit that fits: ``56.41 GiB``, ``268 MiB``, ``12 KiB``, ``0 B``."""
     if size is None:

@@ -43,13 +43,9 @@ class UnknownMetricError(LookupError):
     """A query names a metric that is not exported."""
 
 
-def _own() -> dict[str, tuple[str, str]]:
-    text = GOLDEN.read_text(encoding="utf-8")
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    return {name: (types[name], meaning) for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE)}
-
-
-OWN = _own()
+_TEXT = GOLDEN.read_text(encoding="utf-8")
+_TYPES = dict(re.findall(r"^# TYPE (\S+) (\S+)$", _TEXT, re.MULTILINE))
+OWN = {name: (_TYPES[name], meaning) for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", _TEXT, re.MULTILINE)}
 
 
 def names_in(expression: str) -> list[str]:

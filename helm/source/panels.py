@@ -20,8 +20,6 @@ from highwater.accounting.components import COMPONENTS
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-COMPONENT_COLORS = {row.label: row.grafana for row in COMPONENTS}
-
 Json: TypeAlias = dict[str, Any]
 Steps: TypeAlias = Mapping[float, str]
 """Colours, each from its value on; the first is that of everything under the second."""
@@ -106,14 +104,18 @@ def _override(made: Json, matcher: str, name: str, *properties: Json) -> None:
     )
 
 
-def _stat(made: Json, queries: Sequence[Query], *, steps: Steps | None = None, names: bool = False) -> None:
-    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are."""
-    del queries
-    made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "green"})
+def _stat(
+    made: Json, _: Sequence[Query], *, steps: Steps | None = None, names: bool = False, colors: Mapping[str, str] = {}
+) -> None:
+    """Show one number, coloured by thresholds; or, with `names`, the names of the series that there are.
+
+    `colors` are by legend, where no fixed threshold can be right: of the queries only one brings a number.
+    """
+    made["fieldConfig"]["defaults"]["thresholds"] = _thresholds(steps or {0: "blue"})
     if names:
-        made["options"]["textMode"] = "name"
-        for name, color in GRAFANA["state_colors"].items():
-            _override(made, "byName", name, _fixed(color))
+        made["options"]["textMode"], colors = "name", GRAFANA["state_colors"]
+    for name, color in colors.items():
+        _override(made, "byName", name, _fixed(color))
 
 
 def _series(
@@ -144,34 +146,22 @@ def _series(
         defaults["thresholds"] = _thresholds(steps)
         defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
     defaults |= {key: bound for key, bound in (("min", at_least), ("max", at_most)) if bound is not None}
-    for name, color in (COMPONENT_COLORS if stacked else {}).items():
-        _override(made, "byName", name, _fixed(color))
+    for component in COMPONENTS if stacked else ():
+        _override(made, "byName", component.label, _fixed(component.grafana))
     for letter, query in zip(string.ascii_uppercase, queries, strict=False):
         if query.legend in lines:
-            as_line = {
-                "stacking": {"mode": "none", "group": "A"},
-                "fillOpacity": 0,
-                "lineWidth": 2,
-                "lineStyle": {"fill": "dash", "dash": [10, 6]},
-            }
-            styles = [_property(f"custom.{name}", value) for name, value in as_line.items()]
+            styles = [_property(f"custom.{name}", value) for name, value in GRAFANA["line_over_stack"].items()]
             _override(made, "byFrameRefID", letter, _fixed(lines[query.legend]), *styles)
     if repeat is not None:
         made |= {"repeat": repeat, "maxPerRow": 4}
 
 
-def _states(made: Json, queries: Sequence[Query], *, values: Sequence[str] = (), link: str | None = None) -> None:
-    """Show which of several states holds, over time: a row for each series.
-
-    A query is 1 where the state holds; with `values` it is the number, from 1 on, of the state that does.
-    """
-    del queries
-    if values:
-        made["options"]["showValue"] = "auto"
-        states = [(str(number), value, GRAFANA["state_colors"][value]) for number, value in enumerate(values, 1)]
-    else:
-        states = [("0", "no", "transparent"), ("1", "yes", "green")]
-    shown = {number: {"text": text, "color": color, "index": int(number)} for number, text, color in states}
+def _states(made: Json, _: Sequence[Query], *, values: Sequence[str], link: str | None = None) -> None:
+    """Show which of `values` holds, over time: a row for each series, which is the number, from 1 on, of that value."""
+    shown = {
+        str(number): {"text": value, "color": GRAFANA["state_colors"][value], "index": number}
+        for number, value in enumerate(values, 1)
+    }
     made["fieldConfig"]["defaults"]["mappings"] = [{"type": "value", "options": shown}]
     if link is not None:
         made["fieldConfig"]["defaults"]["links"] = [GRAFANA["link"] | {"url": link}]

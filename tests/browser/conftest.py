@@ -82,7 +82,9 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
     """`visit(port)` opens the dashboard. Whatever a test does: no other host is asked, no error is in the console."""
     opened: list[tuple[Any, Watched]] = []
 
-    async def open_page(port: int, *, ready: bool = True, host: str = "127.0.0.1", **options: Any) -> Page:
+    async def open_page(
+        port: int, *, ready: bool = True, host: str = "127.0.0.1", clock: bool = False, **options: Any
+    ) -> Page:
         options = {"viewport": {"width": 1440, "height": 1000}, "locale": "en-GB", **options}
         context = await browser.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
@@ -90,6 +92,8 @@ async def visit(browser: Browser) -> AsyncIterator[Callable[..., Any]]:
         watched = Watched(f"{host}:{port}")
         watched.watch(page)
         opened.append((context, watched))
+        if clock:  # the page's time can be moved
+            await page.clock.install()
         await page.goto(f"http://{host}:{port}/dashboard")
         if ready:
             await page.wait_for_selector("body[data-ready]")

@@ -11,7 +11,7 @@ from unittest import mock
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
 from highwater.memory.history import History
-from highwater.readings.engine import EngineStatus
+from highwater.readings.engine import EngineStatus, WorkCounts
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import CACHED, IMAGE_BYTES, MIB, FakeEngine
@@ -34,6 +34,7 @@ def an_hour(
 ) -> None:
     """A reading for each second until now; before each, `move(seconds ago)` changes the engine."""
     history._samples.clear()  # the poll that found the engine is of now, and would stand before the hour
+    history.began_at = time.time() - seconds
     with dated(history, clock):
         begin = time.time() - seconds
         for second in range(seconds):
@@ -62,6 +63,7 @@ def report_of(fake: FakeEngine, at: float) -> Report:
         requests_running=fake.running,
         requests_waiting=fake.waiting,
         kv_cache_usage_ratio=fake.kv_usage,
+        work=WorkCounts(requests=fake.requests_ended),
     )
     ranks = fake.readings()
     return Report(taken_at=at, age_seconds=0.0, stale=False, engine=engine, ranks=ranks, ranks_reported=len(ranks))
@@ -76,8 +78,8 @@ class Story:
         self._plan: dict[int, Callable[[], object]] = {
             3300: lambda: self._mark("before bench"),
             2010: lambda: self._mark("after bench"),
-            1800: lambda: self._run("reset_mm_cache", lambda: None, None),
-            1380: lambda: self._run("reset_encoder_cache", self._forget, "device"),
+            1800: lambda: self._run("reset_mm_cache", lambda: None),
+            1380: lambda: self._run("reset_encoder_cache", self._forget),
         }
 
     def __call__(self, ago: float) -> None:
@@ -93,6 +95,7 @@ class Story:
         fake.running = round(9 + 5 * math.sin(ago / 37) + 2 * math.sin(ago / 11)) if busy else 0
         fake.waiting = max(round(6 * math.sin(ago / 90) - 1), 0) if busy else 0
         fake.kv_usage = 0.05 + 0.03 * fake.running if busy else 0.0
+        fake.requests_ended += fake.running // 4
         for worker in fake.workers:
             worker.rss = round((6.0 + 0.4 * math.sin(ago / 600) + 0.1 * worker.rank) * 1024 * MIB)
 
@@ -112,7 +115,7 @@ class Story:
             worker.release()
             worker.cached = CACHED
 
-    def _run(self, remedy: str, act: Callable[[], object], rule: str | None) -> None:
+    def _run(self, remedy: str, act: Callable[[], object]) -> None:
         before = self._fake.readings()
         act()
         after = self._fake.readings()
@@ -129,7 +132,7 @@ class Story:
             quiesced_by="nothing",
         )
         summary = f"{remedy} done, freed {(freed_bytes or 0) / MIB:,.1f} MiB in 0.42 s"
-        self._history.record("reset", summary, trigger="policy" if rule else "drop-in", rule=rule, result=result)
+        self._history.record("reset", summary, trigger="drop-in", result=result)
 
 
 def many_ranks(fake: FakeEngine) -> Callable[[float], object]:
@@ -137,6 +140,7 @@ def many_ranks(fake: FakeEngine) -> Callable[[float], object]:
 
     def move(ago: float) -> None:
         second = HOUR - ago
+        fake.requests_ended += 5
         fake.running, fake.waiting = round(20 + 8 * math.sin(second / 61)), round(3 + 3 * math.sin(second / 23))
         fake.kv_usage = 0.5 + 0.3 * math.sin(second / 200)
         for worker in fake.workers:

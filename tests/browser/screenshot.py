@@ -1,44 +1,102 @@
 """Pictures of the page in a real browser, with the story's numbers: ``python -m tests.browser.screenshot [FOLDER]``.
 
-Without a folder it writes ``docs/images/dashboard.png``, the one that the documentation shows; with one, all that are
-worth a look after a change.
+Without a folder it writes ``docs/images/dashboard.png``, which README and documentation show (``make pictures``); with
+one, all that are worth a look after a change.
+
+So that this picture cannot be of a page of the past, a test draws it anew and compares. Fonts and clocks differ from
+one machine and moment to the next, so two things are compared that do not: the page's words, their figures left out,
+which the file itself keeps; and its colours, cell by cell of a coarse grid.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser
+from PIL import Image, ImageChops
+from PIL.PngImagePlugin import PngInfo
+from playwright.async_api import Browser, Page
 
 from highwater.policy.settings import PolicySettings
 from tests.browser.conftest import Beside, beside, chromium
 from tests.browser.sample import Story, an_hour, many_ranks
+from tests.fakes.engine import FakeEngine
 from tests.http.test_control_plane import sidecar_before
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "dashboard.png"
 DESKTOP = {"width": 1440, "height": 1000}
+SHOWN = {"width": 1440, "height": 1180}
 PHONE = {"width": 390, "height": 844}
+SETTINGS: dict[str, Any] = {"poll_seconds": 20.0, "history_seconds": 86_400, "policy": PolicySettings()}
+_CELL, _VISIBLE = 20, 40  # pixels, levels of 255
+# What the picture shows; the labels of flags, whose places depend on fonts, apart.
+_WORDS = """() => {
+  const parts = ["header", "#notices", ".tile", "#over-time-title", "#legend", "#rank-charts figcaption"];
+  const texts = parts.flatMap((one) => [...document.querySelectorAll(one)].map((part) => part.innerText));
+  return [...texts, ...[...document.querySelectorAll("#rank-charts .note-flag")].map((flag) => flag.textContent)];
+}"""
 
 
-async def picture(browser: Browser, port: int, path: Path, *, whole: bool = False, **options: Any) -> None:
-    """One picture of the page as it is now."""
-    options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", **options}
-    context = await browser.new_context(**options)
-    page = await context.new_page()
+async def opened(browser: Browser, port: int, **options: Any) -> Page:
+    """The page with all its readings."""
+    options = {"viewport": DESKTOP, "color_scheme": "light", "locale": "en-GB", "timezone_id": "UTC", **options}
+    page = await (await browser.new_context(**options)).new_page()
     await page.goto(f"http://127.0.0.1:{port}/dashboard")
     await page.wait_for_selector("body[data-ready]")
-    await page.wait_for_timeout(2500)  # the fine readings, and a few live ones
-    if whole:  # charts draw themselves when they are seen
-        await page.set_viewport_size(
-            {"width": options["viewport"]["width"], "height": 3600 if options["viewport"]["width"] > 500 else 9000}
-        )
-        await page.wait_for_timeout(1500)
-    await page.screenshot(path=str(path), full_page=whole)
-    await context.close()
+    await page.wait_for_timeout(2500)  # the fine readings
+    return page
+
+
+async def picture(browser: Browser, port: int, path: Path, **options: Any) -> None:
+    """One picture of the whole page as it is now."""
+    page = await opened(browser, port, **options)
+    width = page.viewport_size["width"]
+    await page.set_viewport_size({"width": width, "height": 3600 if width > 500 else 9000})
+    await page.wait_for_timeout(1500)  # charts draw themselves when they are seen
+    await page.screenshot(path=str(path), full_page=True)
+    await page.context.close()
+
+
+def simulated(fake: FakeEngine) -> None:
+    """The picture says that no device is behind it."""
+    for worker in fake.workers:
+        device = worker.device() | {"name": "simulated device"}
+        worker.device = lambda device=device: device
+
+
+async def shown_picture(browser: Browser, path: Path) -> None:
+    """The one that the documentation shows, with the words on it."""
+    async with beside(simulated, **SETTINGS) as running:
+        await tell(running)
+        page = await opened(browser, running.port, viewport=SHOWN)
+        words, shot = await page.evaluate(_WORDS), await page.screenshot()
+        await page.context.close()
+    kept = PngInfo()
+    kept.add_itxt("Words", json.dumps([re.sub(r"\d[\d.,:]*", "#", text) for text in words]), zip=True)
+    with Image.open(io.BytesIO(shot)) as image:
+        image.convert("RGB").save(path, optimize=True, pnginfo=kept)
+
+
+def words_of(path: Path) -> list[str]:
+    """What stood on the page when its picture was drawn, every number as ``#``."""
+    with Image.open(path) as image:
+        return list(json.loads(image.text["Words"]))
+
+
+def unlike(one: Path, other: Path) -> float:
+    """The share of two pictures that anybody would see is of another colour."""
+    with Image.open(one) as first, Image.open(other) as second:
+        if first.size != second.size:
+            return 1.0
+        size = (first.width // _CELL, first.height // _CELL)
+        coarse = [image.convert("RGB").resize(size, Image.Resampling.BOX) for image in (first, second)]
+        cells = ImageChops.difference(*coarse).get_flattened_data()
+    return sum(max(cell) > _VISIBLE for cell in cells) / len(cells)
 
 
 async def tell(running: Beside) -> None:
@@ -49,23 +107,21 @@ async def tell(running: Beside) -> None:
 
 async def main(folder: Path | None) -> None:
     """All of them."""
-    settings: dict[str, Any] = {"poll_seconds": 1.0, "policy": PolicySettings()}
-    async with chromium() as browser, beside(**settings) as running:
-        started = time.time()
-        await tell(running)
-        print(f"the story took {time.time() - started:.1f} s")  # noqa: T201 - a script that prints
+    async with chromium() as browser:
         if folder is None:
-            await picture(browser, running.port, PICTURE, viewport={"width": 1440, "height": 1180})
+            await shown_picture(browser, PICTURE)
             return
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        await picture(browser, running.port, folder / "light.png", whole=True)
-        await picture(browser, running.port, folder / "dark.png", whole=True, color_scheme="dark")
-        await picture(browser, running.port, folder / "phone.png", whole=True, viewport=PHONE)
-        async with beside(engine={"tensor_parallel": 8}, **settings) as eight:
+        async with beside(**SETTINGS) as running:
+            await tell(running)
+            await picture(browser, running.port, folder / "light.png")
+            await picture(browser, running.port, folder / "dark.png", color_scheme="dark")
+            await picture(browser, running.port, folder / "phone.png", viewport=PHONE)
+            async with sidecar_before(running.fake, engine_port=1, **SETTINGS) as without:
+                await picture(browser, without.port, folder / "none.png")
+        async with beside(engine={"tensor_parallel": 8}, **SETTINGS) as eight:
             an_hour(eight.history, eight.fake, eight.clock, many_ranks(eight.fake))
-            await picture(browser, eight.port, folder / "eight.png", whole=True, color_scheme="dark")
-        async with sidecar_before(running.fake, engine_port=1, **settings) as without:
-            await picture(browser, without.port, folder / "none.png")
+            await picture(browser, eight.port, folder / "eight.png", color_scheme="dark")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.browser.conftest import ELSEWHERE, beside
 from tests.browser.measure import RING, an_hour_of_eight, flood, heap_bytes, times_to_paint
 from tests.browser.sample import Story, an_hour
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, MIB, TOTAL, USED_AFTER, FakeEngine
+from tests.fakes.incident import evidence, rank, reading
 from tests.fakes.started import story, wire
 from tests.http.conftest import serving
 from tests.http.test_control_plane import TOKEN
@@ -39,6 +40,15 @@ DRAWN = """async () => {
     const times = chart.plot.data[0];
     return [kind, [times[0], times[times.length - 1]]];
   });
+}"""
+# Whether a line of each rank's chart ends between its first and its last value.
+HAS_GAP = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  return [...inspect.plots.stacks.values()].map(({ chart }) => chart.view.data[1].slice(1, -1).includes(null));
+}"""
+RATES = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  return inspect.plots.lines["request-rate"].chart.view.data.slice(1);
 }"""
 RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
 
@@ -138,6 +148,56 @@ async def test_several_ranks_show_their_skew(visit):
         assert "rank 2" in await page.inner_text("[data-tile=used]")
 
 
+async def test_a_figure_of_several_ranks_says_of_which(visit):
+    """The fullest, the one with the least left, or all together: figures of one tile row are not of the same ranks."""
+    async with beside(engine={"tensor_parallel": 3}) as here:
+        page = await visit(here.port)
+        told = await page.locator(".tile-of").all_inner_texts()
+        fullest, least, most = "fullest of 3: rank 0", "least of 3: rank 0", "most of 3: rank 0"
+        assert told == [fullest, least, "sum of 3 ranks", "sum of 3 ranks", most, "sum of 3 ranks", "", "", ""]
+
+
+async def test_no_line_leads_from_one_engine_to_the_next(visit):
+    """Nobody measured what was between them: another process, or the same number after the engine was gone."""
+    async with beside() as here:
+        here.fake.serve_images()
+        for is_another in (True, False):
+            here.history._samples.clear()
+            await here.sidecar.poll()
+            if is_another:
+                here.fake.start_again()
+            await here.sidecar.poll()
+            page = await visit(here.port)
+            assert await page.evaluate(HAS_GAP) == [is_another] * 2
+        for is_down in (True, True, False):
+            here.fake.down = is_down
+            await here.sidecar.poll()
+        for opened in (page, await visit(here.port)):  # the one that saw it, and one that knows it by the events
+            await opened.wait_for_function(f"() => ({HAS_GAP})().then((gaps) => gaps.every(Boolean))")
+
+
+async def test_requests_that_no_reading_saw_are_in_the_chart(visit):
+    """Three a second, each over before the next reading: the gauge says 0 all the time."""
+    async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
+        fake, traffic = here.fake, here.sidecar.app.services.exporter.counters.traffic
+
+        def serve(_: float) -> None:
+            fake.requests_ended += 3
+            traffic.request_started()
+            times = {"seconds": 0.1, "first_byte_seconds": 0.1}
+            traffic.request_ended("completions", "POST", 200, "complete", request_bytes=1, response_bytes=1, **times)
+
+        an_hour(here.history, fake, here.clock, serve, seconds=60)
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        by_engine, by_proxy = await page.evaluate(RATES)
+        assert {round(rate) for rate in by_engine if rate is not None} == {3}
+        assert {round(rate) for rate in by_proxy if rate is not None} == {1}
+        assert await page.inner_text("[data-tile=requests] .tile-number") == "0"
+        await shown(page, "[data-tile=requests]", "ended a second")
+        await shown(page, "[data-plot=request-rate]", "60 through the proxy since the sidecar started")
+
+
 async def test_growth_says_when_the_device_is_full(visit):
     """122 MiB a second on a device with 4.5 GiB left: within the minute."""
     async with beside() as here:
@@ -159,7 +219,8 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
         await here.sidecar.poll()
         page = await visit(here.port)
         drawn = await page.evaluate(DRAWN)
-        assert {kind for kind, _ in drawn} == {"requests", "encoder-cache", "reserved", "used", "host", "kv-usage"}
+        kinds = {"requests", "request-rate", "encoder-cache", "reserved", "used", "host", "kv-usage"}
+        assert {kind for kind, _ in drawn} == kinds
         for kind, (first, last) in drawn:
             assert last - first > 3500, kind
 
@@ -206,6 +267,9 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
         page = await visit(here.port)
         await page.click("#reset_encoder_cache")
         await shown(page, ".result", "PyTorch's allocator keeps 7.39 GiB of that")
+        await shown(page, ".result[data-level=quiet]", "it gave no device memory back")
+        await page.locator("#resets .tag[data-level=quiet]", has_text="done").wait_for()
+        await page.locator("#events .tag[data-level=quiet]", has_text="reset").wait_for()
         await page.click("#reclaim")
         await shown(page, ".result", f"Freed {2 * (CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB")
         events = (await here.sidecar.client.get("/memory/events")).json()["events"]
@@ -220,7 +284,8 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
                 state="attached"
             )
             await notes.filter(has_text="encoder cache \N{PLUS-MINUS SIGN}0").first.wait_for(state="attached")
-        assert await number(page, "last") in freed
+        await page.locator("#resets .tag[data-level=good]", has_text="done").wait_for()
+        assert await number(page, "last") == max(freed)  # not the last act: the last that gave something
 
 
 async def test_a_mark_is_on_every_chart(visit):
@@ -406,6 +471,8 @@ async def test_without_any_engine_it_says_so(visit):
         await shown(page, "[data-notice=engine]", "nothing answers yet")
         assert await page.inner_text("[data-tile=used] .tile-number") == UNKNOWN
         assert await page.inner_text("#rank-charts") == "No rank has been read yet."
+        for tile in ("used", "headroom", "growth", "encoder", "reserved", "host"):
+            assert await page.inner_text(f"[data-tile={tile}] .tile-sub") == "nothing read yet"
 
 
 async def test_without_the_extension_it_says_how_to_load_it(visit):
@@ -424,8 +491,98 @@ async def test_missing_ranks_are_named(visit):
         await shown(page, "[data-notice=ranks]", f"dp {missing[0]['dp_rank']}")
 
 
+async def silenced(here: Any, page: Any) -> None:
+    """Let the sidecar be out of this page's reach."""
+    await page.route("**/memory/events*", lambda route: route.abort())
+    here.history.close()
+    await page.locator("body.lost").wait_for()
+
+
+async def favicon(page: Any) -> str:
+    href = await page.get_attribute("link[rel=icon]", "href")
+    assert (await page.request.get(f"{page.url.rsplit('/', 1)[0]}/{href}")).ok
+    return href
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_out_of_the_sidecars_reach_nothing_looks_alive(visit, scheme, width):
+    """No green, and beside every title since when; in the tab too. All of it ends when the sidecar is there again."""
+    async with beside(policy=PolicySettings(mode="observe")) as here:
+        an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
+        here.fake.workers[1].non_torch += 5 * GIB
+        await here.sidecar.poll()
+        page = await visit(here.port, color_scheme=scheme, viewport={"width": width, "height": 900})
+        titles, icon = await page.title(), await favicon(page)
+        await page.locator("[data-notice=shortage] li").first.wait_for()
+        await silenced(here, page)
+        await shown(page, "#engine-state[data-level=quiet]", "engine ready, last known ")
+        since = (await page.inner_text("#engine-state")).removeprefix("engine ready, ")
+        heads = page.locator(".panel-head h2:visible, .tile h2")
+        assert await heads.count() > 12
+        assert [text for text in await heads.all_inner_texts() if not text.endswith(since)] == []
+        assert await page.title() == f"no connection · {titles}"
+        assert await favicon(page) != icon
+        good = await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--good')")
+        shades = "all => all.map((one) => getComputedStyle(one).getPropertyValue('--good'))"
+        assert good not in await page.locator("main > :not(#notices)").evaluate_all(shades)
+        assert violations(await Axe().run(page)) == []
+        await page.unroute("**/memory/events*")
+        await page.locator("body:not(.lost)").wait_for()
+        assert (await page.title(), await favicon(page)) == (titles, icon)
+        assert await page.locator(".as-of", has_text="last known").count() == 0
+        await shown(page, "#engine-state[data-level=good]", "engine ready")
+
+
+async def test_a_silent_connection_is_a_lost_one(visit):
+    """Nothing is refused and nothing comes: a sidecar that stands still, or a cable that was pulled."""
+    async with beside() as here:
+        page = await visit(here.port, clock=True)
+        await page.route("**/memory/events*", lambda route: route.abort())
+        await page.clock.fast_forward(21_000)
+        await shown(page, "[data-notice=connection]", "tries again by itself")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_old_figures_can_be_read(visit, scheme):
+    """They are pale, and not too pale."""
+    async with beside() as here:
+        page = await visit(here.port, color_scheme=scheme)
+        here.fake.down = True
+        for _ in range(2):
+            await here.sidecar.poll()
+        await page.locator("body.old").wait_for()
+        assert violations(await Axe().run(page)) == []
+
+
+async def test_a_page_says_since_when_its_sidecar_knows_anything(visit):
+    """A flag in the charts, an event, and counts that say from when on they are."""
+    async with beside(policy=PolicySettings()) as here:
+        page = await visit(here.port)
+        await shown(page, "#events li", "sidecar started: it knows nothing of what was before")
+        await shown(page, "#policy", "0 actions since the sidecar started at")
+        at = await page.locator("#events li", has_text="sidecar started").locator("time").inner_text()
+        await shown(page, "[data-tile=last]", f"nothing since {at}")
+        await shown(page, "#policy .empty", f"None since {at}.")
+        assert await page.locator("[data-notice=restarted]").count() == 0
+        await shown(page, ".note[data-kind=sidecar]", "sidecar")
+
+
+async def test_an_incident_leads_back_to_the_page(visit, tmp_path):
+    """Its own page runs nothing and is of no origin, and still has a way back."""
+    async with beside(incidents={"folder": tmp_path}) as here:
+        await here.sidecar.app.services.incidents.open_incident(evidence("died", rank(reading(0))))
+        page = await visit(here.port)
+        await page.locator("#incidents a").first.click()
+        await page.get_by_role("link", name="Back to the dashboard").click()
+        await page.wait_for_selector("body[data-ready]")
+
+
 async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
-    """The connection is lost, said so, and there again by itself; what was drawn stays, what is new comes."""
+    """The connection is lost, said so, and there again by itself; what was drawn stays, what is new comes.
+
+    And what the one before knew is lost, which is said too.
+    """
     fake = FakeEngine()
     async with serving(fake) as port:
         url = f"http://127.0.0.1:{port}"
@@ -443,6 +600,12 @@ async def test_it_finds_a_restarted_sidecar_again(visit, tmp_path):
                 await page.wait_for_selector(f'[data-tile=used] [data-bytes="{used}"]')
                 await shown(page, "#connection", "live")
                 assert await page.locator("[data-notice=connection]").count() == 0
+                started = (await asyncio.to_thread(second.call, "GET", "/memory"))["sidecar_started_at"]
+                at = await page.evaluate("at => new Date(at * 1000).toTimeString().slice(0, 8)", started)
+                await shown(page, "[data-notice=restarted]", f"restarted at {at}: what it knew before is lost")
+                await shown(page, "#events li", "sidecar restarted: what it knew before is lost")
+                await shown(page, ".note[data-kind=sidecar]", "sidecar")
+                await shown(page, "[data-tile=policy]", f"since the sidecar started at {at}")
             finally:
                 await asyncio.to_thread(second.stop)
         finally:

@@ -10,7 +10,7 @@ from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.units import GIB
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engine.explained import assert_pool_is_the_engines, assert_sums_are_exact, logged
-from tests.engines import dialect_of, watching
+from tests.engines import AnyEngine, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def test_an_older_engines_budget_is_explained(
         assert answer["explanation"]["encoder"]["cache_size"] > 0
 
 
-class SelfSizing(DemoEngine):
+class SelfSizing(AnyEngine):
     """A CPU engine that takes a share of the machine, as vLLM does by default, in place of a given KV cache."""
 
     def _command(self) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_share_of_the_machine_is_explained(
     rings = tmp_path / "rings"
     options = EngineOptions(**(watching(rings) | {"multimodal": False}))
     with (
-        SelfSizing(engine_environment, options, folder=tmp_path / "engine", dialect=dialect_of(version)) as engine,
+        SelfSizing(engine_environment, options, folder=tmp_path / "engine") as engine,
         sidecar_beside(engine, tmp_path, HIGHWATER_RECORDER_DIR=str(rings)) as sidecar,
     ):
         wait_for(sidecar, lambda report: report["engine"]["state"] == "ready" and report["ranks_reported"] == 1)

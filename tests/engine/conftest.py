@@ -19,7 +19,7 @@ from highwater.demo.model import build_model
 from highwater.demo.process import KeptProcess, free_port
 from highwater.demo.sidecar import DemoSidecar
 from tests.compat.results import Result, keep
-from tests.engines import dialect_of
+from tests.engines import AnyEngine
 from tests.patience import LIMIT_SECONDS
 from tests.topics import asked_for
 
@@ -72,8 +72,7 @@ def engine_factory(
 
     def start(**options: object) -> DemoEngine:
         folder = tmp_path_factory.mktemp("engine")
-        dialect = dialect_of(engine_environment.version)
-        engine = DemoEngine(engine_environment, EngineOptions(**options), folder=folder, dialect=dialect)
+        engine = AnyEngine(engine_environment, EngineOptions(**options), folder=folder)
         engines.append(engine)
         return engine.start()
 
@@ -85,14 +84,14 @@ def engine_factory(
 
 
 @contextmanager
-def engine_with_weights(environment: EngineEnvironment, folder: Path) -> Iterator[DemoEngine]:
+def engine_with_weights(environment: EngineEnvironment, folder: Path, **options: Any) -> Iterator[DemoEngine]:
     """Start an engine whose answers depend on every image and token; in float32, whatever else is in the batch."""
     model = build_model(folder / "model")
     command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
     env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, env=env, check=True, capture_output=True)
-    options = EngineOptions(extra_args=("--dtype", "float32", "--load-format", "auto"))
-    with DemoEngine(environment, options, folder=folder, dialect=dialect_of(environment.version)) as engine:
+    options["extra_args"] = (*options.get("extra_args", ()), "--dtype", "float32", "--load-format", "auto")
+    with AnyEngine(environment, EngineOptions(**options), folder=folder) as engine:
         yield engine
 
 

@@ -52,6 +52,12 @@ async def settled(page: Page, sidecar: DemoSidecar) -> dict[str, str]:
             await asyncio.sleep(0.1)
 
 
+RATES = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  return inspect.plots.lines["request-rate"].chart?.view.data.slice(1).map((rates) => Math.max(0, ...rates)) ?? [];
+}"""
+
+
 async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_path: Path) -> None:
     """Its numbers are those of `/memory`; a reset by its button, with the token, is seen with what it gave back."""
     settings = {"HIGHWATER_ADMIN_TOKEN": TOKEN, "HIGHWATER_POLICY__MODE": "observe"}
@@ -68,6 +74,15 @@ async def test_the_page_shows_the_engine_and_resets_it(engine: DemoEngine, tmp_p
             assert int(told["encoder_cache_bytes"]) > 0
             assert told["torch_cached_bytes"] == "unknown"  # as PyTorch has it on CPU
 
+            through = await send_images(sidecar.url, engine.served_model, images=range(7100, 7100 + IMAGES))
+            assert through.errors == ()
+            await page.wait_for_function(
+                f"() => ({RATES})().then((rates) => rates.length === 2 && rates.every(Boolean))"
+            )
+            wait_for(sidecar, lambda report: report["engine"]["work"]["requests"] >= 2 * IMAGES)
+            assert sidecar.call("GET", "/memory")["proxy"]["requests_ended"] == IMAGES
+
+            told = await settled(page, sidecar)
             await page.click("#reset_encoder_cache")
             await page.fill("#token-input", TOKEN)
             await page.press("#token-input", "Enter")

@@ -26,7 +26,7 @@ from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.errors import DemoError
 from highwater.demo.process import free_port
 from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.story import Story, story_table, tell
+from highwater.demo.story import tell
 from highwater.demo.traffic import image_url, send_images
 from highwater.units import MIB
 from tests.engines import worker_pids
@@ -84,21 +84,25 @@ async def test_the_story_is_told_and_its_numbers_agree(engine: DemoEngine, sidec
     """Growth shows, reset_mm_cache leaves the encoder cache alone, reclaim empties it, the policy acts by itself."""
     sidecar.call("POST", "/memory/reclaim")  # what tests before this one left
     sidecar.call("PUT", "/policy", {"mode": "act"})
+    said: list[str] = []
     try:
-        story: Story = await asyncio.to_thread(tell, engine, sidecar, images=IMAGES, say=lambda _: None)
+        await asyncio.to_thread(tell, engine, sidecar, images=IMAGES, say=said.append)
     finally:
         sidecar.call("PUT", "/policy", {"mode": "observe"})
-    ready, traffic, after_mm, after = (moment[0] for moment in story.moments.values())
-    assert traffic["used_bytes"] - ready["used_bytes"] > 100 * MIB
-    assert traffic["encoder_cache"]["entries"] == IMAGES
-    assert after_mm["encoder_cache"] | {"oldest_age_seconds": 0} == traffic["encoder_cache"] | {"oldest_age_seconds": 0}
-    assert after["encoder_cache"]["entries"] == 0
-    results = {result["remedy"]: result for result in story.reclaim["results"]}
-    assert results["reset_encoder_cache"]["freed_bytes"]["components"]["encoder_cache_bytes"] > 100 * MIB
-    done = [event["result"] for event in story.automatic if event["result"]]
-    assert [result["outcome"] for result in done] == ["done"]
-    assert done[0]["freed_components"]["encoder_cache_bytes"] > 32 * MIB
-    assert "rank 0 (cpu" in story_table(story)
+    text = "\n".join(said)
+    grown = re.search(r"^since 'ready'.*?^- encoder cache +\+(\d+) MiB", text, re.MULTILINE | re.DOTALL)
+    assert int(grown[1]) > 100
+    assert f"the encoder cache held {IMAGES} entries before it and {IMAGES} after" in text
+    assert "$ highwater reclaim\n" in text
+    events = sidecar.call("GET", "/memory/events?limit=200")["events"]
+    freed = [
+        (event["rule"], event["result"]["freed_components"]["encoder_cache_bytes"])
+        for event in events
+        if (event["result"] or {}).get("remedy") == "reset_encoder_cache" and event["result"]["outcome"] == "done"
+    ]
+    assert min(size for rule, size in freed[:2] if rule == "demo") > 32 * MIB
+    assert min(size for rule, size in freed[:2] if rule is None) > 100 * MIB
+    assert said[-1].endswith(f"{next(event['summary'] for event in events if event['rule'] == 'demo')}")
 
 
 def test_a_drop_in_reset_answers_as_vllm_does_and_tells_more(engine: DemoEngine, sidecar: DemoSidecar) -> None:
@@ -194,8 +198,7 @@ def test_an_engine_that_sleeps_takes_a_release_and_nothing_else(engine: DemoEngi
     assert httpx.post(f"{engine.url}/sleep?level=1", timeout=LIMIT_SECONDS).is_success
     try:
         wait_for(sidecar, lambda report: report["engine"]["state"] == "sleeping")
-        release = reclaimed("release")
-        assert (release["outcome"], [one["gc_collected"] for one in release["detail"]]) == ("done", [0])
+        assert reclaimed("release")["outcome"] == "done"
         with pytest.raises(DemoError, match="the engine is asleep"):
             reclaimed("trim_encoder_cache")
     finally:

@@ -361,6 +361,7 @@ class FakeEngine:
         self.data_parallel = data_parallel
         self.model = "Qwen/Qwen3-VL-32B-Instruct"
         self.running, self.waiting, self.kv_usage, self.paused, self.asleep = 0, 0, 0.0, False, False
+        self.requests_ended = 0
         self.mute = False  # --disable-log-stats
         self.root_path = ""  # --root-path
         self.tokens = 0  # prompt tokens so far; they move when it works
@@ -584,6 +585,12 @@ class FakeEngine:
             "# TYPE vllm:prompt_tokens_total counter",
             f"vllm:prompt_tokens_total{{{labels}}} {float(self.tokens)}",
         ]
+        if self.requests_ended:
+            lines += [
+                "# HELP vllm:request_success_total Count of successfully processed requests.",
+                "# TYPE vllm:request_success_total counter",
+                f'vllm:request_success_total{{{labels},finished_reason="stop"}} {float(self.requests_ended)}',
+            ]
         if self._has("0.11.2"):
             lines += ["# HELP vllm:engine_sleep_state Engine sleep state.", "# TYPE vllm:engine_sleep_state gauge"]
             state = {"awake": not self.asleep, "weights_offloaded": self.asleep, "discard_all": False}

@@ -21,7 +21,7 @@ from highwater.demo.traffic import send_images
 from highwater.files.worker_package import copy_worker_package
 from highwater.units import MIB
 from tests.engine.conftest import sidecar_beside
-from tests.engines import dialect_of, send_texts
+from tests.engines import AnyEngine, send_texts
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
@@ -61,7 +61,7 @@ def faulty_engine(environment: EngineEnvironment, folder: Path, faults: str, *ar
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }
     options = EngineOptions(dev_mode=False, extension=False, extra_env=tuple(environ.items()), extra_args=arguments)
-    engine = DemoEngine(environment, options, folder=folder, dialect=dialect_of(environment.version))
+    engine = AnyEngine(environment, options, folder=folder)
     settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_STATE_FILE": str(folder / "state.json")}
     with ExitStack() as stack:
         stack.callback(lambda: [file.unlink() for file in Path("/dev/shm").glob(f"{shm}-*")])

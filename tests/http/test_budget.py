@@ -168,3 +168,18 @@ async def test_without_any_start_the_command_says_why(tmp_path):
         result = await asyncio.to_thread(ran, url=f"http://127.0.0.1:{running.port}")
     assert result.exit_code == 1
     assert "rank 0: nothing reports its start; set HIGHWATER_RECORDER_DIR" in result.output
+
+
+@pytest.mark.parametrize("state", ["ready", "paused", "gone"])
+async def test_the_budget_says_the_state_that_the_status_says(state):
+    """Both are of the same report."""
+    async with sidecar_before(told()) as running:
+        await running.poll()
+        running.fake.paused, running.fake.down = state == "paused", state == "gone"
+        for _ in range(2):
+            await running.poll()
+        states = [
+            (await running.client.get("/memory")).json()["engine"]["state"],
+            (await running.client.get("/memory/budget")).json()["engine_state"],
+        ]
+    assert states == [state, state]

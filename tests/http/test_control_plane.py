@@ -25,7 +25,7 @@ from highwater.wiring.control_plane import CONTROL_BODY_BYTES
 from highwater.wiring.sidecar import Sidecar
 from tests.fakes.engine import CACHED, IMAGE_BYTES, IMAGES, TOTAL, USED_AFTER, USED_READY, FakeEngine
 from tests.http.conftest import Wire, serving
-from tests.patience import LIMIT_SECONDS
+from tests.patience import LIMIT_SECONDS, until
 
 TOKEN = "correct-horse-battery"
 ENCODER_BYTES = 2 * IMAGES * IMAGE_BYTES
@@ -205,7 +205,21 @@ async def test_the_report_over_a_real_connection(shared):
     """Nothing replaced: sidecar, control connection, engine."""
     report = (await shared.client.get("/memory")).json()
     assert (report["engine"]["state"], report["ranks_reported"]) == ("ready", 2)
+    assert 0 < report["sidecar_started_at"] < report["taken_at"]
     assert report["engine"]["url"].startswith("http://127.0.0.1:")
+
+
+async def test_the_report_counts_what_passed_the_proxy():
+    """Without health checks; and nothing, not 0, where there is no proxy."""
+    async with both_on_ports() as sidecar:
+        for path in ("/health", "/v1/models"):
+            assert (await sidecar.client.get(path)).is_success
+        traffic = sidecar.app.services.exporter.counters.traffic
+        await until(lambda: traffic.requests_ended == 1 and not traffic.under_way)
+        report = (await sidecar.client.get("/memory")).json()
+        assert report["proxy"] == {"requests_ended": 1, "requests_under_way": 0}
+    async with sidecar_before(FakeEngine(), proxy={"enabled": False}) as watching:
+        assert (await watching.client.get("/memory")).json()["proxy"] is None
 
 
 async def test_the_report_in_json(running):
@@ -218,6 +232,7 @@ async def test_the_report_in_json(running):
     assert set(report) == {
         *("schema", "taken_at", "age_seconds", "stale", "engine", "ranks_expected", "ranks_reported", "ranks"),
         *("ranks_missing", "progress", "start_failure", "encoder_cache", "host", "growth", "policy"),
+        *("sidecar_started_at", "proxy"),
     }
     assert (report["schema"], report["stale"], report["ranks_expected"]) == (1, False, 2)
     rank = report["ranks"][0]
@@ -844,14 +859,59 @@ async def test_a_body_that_no_control_call_needs_is_refused(shared, chunked):
 @shares
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("DELETE", "/memory"), ("GET", "/memory/reclaim"), ("POST", "/policy"), ("GET", "/reset_mm_cache")],
+    [
+        ("DELETE", "/memory"),
+        ("GET", "/memory/reclaim"),
+        ("POST", "/policy"),
+        ("GET", "/reset_mm_cache"),
+        ("PUT", "/dashboard"),
+        ("DELETE", "/memory/incidents/ID"),
+    ],
 )
-async def test_another_method_on_our_paths_is_told(shared, method, path):
-    """405 with Allow, and it is not proxied either."""
-    answer = await shared.client.request(method, path)
-    assert error(answer)[0] == 405
-    assert answer.headers["allow"]
-    assert path not in {call.path for call in shared.fake.calls}
+async def test_another_method_on_our_paths_is_told_with_the_token_or_without(guarded, method, path):
+    """405 with Allow, which no token changes; and it is not proxied either."""
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}"}):
+        answer = await guarded.client.request(method, path, headers=headers)
+        status, message = error(answer)
+        assert (status, message) == (405, f"{path} does not take {method}; it takes {answer.headers['allow']}")
+    assert path not in {call.path for call in guarded.fake.calls}
+
+
+@shares
+async def test_no_body_is_read_of_a_call_that_nothing_serves(guarded):
+    """Whoever has no token can send as much as they like."""
+    read, sent = [], []
+
+    async def receive():
+        read.append(True)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "DELETE", "path": "/memory", "query_string": b"", "headers": [], "root_path": ""}
+    await guarded.app(scope, receive, send)
+    assert (read, sent[0]["status"]) == ([], 405)
+
+
+@shares
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", ["/docs/oncall.html", "/docs/runbook", "/memory/incident", "/policy/rules"])
+async def test_what_only_the_sidecar_could_have_is_not_promised_by_a_setting(guarded, method, path):
+    """No allow list adds a page of its own: what it has is named, a place that exists among it."""
+    status, message = error(await guarded.client.request(method, path))
+    assert status == 404
+    assert "extra_paths" not in message
+    assert message.startswith(f"the sidecar has no {path}. The sidecar's own: /memory, ")
+    for own in re.findall(r" (/[a-z/.]*[a-z/])", message.partition(". ")[2]):
+        assert (await guarded.client.get(own)).status_code in {200, 503}, own
+
+
+@shares
+async def test_a_list_is_found_without_its_last_slash(guarded):
+    """Runbooks are linked to by hand."""
+    answer = await guarded.client.get("/docs/runbooks", follow_redirects=True)
+    assert (answer.status_code, "HighwaterOutOfMemory" in answer.text) == (200, True)
 
 
 # --- access ---
@@ -1022,8 +1082,8 @@ async def test_no_trick_reaches_the_workers(shared, target):
     "path", ["/pause", "/sleep", "/resume", "/reset_mm_cache/", "/memory/", "/metrics/", "/server_info/"]
 )
 async def test_the_engines_control_paths_are_not_proxied(shared, path):
-    """Nor ours with a slash at the end."""
-    assert await shared.raw("POST", path) in {403, 404}
+    """Nor ours with a slash at the end, which lead to the path without."""
+    assert await shared.raw("POST", path) in {307, 403, 404}
     assert not any(call.method == "POST" and call.path == path for call in shared.fake.calls)
 
 

@@ -62,6 +62,17 @@ async def test_the_root_is_on_the_control_port_alone():
     assert (refusal.status, "control port" in refusal.message) == (404, True)
 
 
+async def test_what_the_engine_is_known_to_have_wins_over_a_folder_of_ours():
+    """Its own page's helper, and whatever the operator added."""
+    front = Front(SidecarPaths(frozenset({"/memory"})), AllowList(("/docs/plugin",)))
+    went = {
+        path: front(b"GET", path, False).to
+        for path in (b"/docs", b"/docs/oauth2-redirect", b"/docs/plugin", b"/docs/x")
+    }
+    assert list(went.values()) == ["engine", "engine", "engine", "sidecar"]
+    assert front(b"GET", b"/docs/x", True).to == "nowhere"
+
+
 async def test_the_engines_root_path_has_no_page_of_ours():
     """Below it everything is the engine's."""
     assert Front(SidecarPaths(frozenset({"/"})), AllowList((), "/llm"))(b"GET", b"/llm/", False).to != "sidecar"

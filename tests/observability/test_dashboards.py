@@ -7,11 +7,12 @@ import json
 import re
 
 import pytest
+import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from helm.source import metrics
+from helm.source.__main__ import ALERTS, files
 from helm.source.__main__ import DASHBOARDS as FOLDER
-from helm.source.__main__ import files
 from helm.source.metrics import UnknownMetricError, names_in
 from helm.source.panels import Query, described
 from tests.observability.labels import unknown_labels
@@ -178,6 +179,29 @@ def test_an_alert_leads_to_its_runbook(name):
     (alerts,) = [panel for panel in panels(name) if panel["title"] == "Alerts"]
     (link,) = alerts["fieldConfig"]["defaults"]["links"]
     assert link["url"] == "$runbooks/${__field.labels.alertname}.html"
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_firing_alert_is_never_green(name):
+    """It has the colour of its severity, as every severity that the rules have."""
+    (alerts,) = [panel for panel in panels(name) if panel["title"] == "Alerts"]
+    (mapping,) = alerts["fieldConfig"]["defaults"]["mappings"]
+    colors = {option["text"]: option["color"] for option in mapping["options"].values()}
+    assert colors == {"info": "blue", "warning": "orange", "critical": "red"}
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert {rule["labels"]["severity"] for rule in group["rules"]} == colors.keys()
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_no_fixed_size_is_a_threshold(name):
+    """What is much or little of a device, its engine and its rules decide; and what grows is never well for sure."""
+    for panel in panels(name):
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        steps = defaults.get("thresholds", {}).get("steps", [])
+        if defaults.get("unit") == "bytes":
+            assert len(steps) < 2, panel["title"]
+        if "limit" in panel["title"] or "full" in panel["title"]:
+            assert "green" not in [step["color"] for step in steps], panel["title"]
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

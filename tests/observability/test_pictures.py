@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from matplotlib.testing.compare import compare_images
 
-from tests.observability.pictures.__main__ import IMAGES, SHOWN
+from tests.observability.pictures.__main__ import IMAGES, SHOWN, all_rows
 from tests.observability.pictures.boards import NAMES, filled_in, rows
 from tests.observability.pictures.draw import draw, shown
 from tests.observability.pictures.store import Store, filled
@@ -16,6 +17,10 @@ from tests.observability.pictures.store import Store, filled
 from .conftest import tool
 
 MAX_BYTES = 150_000
+# Root mean square, of 255: one word more is 3. The same code draws the same pixels, but for what a processor rounds.
+MAX_UNLIKE = 0.5
+FREE = 'highwater_device_memory_free_bytes{instance="10.0.0.1:8002"}'
+HIGH = 'max(highwater_policy_high_water_bytes{instance="10.0.0.1:8002", rule="device"})'
 # What brings no data in this scene, by what the query contains, and why. All else must.
 EMPTY_HERE = {
     "highwater_control_denied_total": "nobody tried without a token",
@@ -68,13 +73,33 @@ def test_alerts_fire_in_the_scene_where_they_should(store: Store):
     assert {row["metric"]["model"] for row in store.range("ALERTS") if row["metric"]["pod"] == "vl-0"} == {"vl-8b"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_row_can_be_drawn(store: Store, tmp_path: Path, name: str):
-    """Also the tables and states."""
-    for number, row in enumerate(rows(name)):
-        path = tmp_path / f"{number}.png"
-        draw(row, store, path)
-        assert path.stat().st_size > 1_000, row.title
+def test_a_firing_alert_has_the_number_of_its_severity(store: Store):
+    """By which the timeline colours it: critical ones as critical, and warnings as such."""
+    for where, query in queries():
+        if where.endswith("Alerts"):
+            found = {row["metric"]["alertname"]: {value for _, value in row["values"]} for row in store.range(query)}
+            assert (found["HighwaterServerErrors"], found["HighwaterEngineGone"]) == ({"3"}, {"2"})
+            assert found.keys() == {row["metric"]["alertname"] for row in store.range("ALERTS")}, where
+
+
+def test_headroom_has_the_colour_of_the_rules_own_waters(store: Store):
+    """One of its queries answers at each moment: that under high water while the scene's rule is short of it."""
+    free, low, high = [query for where, query in queries() if where == "server: At a glance: Headroom, worst rank"]
+    moments = [{at for row in store.range(query) for at, _ in row["values"]} for query in (free, low, high)]
+    assert all(moments)
+    assert sum(map(len, moments)) == len(set().union(*moments))
+    short = {at for row in store.range(f"{HIGH} > min({FREE})") for at, _ in row["values"]}
+    assert moments[2] == short
+
+
+@pytest.mark.parametrize("name", all_rows())
+def test_every_row_can_be_drawn_and_what_the_documentation_shows_is_so(store: Store, tmp_path: Path, name: str):
+    """Also the tables and states. If a picture is of the past: `make pictures`."""
+    path = tmp_path / f"{name}.png"
+    draw(all_rows()[name], store, path)
+    assert path.stat().st_size > 1_000
+    if name in SHOWN:
+        assert compare_images(str(IMAGES / f"grafana-{name}.png"), str(path), MAX_UNLIKE) is None
 
 
 def test_the_pictures_beside_the_page_are_those_that_it_shows():

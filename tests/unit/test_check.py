@@ -265,12 +265,13 @@ def test_each_topic_has_tests():
 def test_few_files_need_an_engine_in_every_check():
     """An engine costs half a minute: another test of one is long, and belongs to a topic. Or none, as the pod's own.
 
-    That the kernel kills an engine, serving or loading, is what people open Highwater for.
+    That the kernel kills an engine, serving or loading, is what people open Highwater for; and model runner V2 is what
+    every GPU runs.
     """
     all_files = [path for folder in ("engine", "own_engine") for path in (ROOT / "tests" / folder).glob("test_*.py")]
     files = {path for path in all_files if "pytestmark = " not in path.read_text()}
     pods = {"test_pod.py", "test_pod_loading.py", "test_pod_serving.py"}
-    assert {path.name for path in files} == {"test_journey.py", *pods}
+    assert {path.name for path in files} == {"test_journey.py", "test_runner_v2.py", *pods}
 
 
 @pytest.fixture(scope="module")

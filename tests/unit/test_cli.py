@@ -45,7 +45,7 @@ def test_the_help_tells_of_every_key(key):
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_in_one_group_of_the_help(key):
     """Grouped by what it is about."""
-    assert sum(serve._is_among(key, keys) for keys in serve.SETTINGS.values()) == 1
+    assert sum(serve.is_among(key, keys) for keys in serve.SETTINGS.values()) == 1
 
 
 def test_every_command_is_in_one_group_of_the_help():

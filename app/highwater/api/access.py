@@ -11,21 +11,22 @@ import ipaddress
 import logging
 import re
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.responses import JSONResponse
 from fastapi.security.base import SecurityBase
 from starlette.requests import HTTPConnection
-from starlette.routing import compile_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Match, compile_path
+from starlette.types import Receive, Scope, Send
 
+from highwater.api.middleware import BodyLimit
 from highwater.files.admin_token import AdminToken
 from highwater.process.limited_log import LimitedLog, printable
 from highwater.proxy.allowlist import SAFE_METHODS
@@ -183,14 +184,17 @@ class ControlGuard:
     """A plain ASGI class in front of all else: it refuses a call before its body is read or parsed.
 
     Every method but GET, HEAD and OPTIONS needs the token, except on paths that only compute; so do reads for which the
-    OpenAPI page says so.
+    OpenAPI page says so. What no route serves is a 404 or 405 of the application itself, with the token or without.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, page: Mapping[str, Any]) -> None:
+    def __init__(self, app: FastAPI, access: Access, max_body_bytes: int) -> None:
         self._app = app
+        self._limited = BodyLimit(app, max_body_bytes)
         self._access = access
         self._guarded = tuple(
-            compile_path(path)[0] for path, methods in page["paths"].items() if methods.get("get", {}).get("security")
+            compile_path(path)[0]
+            for path, methods in app.openapi()["paths"].items()
+            if methods.get("get", {}).get("security")
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,11 +202,14 @@ class ControlGuard:
             request = HTTPConnection(scope)
             denial = self._access.judge(request)
             if isinstance(denial, Denial):
+                if not any(route.matches(scope)[0] is Match.FULL for route in self._app.routes):
+                    await self._app(scope, receive, send)
+                    return
                 self._access.report(request, denial)
                 error = {"code": _CODES[denial.status], "message": denial.message}
                 await JSONResponse({"error": error}, denial.status, denial.headers)(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        await self._limited(scope, receive, send)
 
     def _needs_token(self, method: str, path: str) -> bool:
         if (method, path) in _COMPUTES_ONLY:

@@ -61,7 +61,6 @@ def dashboard_router() -> APIRouter:
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def root(request: Request) -> Response:
-        """Redirect browsers to the page, and list the paths for everybody else."""
         headers = {**_HEADERS, "Vary": "Accept"}
         if "text/html" in request.headers.get("accept", ""):
             # Relative, as below.
@@ -70,12 +69,10 @@ def dashboard_router() -> APIRouter:
 
     @router.api_route("/dashboard", methods=["GET", "HEAD"])
     async def page(request: Request) -> Response:
-        """Return the page: where the memory is, whether it grows, and what gave it back, live."""
         return await served("index.html", request)
 
     @router.api_route("/dashboard/{name:path}", methods=["GET", "HEAD"])
     async def asset(request: Request, name: str) -> Response:
-        """Return one of the page's files."""
         if name in {"", "index.html"}:
             # The page's addresses are relative, so that it also works beneath a reverse proxy's prefix.
             return RedirectResponse("../dashboard", 308, headers=_HEADERS)

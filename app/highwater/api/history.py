@@ -117,7 +117,7 @@ class _Live(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _live(services: Services, queue: asyncio.Queue[Update | None]) -> AsyncIterator[bytes]:
+async def _live(services: Services, queue: asyncio.Queue[Update]) -> AsyncIterator[bytes]:
     """Yield the report now, and then every report and event, until the sidecar stops or the reader is too slow."""
     yield _report_message(services)
     while True:
@@ -128,9 +128,8 @@ async def _live(services: Services, queue: asyncio.Queue[Update | None]) -> Asyn
             continue
         if update is None:
             return
-        if isinstance(update.value, Event):
-            data = _EVENT.dump_json(update.value).decode()
-            yield format_sse_event(event="event", data_str=data, id=str(update.value.id))
+        if isinstance(update, Event):
+            yield format_sse_event(event="event", data_str=_EVENT.dump_json(update).decode(), id=str(update.id))
         else:
             yield _report_message(services)
 

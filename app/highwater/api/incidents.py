@@ -61,7 +61,9 @@ def incidents_router(incidents: Incidents) -> APIRouter:
 
 def _rendered(incident: Incident, form: _Form) -> Response:
     if form == "html":
-        page = markdown.page(incident_markdown(incident, charts=True), title=incident.id)
+        # Relative: it also leads back beneath a reverse proxy's prefix.
+        back = '<p><a href="../../dashboard">Back to the dashboard</a></p>\n'
+        page = markdown.page(incident_markdown(incident, charts=True), title=incident.id, above=back)
         return HTMLResponse(page, headers=_PAGE_HEADERS)
     if form == "text":
         return PlainTextResponse(incident_markdown(incident), headers=_HEADERS)

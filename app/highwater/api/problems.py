@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from highwater.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.flaws import sentences
 from highwater.process.limited_log import LimitedLog
 from highwater.proxy.failures import RETRY_AFTER_SECONDS
+from highwater.proxy.front import SIDECAR_PATHS_HINT
 
 _CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 
@@ -71,8 +73,13 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
         return _problem(422, "invalid", "; ".join([*problems[:MAX_PROBLEMS], *more]))
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, exc: HTTPException) -> JSONResponse:
-        answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), str(exc.detail))
+    async def http_error(request: Request, exc: HTTPException) -> JSONResponse:
+        message, path = str(exc.detail), request.scope["path"]
+        if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            message = f"{path} does not take {request.method}; it takes {(exc.headers or {}).get('Allow')}"
+        elif message == HTTPStatus.NOT_FOUND.phrase:
+            message = f"the sidecar has no {path}{SIDECAR_PATHS_HINT}; GET /memory/openapi.json lists them all"
+        answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), message)
         answer.headers.update(exc.headers or {})
         return answer
 

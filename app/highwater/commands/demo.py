@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import click
 
@@ -21,17 +20,24 @@ WATCHED_IMAGES = 40
 )
 @click.option("--tensor-parallel", default=1, show_default=True, type=click.IntRange(1, 8), help="workers")
 @click.option("--stay/--no-stay", default=None, help="stay up afterwards  [default: on a terminal]")
-def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None) -> None:
+@click.option(
+    "--wait",
+    default=3600.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="seconds that a start may take while the engine's processes live",
+)
+def demo(*, prepare: bool, images: int, port: int | None, tensor_parallel: int, stay: bool | None, wait: float) -> None:
     """Watch a real vLLM engine (CPU), then replay the story on one that may be acted on."""
     from highwater.demo import story
-    from highwater.demo.commands import usual_port
+    from highwater.demo.commands import commands_to_try, own_command, usual_port
     from highwater.demo.engine import EngineOptions
     from highwater.demo.environment import ensure_environment
     from highwater.demo.errors import DemoError
 
     # SIGTERM ends the children in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = EngineOptions(tensor_parallel=tensor_parallel)
+    options = EngineOptions(tensor_parallel=tensor_parallel, start_seconds=wait)
     try:
         environment = ensure_environment(announce=click.echo)
         if prepare:
@@ -48,19 +54,13 @@ def demo(prepare: bool, images: int, port: int | None, tensor_parallel: int, sta
         with story.stage(environment, options, port or usual_port(), say=click.echo) as (engine, sidecar):
             story.tell(engine, sidecar, images=images, say=click.echo)
             if sys.stdout.isatty() if stay is None else stay:
-                _stay(sidecar.url, sidecar.port, engine.url)
+                lines = commands_to_try(own_command(sys.argv[0]), sidecar.url, sidecar.port)
+                click.echo(
+                    f"\nStill up; Ctrl-C ends it. Open {sidecar.url}/dashboard, or try in another terminal:\n"
+                    + "".join(f"  {line}\n" for line in lines)
+                    + f"The engine itself is at {engine.url}"
+                )
+                with suppress(KeyboardInterrupt):
+                    signal.pause()
     except DemoError as exc:
         raise click.ClickException(str(exc)) from exc
-
-
-def _stay(sidecar_url: str, port: int, engine_url: str) -> None:
-    from highwater.demo.commands import commands_to_try, own_command
-
-    lines = commands_to_try(own_command(sys.argv[0], Path.cwd()), sidecar_url, port)
-    click.echo(
-        f"\nStill up; Ctrl-C ends it. Open {sidecar_url}/dashboard, or try in another terminal, in this folder:\n"
-        + "".join(f"  {line}\n" for line in lines)
-        + f"The engine itself is at {engine_url}"
-    )
-    with suppress(KeyboardInterrupt):
-        signal.pause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,8 +50,12 @@ def _from_folder(folder: Path, incident_id: str | None, *, as_json: bool) -> str
 
     store = IncidentStore(folder)
     if incident_id is None:
-        headlines = store.headlines()
-        return json.dumps(listing(headlines, folder, None), indent=1) if as_json else headlines_text(headlines)
+        headlines, command = store.headlines(), f"highwater incidents --folder {shlex.quote(str(folder))}"
+        return (
+            json.dumps(listing(headlines, folder, None), indent=1)
+            if as_json
+            else headlines_text(headlines, command=command)
+        )
     try:
         incident = store.read(incident_id)
     except UnreadableIncident as exc:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import socket
 import sys
 from contextlib import suppress
 from functools import cached_property
@@ -10,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from highwater.errors import SettingsError
-from highwater.exit_codes import FAILED, INVALID
+from highwater.commands.healthcheck import PATHS, ask
+from highwater.errors import SettingsError, os_reason
+from highwater.exit_codes import CANNOT_LISTEN, FAILED, INVALID
+from highwater.flaws import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from highwater.settings.settings import Settings
 
+_PROBE_SECONDS: Final = 0.3
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": (
@@ -61,34 +66,83 @@ def _serve(config: str | None, **flags: str | None) -> None:
 
 def run(settings: Settings) -> None:
     """Serve until the process is asked to stop; exits with FAILED where the sidecar cannot start."""
-    from highwater.commands.server import Server
-    from highwater.main import create_app
     from highwater.process.descriptors import raise_limit
     from highwater.process.log_format import configure_log
     from highwater.process.malloc import retain_freed_memory
-    from highwater.proxy import exchange
-    from highwater.wiring.start_line import start_line
 
     retain_freed_memory()
     raise_limit()
     configure_log(settings.log_level, settings.log_format)
+    listening = listen(settings)  # before anything is loaded for it, or looks for an engine
+
+    from highwater.commands.server import Server
+    from highwater.main import create_app
+    from highwater.proxy import exchange
+    from highwater.wiring.start_line import start_line
+
     logging.getLogger("highwater").info("%s", start_line(settings))
     if settings.has_data_plane:
         is_pure = exchange.__file__.endswith(".py")
         logging.getLogger("highwater").info("data plane: %s", "pure Python" if is_pure else "compiled")
-    server = Server(create_app(settings), settings.host, shutdown_seconds=settings.shutdown_seconds)
+    server = Server(create_app(settings), listening, shutdown_seconds=settings.shutdown_seconds)
     with suppress(KeyboardInterrupt):  # raised again by uvicorn after it has shut down in order
         server.run()
     if not server.started:
         sys.exit(FAILED)
 
 
+def listen(settings: Settings) -> dict[str, list[socket.socket]]:
+    """Listen on the ports, by their settings; clients wait until they are accepted. Exits where one cannot be."""
+    is_apart = settings.control_port is not None and not settings.has_data_plane
+    ports = {"control_port": settings.control_port, "port": None if is_apart else settings.port}
+    listening: dict[str, list[socket.socket]] = {}
+    for setting, port in ((name, number) for name, number in ports.items() if number is not None):
+        try:
+            found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            listening[setting] = [
+                socket.create_server(address, family=family, backlog=2048)
+                for family, *_, address in dict.fromkeys(found)
+            ]
+        except OSError as exc:
+            problem = listening_problem(exc, setting, settings.host, port)
+            logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
+            sys.exit(CANNOT_LISTEN)
+    return listening
+
+
+def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
+    """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
+    reason = os_reason(exc).partition(" (while")[0]
+    if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"host: {masked(host)!r} is no address of this machine ({reason}); set host to one, to 127.0.0.1 "
+            "for this machine alone, or to 0.0.0.0 for all of its addresses"
+        )
+    problem = f"{setting}: cannot listen on {host} port {port}: {reason}"
+    if exc.errno == errno.EADDRINUSE:
+        return f"{problem}{_listener(host, port)}; stop it, or set {setting} to a port that is free"
+    if exc.errno == errno.EACCES:
+        return f"{problem}; set {setting} to 1024 or above, or grant the capability NET_BIND_SERVICE"
+    return f"{problem}; set {setting} to a port that is free, and host to an address of this machine"
+
+
+def _listener(host: str, port: int) -> str:
+    """Return what serves on a port, as far as its health paths show."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
+    base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
+    if ask(base, PATHS["live"], _PROBE_SECONDS) is None:
+        return " (what has it answers /livez, as a sidecar does)"
+    if ask(base, "/health", _PROBE_SECONDS) is None:
+        return " (what has it answers /health, as vLLM does)"
+    return ""
+
+
 def _key(parameter: str) -> str:
     return parameter.replace("__", ".")
 
 
-def _is_among(key: str, keys: Iterable[str]) -> bool:
-    return any(key == own or (own.endswith(".") and key.startswith(own)) for own in keys)
+def is_among(key: str, keys: tuple[str, ...]) -> bool:
+    return key in keys or key.startswith(tuple(own for own in keys if own.endswith(".")))
 
 
 def _option(key: str, field: Any) -> click.Option:  # noqa: ANN401 - pydantic's FieldInfo
@@ -118,7 +172,7 @@ class _Serve(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
         for title, keys in SETTINGS.items():
-            names = [name for name in rows if _is_among(_key(name or ""), keys)]
+            names = [name for name in rows if is_among(_key(name or ""), keys)]
             with formatter.section(title):
                 formatter.write_dl([row for name in names if (row := rows.pop(name)) is not None])
         with formatter.section("Other"):

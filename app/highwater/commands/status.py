@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -29,12 +30,15 @@ class Verdict:
 
 def judged(report: Report) -> Verdict:
     """Judge a report: is the engine ready, has every rank just reported, is memory not short, can every rule act."""
-    state, policy = report.engine.state, report.policy
+    state, policy, stopped_at = report.engine.state, report.policy, report.engine.stopped_at
+    if stopped_at is not None:
+        at = time.strftime("%H:%M:%S", time.localtime(stopped_at))
+        return Verdict(ATTENTION, (f"the engine stopped in order at {at}; start it again",))
     worries = []
     if state == "starting" and report.start_failure is not None:
         worries.append(report.start_failure.summary)
     elif state != "ready":
-        worries.append(f"the engine is {state.replace('_', ' ')}")
+        worries.append(f"the engine is {report.engine.state_text}")
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
     if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
@@ -56,13 +60,7 @@ def _worry(rule: RuleStatus, level: PolicyLevel) -> str | None:
     return f"rule {rule.name} cannot act{why}" if rule.is_dormant else None
 
 
-def is_relief(event: Event) -> bool:
-    """Return whether the event is a remedy that was run."""
-    return event.kind == "reset" and event.result is not None
-
-
 def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """Return the verdict for programs, with the report as the sidecar sent it."""
     return {
         "schema": SCHEMA,
         "status": WORDS[verdict.code].lower(),
@@ -97,7 +95,9 @@ def _last_reset(event: Event | None, now: float) -> str:
 def _last_incident(event: Event | None, now: float) -> str:
     if event is None:
         return ""
-    return f"\nlast incident: {span_text(max(now - event.at, 0.0))} ago: {event.summary} (highwater incidents)"
+    which = event.summary.removeprefix("incident ").partition(" ")[0].rstrip(":,")
+    ago = f"{span_text(max(now - event.at, 0.0))} ago"
+    return f"\nlast incident: {ago}: {event.summary} (what to change: highwater incidents {which})"
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned

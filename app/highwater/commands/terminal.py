@@ -77,7 +77,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
     answers.
     """
     from highwater.client.answers import events_of, report_of
-    from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+    from highwater.commands.status import judged, since_text, status_json, status_text
     from highwater.text.printable import cleaned
 
     with sidecar_at(url) as sidecar:
@@ -85,7 +85,7 @@ def status(url: str, since: str | None, *, as_json: bool) -> None:
         report = report_of(answer)
         listed = sidecar.get("/memory/events", {"limit": "1000"})
     events = events_of(listed.get("events") if isinstance(listed, dict) else [])
-    last_reset = next((event for event in events if is_relief(event)), None)
+    last_reset = next((event for event in events if event.kind == "reset" and event.result is not None), None)
     last_incident = next((event for event in events if event.kind == "incident"), None)
     verdict = judged(report)
     if as_json:

@@ -22,7 +22,7 @@ const UNSEEN_EVERY_MS = 5000; // so that whoever scrolls, prints or takes a pict
  * @property {boolean} [stepped]
  * @property {boolean} [dashed] so that lines that lie one over the other are both seen
  */
-/** @typedef {{at: number, kind: string, label: string, title: string}} Annotation */
+/** @typedef {{at: number, kind: string, level?: string | null, label: string, title: string}} Annotation */
 /** @typedef {{value: number, label: string, variable: string, solid?: boolean}} Water */
 /**
  * @typedef {object} View what a chart shows
@@ -238,6 +238,7 @@ export class Chart {
       const x = this.plot.valToPos(annotation.at, "x");
       note.style.setProperty("transform", `translateX(${Math.round(x)}px)`);
       note.dataset.kind = annotation.kind;
+      note.dataset.level = annotation.level ?? "";
       note.title = annotation.title;
       const long = annotation.label.length * LETTER_PIXELS + 14;
       const leftward = x > width - long;

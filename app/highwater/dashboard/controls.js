@@ -160,10 +160,11 @@ export class Controls {
       .filter(({ outcome }) => outcome === "done")
       .reduce((sum, { freed_bytes: bytes }) => sum + (bytes?.total ?? 0), 0);
     const done = results.some(({ outcome }) => outcome === "done");
-    const title = dry ? "What it would do" : refused ? "Refused" : done ? `Freed ${gib(freed)}` : "Nothing was freed";
+    const failed = results.some(({ outcome }) => outcome === "failed");
+    const what = freed > 0 ? `Freed ${gib(freed)}` : done ? "Done: it gave no device memory back" : "Nothing was freed";
     this.#say(
-      title,
-      refused ? "bad" : "good",
+      dry ? "What it would do" : refused ? "Refused" : what,
+      refused || failed ? "bad" : freed > 0 ? "good" : "quiet",
       results.map((result) => outcome(result, dry)),
     );
   }

@@ -3,7 +3,7 @@
  */
 
 import { el, fill, scroll, scrollTable, showPanel } from "./dom.js";
-import { clock, count, duration, exact, gib, gibNumber, joined, known, words } from "./format.js";
+import { clock, count, duration, exact, gib, gibNumber, joined, known, outcomeLevel, words } from "./format.js";
 import { COMPONENTS } from "./facts.js";
 import { rankName } from "./plots.js";
 
@@ -15,9 +15,9 @@ const KIND_LEVEL = {
   refusal: "warn",
   state: "quiet",
   mark: "mark",
-  reset: "good",
   baseline: "warn",
   recovery: "warn",
+  sidecar: "warn",
 };
 
 /** What a remedy freed, by component, in words. */
@@ -45,7 +45,7 @@ export function writeResets(box, events) {
   const rows = resets.map(({ at, trigger, rule, result, caller }) => [
     clock(at),
     words(result.remedy),
-    el("span", { class: "outcome", "data-outcome": result.outcome }, result.outcome),
+    el("span", { class: "tag", "data-level": outcomeLevel(result) }, result.outcome),
     el(
       "span",
       { class: "freed", "data-bytes": result.credited_bytes ?? "unknown", title: exact(result.credited_bytes) },
@@ -66,6 +66,10 @@ export function writeResets(box, events) {
   fill(box, scrollTable({ caption, head, rows, numeric: [3], wide: [4, 6] }, "Last resets as a table"));
 }
 
+function eventLevel({ kind, result }) {
+  return result ? outcomeLevel(result) : (KIND_LEVEL[kind] ?? "quiet");
+}
+
 /** Takes events, newest first. */
 export function writeEvents(box, events) {
   showPanel(box, events.length > 0);
@@ -77,7 +81,7 @@ export function writeEvents(box, events) {
         { "data-kind": event.kind },
         el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(event.at)),
         " ",
-        el("span", { class: "tag", "data-level": KIND_LEVEL[event.kind] ?? "quiet" }, event.kind),
+        el("span", { class: "tag", "data-level": eventLevel(event) }, event.kind),
         " ",
         event.summary,
         event.caller ? el("span", { class: "caller" }, ` (${by(event.caller)})`) : null,

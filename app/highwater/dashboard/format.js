@@ -74,6 +74,11 @@ export function count(value) {
   return known(value) ? value.toLocaleString("en-US", { maximumFractionDigits: 0 }) : UNKNOWN;
 }
 
+/** A number of things a second, to the digit that matters. */
+export function decimal(value) {
+  return known(value) ? value.toLocaleString("en-US", { maximumSignificantDigits: value < 100 ? 2 : 3 }) : UNKNOWN;
+}
+
 /** Bytes a second as MiB/s. */
 export function perSecond(rate) {
   if (!known(rate)) return UNKNOWN;
@@ -98,6 +103,23 @@ export function clock(unix) {
   const date = new Date(unix * 1000);
   const today = date.toDateString() === new Date().toDateString();
   return today ? CLOCK.format(date) : `${DAY.format(date)} ${CLOCK.format(date)}`;
+}
+
+/** How many remedies the policy has started, as far back as the sidecar knows: at most an hour. */
+export function actionsText({ actions_last_hour: done }, startedAt) {
+  const span = Date.now() / 1000 - startedAt < 3600 ? `since the sidecar started at ${clock(startedAt)}` : "in the last hour";
+  return `${count(done)} action${done === 1 ? "" : "s"} ${span}`;
+}
+
+/** What several ranks have together, said beside a figure; of one rank nothing needs to be said. */
+export function sumOf(ranks) {
+  return ranks.length > 1 ? `sum of ${ranks.length} ranks` : "";
+}
+
+/** A remedy that was done and gave no device memory back is no failure, and no success either. */
+export function outcomeLevel({ outcome, credited_bytes: credited }) {
+  if (outcome === "done") return credited > 0 ? "good" : "quiet";
+  return { refused: "warn", failed: "bad" }[outcome] ?? "quiet";
 }
 
 /** A rule's signal value in its own unit. */

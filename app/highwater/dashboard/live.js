@@ -4,8 +4,8 @@
 
 import { serverEvents } from "./api.js";
 
-// The sidecar says something at least every 15 s. After twice that and more, the connection is dead without knowing it.
-const SILENCE_MS = 40_000;
+// The sidecar says something at least every 15 s. After that and some more, it is silent, or the connection dead.
+const SILENCE_MS = 20_000;
 const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 5_000;
 
@@ -52,7 +52,7 @@ async function once(listener, reached) {
     }
     return "the sidecar ended the stream";
   } catch (error) {
-    if (abort.signal.aborted) return "nothing came for 40 s";
+    if (abort.signal.aborted) return `nothing came for ${SILENCE_MS / 1000} s`;
     return error.status ? error.message : "the sidecar does not answer";
   } finally {
     clearTimeout(watchdog);

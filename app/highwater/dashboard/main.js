@@ -5,9 +5,11 @@
 import { get } from "./api.js";
 import { BudgetPanel } from "./budget.js";
 import { Controls } from "./controls.js";
-import { byId, setText } from "./dom.js";
+import { byId, el, setAttribute, setText } from "./dom.js";
 import { repaintAll } from "./charts.js";
 import { EncoderPanel } from "./encoder.js";
+import { STATES } from "./facts.js";
+import { clock, joined, known } from "./format.js";
 import { writeEvents, writeIncidents, writeResets } from "./events.js";
 import { HostPanel } from "./host.js";
 import { follow } from "./live.js";
@@ -15,7 +17,7 @@ import { Notices, writeConnection, writeEngine } from "./notices.js";
 import { Plots } from "./plots.js";
 import { PolicyPanel } from "./policy.js";
 import { RankTable, writeLegend } from "./ranks.js";
-import { readingOf, Readings, SPAN_SECONDS } from "./readings.js";
+import { breakAt, readingOf, Readings, SPAN_SECONDS } from "./readings.js";
 import { Tiles } from "./tiles.js";
 
 const EVENTS_KEPT = 300;
@@ -33,6 +35,7 @@ const state = {
   marks: [],
   hasHistory: false, // the charts begin with all that there is, or with what comes where it does not
   incidents: null,
+  restartedAt: null, // when a sidecar began that knows nothing of what the one before it told this page
   connection: { state: "connecting", reason: "", retryAt: 0, since: 0 },
 };
 
@@ -46,6 +49,11 @@ const host = new HostPanel(byId("host"));
 const policy = new PolicyPanel(byId("policy"));
 new Controls(byId("controls"), announce);
 const legend = byId("legend");
+const asOf = [...document.querySelectorAll(".panel-head h2, .tile h2")].map((head) => {
+  const note = el("small", { class: "as-of" });
+  head.append(" ", note);
+  return note;
+});
 
 /** For screen readers: what changed by itself. */
 function announce(text) {
@@ -61,13 +69,22 @@ function age() {
 // --- what comes in ---
 
 function takeReport(report) {
-  const was = state.report?.engine.state;
+  const was = state.report;
   state.report = report;
   state.receivedAt = Date.now();
-  if (!report.stale && report.taken_at !== null) readings.add(readingOf(report));
-  if (was !== undefined && was !== report.engine.state) announce(`engine ${report.engine.state}`);
-  document.title = `${report.engine.state === "ready" ? "" : `${report.engine.state} · `}Highwater${report.engine.model ? ` · ${report.engine.model}` : ""}`;
+  if (report.stale) readings.isInterrupted = true;
+  else if (report.taken_at !== null) readings.add(readingOf(report));
+  if (was && was.engine.state !== report.engine.state) announce(`engine ${report.engine.state}`);
+  if (was?.sidecar_started_at !== report.sidecar_started_at) takeStart(report.sidecar_started_at, was !== null);
   request();
+}
+
+/** The sidecar's start is an event of this page: what is beside it from before is not what the sidecar knows. */
+function takeStart(at, isAnother) {
+  if (!known(at)) return;
+  if (isAnother) state.restartedAt = at;
+  const text = isAnother ? "restarted: what it knew before is lost" : "started: it knows nothing of what was before";
+  keepEvents([{ id: 0, at, kind: "sidecar", summary: `sidecar ${text}` }]);
 }
 
 function takeEvent(event) {
@@ -113,12 +130,23 @@ function beginCharts() {
 async function history(since, step) {
   try {
     const answer = await get(`memory/history?since=${since.toFixed(3)}&step=${step.toFixed(3)}`);
+    breakAt([...outages(answer.events), state.report?.sidecar_started_at ?? 0].sort((a, b) => a - b), answer.readings);
     state.marks = answer.marks;
     eventsChanged = true;
     return answer;
   } catch {
     return null; // the stream goes on, and the charts with it
   }
+}
+
+/** When the engine ended or hung, by the sidecar's events. */
+function outages(events) {
+  return events
+    .filter(({ kind, summary }) => {
+      const traits = kind === "state" ? STATES[summary.match(/^engine \w+ -> (\w+)/)?.[1]] : undefined;
+      return traits?.is_absent || traits?.is_hung;
+    })
+    .map(({ at }) => at);
 }
 
 async function askMarks() {
@@ -168,25 +196,32 @@ function show() {
   }
   showFreshness();
   if (report === null) return;
-  writeEngine(report, byId("model"), byId("engine-detail"), byId("engine-state"), byId("progress"));
-  tiles.update(report, events);
+  tiles.update(report, events, readings);
   rankTable.update(report);
   writeLegend(legend, report.policy?.rules ?? []);
   budget.update(report);
   encoder.update(report);
   host.update(report);
-  policy.update(report.policy, events);
+  policy.update(report, events);
   if (!state.hasHistory) return;
   plots.update(state);
   document.body.dataset.ready = "true";
 }
 
 function showFreshness() {
-  const { report, connection, incidents } = state;
+  const { report, connection, incidents, restartedAt } = state;
+  const isLost = connection.state === "lost";
+  const lastKnown = isLost && report ? `last known ${clock(connection.since)}` : "";
+  if (report) writeEngine(report, lastKnown, byId("model"), byId("engine-detail"), byId("engine-state"), byId("progress"));
   writeConnection(byId("connection"), connection, report, age());
-  notices.update(report, connection, age(), incidents?.incidents ?? []);
-  const old = connection.state === "lost" || report?.stale;
-  document.body.classList.toggle("old", Boolean(old));
+  notices.update(report, connection, age(), incidents?.incidents ?? [], restartedAt);
+  for (const note of asOf) setText(note, lastKnown);
+  document.body.classList.toggle("old", Boolean(isLost || report?.stale));
+  document.body.classList.toggle("lost", isLost);
+  const engine = report?.engine;
+  const said = isLost ? "no connection" : engine && engine.state !== "ready" ? engine.state : "";
+  document.title = joined(" · ", said, "Highwater", engine?.model);
+  setAttribute(byId("favicon"), "href", `dashboard/favicon${isLost ? "-lost" : ""}.svg`);
 }
 
 // --- switches ---

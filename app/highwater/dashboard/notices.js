@@ -4,7 +4,7 @@
 
 import { el, fill, setAttribute, setText } from "./dom.js";
 import { GAIN_FIELDS, STATES } from "./facts.js";
-import { clock, count, duration, gib, known, UNKNOWN, words } from "./format.js";
+import { clock, count, duration, gib, joined, known, UNKNOWN, words } from "./format.js";
 import { rankName } from "./plots.js";
 import { shortRanks } from "./pressure.js";
 
@@ -43,17 +43,18 @@ const STATE_TEXTS = {
 const VERDICT_LEVEL = { progressing: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
 const RANKS_TOLD = 4;
+const RESTART_TOLD_SECONDS = 900;
 
 /** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
 
-/** The pills of the header. */
-export function writeEngine({ engine, progress: moves }, model, detail, state, progress) {
+/** The pills of the header; what was last known is neither good nor bad now. */
+export function writeEngine({ engine, progress: moves }, lastKnown, model, detail, state, progress) {
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
-  setText(state, `engine ${STATE_TEXTS[engine.state]?.[0] ?? engine.state}`);
-  setAttribute(state, "data-level", STATES[engine.state]?.level ?? "quiet");
-  progress.hidden = !moves;
-  if (!moves) return;
+  setText(state, joined(", ", `engine ${STATE_TEXTS[engine.state]?.[0] ?? engine.state}`, lastKnown));
+  setAttribute(state, "data-level", lastKnown ? "quiet" : (STATES[engine.state]?.level ?? "quiet"));
+  progress.hidden = !moves || lastKnown !== "";
+  if (progress.hidden) return;
   setText(progress, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
   setAttribute(progress, "data-level", VERDICT_LEVEL[moves.verdict] ?? "quiet");
   setAttribute(progress, "title", moves.summary);
@@ -90,9 +91,10 @@ export class Notices {
     this.frame = "";
   }
 
-  update(report, connection, age, incidents) {
+  update(report, connection, age, incidents, restartedAt) {
     const notices = [
       ...lost(connection, report),
+      ...restarted(restartedAt),
       ...engine(report),
       ...stale(report, connection, age),
       ...ranks(report),
@@ -137,6 +139,16 @@ function* lost({ state, reason, since }, report) {
     name: "connection",
     title: "The connection to the sidecar is lost",
     text: `${reason}.${as} This page tries again by itself every few seconds.`,
+  };
+}
+
+function* restarted(at) {
+  if (at === null || Date.now() / 1000 - at > RESTART_TOLD_SECONDS) return;
+  yield {
+    level: "warn",
+    name: "restarted",
+    title: `The sidecar restarted at ${clock(at)}: what it knew before is lost`,
+    text: "Readings, events, marks and counts of actions begin there. What is older here, this page has kept by itself.",
   };
 }
 

@@ -7,15 +7,18 @@ import { el, fill, scrollTable, setText, showPanel, swatch } from "./dom.js";
 import {
   clock,
   count,
+  decimal,
   duration,
   gib,
   gibNumber,
   GIB,
   joined,
   known,
+  outcomeLevel,
   percent,
   signalValue,
   signedGib,
+  sumOf,
   words,
 } from "./format.js";
 import { COMPONENTS } from "./facts.js";
@@ -271,6 +274,10 @@ function ofEngine(field, name, variable, format) {
   return { name, variable, stepped: true, format, value: (readings) => (index) => readings.engine[field][index] };
 }
 
+function aSecond(field, name, variable) {
+  return { name, variable, format: decimal, value: (readings) => (index) => readings.rate(field, index) };
+}
+
 const hostGib = (number) => `${gibNumber(number * GIB)} GiB`;
 const hostKept = (readings) => (index) => readings.engine.host_kept_bytes[index] / GIB;
 
@@ -287,14 +294,30 @@ const LINES = [
     sub: ({ engine }) => `${count(engine.requests_running)} running, ${count(engine.requests_waiting)} waiting`,
   },
   {
+    kind: "request-rate",
+    title: "Requests ended a second",
+    // Short requests run and end between two readings: no chart of what runs at one moment shows them.
+    series: ({ proxy }) => [
+      aSecond("requests_ended", "by the engine's count", "--line-0"),
+      ...(proxy ? [{ ...aSecond("proxy_requests_ended", "by the proxy's count", "--line-1"), dashed: true }] : []),
+    ],
+    range: zeroTo,
+    unit: gibTick,
+    sub: ({ engine, proxy }) =>
+      joined(
+        " · ",
+        known(engine.work?.requests) && `${count(engine.work.requests)} since the engine started`,
+        proxy && `${count(proxy.requests_ended)} through the proxy since the sidecar started`,
+      ),
+  },
+  {
     kind: "encoder-cache",
     title: "Encoder cache on the device",
     series: byRank("--c-encoder-cache", (table) => (index) => table.encoder_cache_bytes[index]),
     range: zeroTo,
     unit: gibTick,
     waters: ({ policy }) => encoderWaters(policy?.rules ?? []),
-    sub: ({ encoder_cache: cache, ranks }) =>
-      `${gib(cache?.device_bytes)}${ranks.length > 1 ? ` on ${ranks.length} ranks` : ""}`,
+    sub: ({ encoder_cache: cache, ranks }) => joined(", ", gib(cache?.device_bytes), sumOf(ranks)),
   },
   {
     kind: "reserved",
@@ -325,7 +348,7 @@ const LINES = [
     series: byRank("--line-2", (table) => (index) => table.host_rss_bytes[index]),
     range: zeroTo,
     unit: gibTick,
-    sub: ({ ranks }) => gib(total(ranks.map((rank) => rank.host_memory.rss_bytes))),
+    sub: ({ ranks }) => joined(", ", gib(total(ranks.map((rank) => rank.host_memory.rss_bytes))), sumOf(ranks)),
   },
   {
     kind: "host-container",
@@ -386,7 +409,7 @@ function encoderWaters(rules) {
 
 // --- annotations ---
 
-const SHOWN_KINDS = new Set(["reset", "refusal", "state", "incident", "snapshot", "recovery"]);
+const SHOWN_KINDS = new Set(["reset", "refusal", "state", "incident", "snapshot", "recovery", "sidecar"]);
 
 /** Resets, refusals, marks and the engine's states. On a rank's own chart a reset shows what that rank got. */
 export function annotated({ events, marks }, rank) {
@@ -395,8 +418,9 @@ export function annotated({ events, marks }, rank) {
     .map((event) => ({
       at: event.at,
       kind: noteKind(event),
+      level: event.result ? outcomeLevel(event.result) : null,
       label: label(event, rank),
-      title: `${clock(event.at)} ${event.summary}`,
+      title: joined("; ", `${clock(event.at)} ${event.summary}`, ownPart(event, rank)),
     }));
   for (const mark of marks)
     notes.push({ at: mark.at, kind: "mark", label: cut(mark.name), title: `${clock(mark.at)} mark “${mark.name}”` });
@@ -408,10 +432,20 @@ function noteKind(event) {
   return event.result?.outcome === "done" ? "reset" : "refusal";
 }
 
+function ownDelta({ result }, rank) {
+  return rank && result?.ranks.find((delta) => rankKey(delta) === rankKey(rank));
+}
+
+/** The summary is of all ranks together. */
+function ownPart(event, rank) {
+  const own = event.result?.ranks.length > 1 ? ownDelta(event, rank) : null;
+  return own && `on this rank ${gib(own.used_bytes)} less`;
+}
+
 function label(event, rank) {
   if (event.kind === "reset") {
     if (event.result?.outcome !== "done") return words(event.result?.outcome ?? "reset");
-    const own = rank && event.result.ranks.find((delta) => rankKey(delta) === rankKey(rank));
+    const own = ownDelta(event, rank);
     const freed = own ? own.used_bytes : event.result.freed_bytes;
     const gone = !known(freed) ? "–" : gibNumber(freed) === "0" ? "±0" : signedGib(-freed);
     return `${words(event.result.remedy.replace(/^reset_/, ""))} ${gone}`;

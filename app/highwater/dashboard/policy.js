@@ -5,7 +5,7 @@
 import { get } from "./api.js";
 import { el, fill, KeptTable } from "./dom.js";
 import { GAIN_FIELDS } from "./facts.js";
-import { clock, count, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
+import { actionsText, clock, gib, gibNumber, joined, known, signalValue, words } from "./format.js";
 import { rankName, total } from "./plots.js";
 import { LEVELS } from "./pressure.js";
 
@@ -51,17 +51,17 @@ export class PolicyPanel {
     }
   }
 
-  /** Takes the policy of a report, and events, newest first. */
-  update(policy, events) {
+  /** Takes a report, and events, newest first. */
+  update({ policy, sidecar_started_at: startedAt }, events) {
     const decisions = events
       .filter((event) => event.kind === "policy" || event.trigger === "policy")
       .slice(0, DECISIONS_SHOWN);
     const decided = decisions.map((event) => `${event.id} ${event.at}`).join();
-    if (decided !== this.decided || !this.decisions.childElementCount) {
+    if (decided !== this.decided || !decisions.length) {
       this.decided = decided;
-      fill(this.decisions, decisionList(decisions));
+      fill(this.decisions, decisionList(decisions, events.at(-1)));
     }
-    const shape = JSON.stringify([policy, this.source?.kept_in]);
+    const shape = JSON.stringify([policy, this.source?.kept_in, startedAt]);
     if (shape === this.shape) return;
     this.shape = shape;
     if (!policy) {
@@ -69,7 +69,7 @@ export class PolicyPanel {
       this.tables.hidden = true;
       return;
     }
-    fill(this.head, this.#sentence(policy));
+    fill(this.head, this.#sentence(policy, startedAt));
     this.tables.hidden = false;
     this.none.hidden = policy.rules.length > 0;
     this.rules.box.hidden = !policy.rules.length;
@@ -79,7 +79,8 @@ export class PolicyPanel {
     this.ranks.show(ranks);
   }
 
-  #sentence({ level, summary, mode, actions_last_hour: done }) {
+  #sentence(policy, startedAt) {
+    const { level, summary, mode } = policy;
     const acts = mode === "observe" ? "Mode observe: it only watches." : "Mode act: it may act by itself.";
     const source = this.source
       ? ` From ${words(this.source.source)}${this.source.kept_in ? `, kept in ${this.source.kept_in}` : ""}.`
@@ -88,13 +89,14 @@ export class PolicyPanel {
       "p",
       {},
       el("span", { class: "pill", "data-level": LEVELS[level] ?? "quiet" }, words(level)),
-      ` ${summary}. ${acts} ${count(done)} action${done === 1 ? "" : "s"} in the last hour.${source}`,
+      ` ${summary}. ${acts} ${actionsText(policy, startedAt)}.${source}`,
     );
   }
 }
 
-function decisionList(decisions) {
-  if (!decisions.length) return el("p", { class: "empty" }, "None yet.");
+/** The oldest event that is known, of whatever kind, says how far back that is. */
+function decisionList(decisions, oldest) {
+  if (!decisions.length) return el("p", { class: "empty" }, `None since ${clock(oldest?.at)}.`);
   return el(
     "ol",
     { class: "timeline" },

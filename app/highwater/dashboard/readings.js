@@ -14,8 +14,18 @@ const RANK_FIELDS = [
   "torch_allocated_bytes",
   "torch_reserved_bytes",
   "host_rss_bytes",
+  "pid",
 ];
-const ENGINE_FIELDS = ["requests_running", "requests_waiting", "kv_cache_usage_ratio", "host_kept_bytes"];
+const ENGINE_FIELDS = [
+  "requests_running",
+  "requests_waiting",
+  "kv_cache_usage_ratio",
+  "requests_ended",
+  "proxy_requests_ended",
+  "host_kept_bytes",
+  "begins", // 1 where nothing was measured since the reading before: no line leads here
+];
+const RATE_SECONDS = 10;
 
 /** Data-parallel engines number their ranks from 0 each. */
 export function rankKey(rank) {
@@ -27,10 +37,13 @@ export function readingOf(report) {
   return {
     at: report.taken_at,
     ...Object.fromEntries(ENGINE_FIELDS.map((name) => [name, report.engine[name]])),
+    requests_ended: report.engine.work?.requests ?? null,
+    proxy_requests_ended: report.proxy?.requests_ended ?? null,
     host_kept_bytes: report.host?.kept_bytes ?? null,
     ranks: report.ranks.map((rank) => ({
       dp_rank: rank.dp_rank,
       rank: rank.rank,
+      pid: rank.pid,
       used_bytes: rank.used_bytes,
       ...rank.components,
       torch_allocated_bytes: rank.torch.allocated_bytes,
@@ -40,12 +53,24 @@ export function readingOf(report) {
   };
 }
 
+/** Let lines end at each of the moments, oldest first: the reading after it begins another. */
+export function breakAt(moments, readings) {
+  let next = 0;
+  for (const reading of readings) {
+    const before = next;
+    while (moments[next] <= reading.at) next++;
+    reading.begins = next > before ? 1 : 0;
+  }
+}
+
 export class Readings {
   constructor() {
     this.length = 0;
     this.capacity = MAX_SAMPLES;
     /** Nothing for longer than this is a gap in a line. */
     this.gapSeconds = 20;
+    /** Whether nothing could be measured since the last reading. */
+    this.isInterrupted = false;
     this.at = new Float64Array(this.capacity);
     this.ranks = new Map();
     this.engine = columns(ENGINE_FIELDS, this.capacity);
@@ -65,12 +90,16 @@ export class Readings {
   add(reading) {
     if (reading.at === null || reading.at <= this.lastAt) return;
     this.#know(reading.ranks);
+    const begins = this.isInterrupted || reading.begins === 1 || this.#isOfOthers(reading.ranks);
+    this.isInterrupted = false;
     // Polls faster than a second would fill the ring early: of each second the last stays.
-    const again = this.length > 1 && reading.at - this.at[this.length - 2] < 0.95;
+    const again = !begins && this.length > 1 && reading.at - this.at[this.length - 2] < 0.95;
     if (!again && this.length === this.capacity) this.#forget(Math.ceil(this.capacity / 8));
     const index = again ? this.length - 1 : this.length++;
     this.at[index] = reading.at;
+    const began = begins || (again && this.engine.begins[index] === 1);
     for (const name of ENGINE_FIELDS) this.engine[name][index] = reading[name] ?? NaN;
+    this.engine.begins[index] = began ? 1 : 0;
     for (const table of this.ranks.values()) for (const name of RANK_FIELDS) table[name][index] = NaN;
     for (const rank of reading.ranks) {
       const table = this.ranks.get(rankKey(rank));
@@ -82,14 +111,42 @@ export class Readings {
   replaceFrom(since, readings) {
     const until = readings.length ? readings[readings.length - 1].at : since;
     const later = this.#taken(firstAtOrAfter(this.at, this.length, until + 1e-6));
+    const { isInterrupted } = this;
+    this.isInterrupted = false;
     this.length = firstAtOrAfter(this.at, this.length, since);
     for (const reading of readings) this.add(reading);
     for (const reading of later) this.add(reading);
+    this.isInterrupted = isInterrupted;
+  }
+
+  /** By how much a count rose a second, over the last seconds before a reading; NaN where that is not known. */
+  rate(name, index) {
+    const counts = this.engine[name];
+    let first = index;
+    while (first > 0 && this.at[index] - this.at[first] < RATE_SECONDS) {
+      if (this.isGapBefore(first) || !(counts[first - 1] <= counts[first])) break; // a count that begins anew falls
+      first--;
+    }
+    return first < index ? (counts[index] - counts[first]) / (this.at[index] - this.at[first]) : NaN;
+  }
+
+  /** Whether nothing is known of the time between a reading and the one before it. */
+  isGapBefore(index) {
+    return this.engine.begins[index] === 1 || this.at[index] - this.at[index - 1] > this.gapSeconds;
   }
 
   /** The indexes of a span: from, and one past the end. */
   span(from, to) {
     return [firstAtOrAfter(this.at, this.length, from), firstAtOrAfter(this.at, this.length, to + 1e-6)];
+  }
+
+  /** Whether a rank is another process than at the last reading: the memory of one does not become the other's. */
+  #isOfOthers(ranks) {
+    const last = this.length - 1;
+    return ranks.some((rank) => {
+      const before = last < 0 ? NaN : (this.ranks.get(rankKey(rank))?.pid[last] ?? NaN);
+      return rank.pid && !Number.isNaN(before) && before !== rank.pid;
+    });
   }
 
   #know(ranks) {
@@ -158,7 +215,7 @@ function firstAtOrAfter(at, length, moment) {
  * lost; -1 stands for a gap.
  */
 export function chosen(readings, from, to, most, weight) {
-  const { at, gapSeconds } = readings;
+  const { at } = readings;
   if (to <= from) return [];
   // Parts of fixed borders: what is drawn must not flicker as the span moves on.
   const part = (at[to - 1] - at[from]) / most;
@@ -167,11 +224,12 @@ export function chosen(readings, from, to, most, weight) {
   let lastPart = NaN;
   for (let index = from; index < to; index++) {
     const here = to - from <= most ? index : Math.floor(at[index] / part);
-    if (here === lastPart) {
+    const gap = index > from && readings.isGapBefore(index);
+    if (here === lastPart && !gap) {
       if (weight(index) > weight(last) || Number.isNaN(weight(last))) indexes[indexes.length - 1] = last = index;
       continue;
     }
-    if (last >= 0 && at[index] - at[index - 1] > gapSeconds) indexes.push(-1);
+    if (gap) indexes.push(-1);
     indexes.push(index);
     last = index;
     lastPart = here;

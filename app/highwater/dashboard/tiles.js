@@ -4,8 +4,10 @@
 
 import { el, setText, swatch } from "./dom.js";
 import {
+  actionsText,
   clock,
   count,
+  decimal,
   duration,
   exact,
   gib,
@@ -17,6 +19,7 @@ import {
   perSecond,
   signedGib,
   signalValue,
+  sumOf,
   UNKNOWN,
   words,
 } from "./format.js";
@@ -44,12 +47,13 @@ class Tile {
   constructor(parent, name, title) {
     this.number = el("span", { class: "tile-number" }, UNKNOWN);
     this.unit = el("span", { class: "tile-unit" });
+    this.of = el("span", { class: "tile-of" });
     this.sub = el("p", { class: "tile-sub" });
     this.extra = el("p", { class: "tile-extra" });
     this.tile = el(
       "article",
       { class: "tile", "data-tile": name },
-      el("h2", {}, title),
+      el("h2", {}, title, " ", this.of),
       el("p", { class: "tile-big" }, this.number, " ", this.unit),
       this.sub,
       this.extra,
@@ -57,8 +61,10 @@ class Tile {
     parent.append(this.tile);
   }
 
-  show({ number, unit = "", sub = "", extra = "", bytes, level = null }) {
+  /** `of` says which ranks a figure is of, where there are several. */
+  show({ number, unit = "", of = "", sub = "", extra = "", bytes, level = null }) {
     setText(this.number, number);
+    setText(this.of, of);
     setText(this.unit, number === UNKNOWN ? "not known" : unit);
     setText(this.sub, sub);
     setText(this.extra, extra);
@@ -95,54 +101,66 @@ export class Tiles {
     this.encoder = tile("encoder", "Encoder cache");
     this.reserved = tile("reserved", "Reserved − allocated");
     this.host = tile("host", "Host memory");
+    this.ofRanks = [this.headroom, this.growth, this.encoder, this.reserved, this.host];
     this.requests = tile("requests", "Requests");
     this.policy = tile("policy", "Policy");
     this.last = tile("last", "Last given back");
   }
 
   /** Takes a report, and events, newest first. */
-  update(report, events) {
+  update(report, events, readings) {
     const { ranks } = report;
-    const several = ranks.length > 1;
     const fullest = most(ranks, (rank) => rank.used_ratio) ?? most(ranks, (rank) => rank.used_bytes);
-    const named = several && fullest ? `fullest of ${ranks.length}: ${rankName(fullest, ranks)} · ` : "";
-    this.#used(report, fullest, named);
-    this.#headroom(report);
-    this.#growth(report, several);
-    this.#encoder(report, several);
-    this.#reserved(ranks);
-    this.#host(ranks);
-    const { engine } = report;
+    this.#used(report, fullest);
+    if (ranks.length) {
+      this.#headroom(report);
+      this.#growth(report);
+      this.#encoder(report);
+      this.#reserved(ranks);
+      this.#host(ranks);
+    } else for (const tile of this.ofRanks) tile.showBytes(null, { sub: "nothing read yet" });
+    this.#requests(report, readings);
+    this.#policy(report);
+    this.#last(events.find(({ result }) => result?.outcome === "done" && result.credited_bytes > 0), events.at(-1));
+  }
+
+  #requests({ engine, proxy }, readings) {
+    const ended = readings.rate("requests_ended", readings.length - 1);
     this.requests.show({
       number: count(engine.requests_running),
       unit: "running",
-      sub: `${count(engine.requests_waiting)} waiting`,
-      extra: `KV cache ${percent(engine.kv_cache_usage_ratio)} in use`,
+      sub: joined(", ", `${count(engine.requests_waiting)} waiting`, known(ended) && `${decimal(ended)} ended a second`),
+      extra: joined(
+        " · ",
+        `KV cache ${percent(engine.kv_cache_usage_ratio)} in use`,
+        proxy && `${count(proxy.requests_under_way)} under way in the proxy`,
+      ),
     });
-    this.#policy(report);
-    this.#last(events.find((event) => event.result?.outcome === "done"));
   }
 
-  #last(event) {
+  #last(event, oldest) {
     if (!event) {
-      this.last.show({ number: UNKNOWN, sub: "nothing yet" });
+      this.last.show({ number: UNKNOWN, sub: `nothing since ${clock(oldest?.at)}` });
       setText(this.last.unit, "");
       return;
     }
     const { result } = event;
     this.last.showBytes(result.credited_bytes, {
-      sub: `${words(result.remedy)}${result.ranks.length > 1 ? `, ${result.ranks.length} ranks together` : ""}`,
+      of: sumOf(result.ranks),
+      sub: words(result.remedy),
       extra: `${clock(event.at)} by ${event.rule ? `the policy, ${event.rule}` : words(event.trigger ?? "hand")}`,
     });
   }
 
-  #used(report, fullest, named) {
+  #used(report, fullest) {
+    const { ranks } = report;
     const pressure = fullest ? pressureOf(report, fullest) : null;
     const water = pressure && fullest.total_bytes ? 1 - pressure.high_free_bytes / fullest.total_bytes : null;
     const ratio = fullest?.used_ratio ?? null;
     const over = pressure?.short_bytes > 0;
     this.used.showBytes(fullest?.used_bytes, {
-      sub: fullest ? `${named}of ${gib(fullest.total_bytes)} · ${percent(ratio)}` : "no reading yet",
+      of: fullest && ranks.length > 1 ? `fullest of ${ranks.length}: ${rankName(fullest, ranks)}` : "",
+      sub: fullest ? `of ${gib(fullest.total_bytes)} · ${percent(ratio)}` : "nothing read yet",
       extra: fullest
         ? `${mib(fullest.used_bytes)} of ${mib(fullest.total_bytes)} MiB${water === null ? "" : ` · high water ${percent(water)}${over ? ", passed" : ""}`}`
         : "",
@@ -162,9 +180,10 @@ export class Tiles {
     const missing = pressure?.short_bytes;
     const share = tightest?.budget;
     this.headroom.showBytes(tightest?.free_bytes, {
+      of: ranks.length > 1 && tightest ? `least of ${ranks.length}: ${rankName(tightest, ranks)}` : "",
       sub: joined(
         " · ",
-        ranks.length > 1 && tightest ? `free, ${rankName(tightest, ranks)} has the least` : "free on the device",
+        "free on the device",
         known(share?.requested_bytes) &&
           `vLLM's share: ${gib(share.requested_bytes)} (${share.gpu_memory_utilization ?? UNKNOWN})`,
       ),
@@ -175,7 +194,7 @@ export class Tiles {
     });
   }
 
-  #growth(report, several) {
+  #growth(report) {
     const { growth, ranks } = report;
     const [highWater, full] = [secondsToHighWater(report), growth.seconds_to_full];
     const rate = growth.bytes_per_second;
@@ -188,9 +207,8 @@ export class Tiles {
     const leak = (growth.series ?? []).find((one) => one.verdict === "leak" && !one.is_over);
     this.growth.showBytes(growth.since_ready_bytes, {
       signed: true,
-      sub: known(rate)
-        ? `${perSecond(rate)} now${several ? `, ${ranks.length} ranks together` : ""}`
-        : "no steady pace now",
+      of: sumOf(ranks),
+      sub: known(rate) ? `${perSecond(rate)} now` : "no steady pace now",
       extra: leak
         ? `${leak.owner}, ${leak.measure.replace(/_bytes$/, "").replaceAll("_", " ")}: ${leak.text}`
         : ends
@@ -202,11 +220,10 @@ export class Tiles {
     });
   }
 
-  #encoder({ encoder_cache: cache, ranks }, several) {
+  #encoder({ encoder_cache: cache, ranks }) {
     this.encoder.showBytes(cache?.device_bytes, {
-      sub: cache
-        ? `${count(cache.entries)} entries${several ? ` on each of ${ranks.length} ranks` : ""}`
-        : "no reading of it",
+      of: sumOf(ranks),
+      sub: cache ? `${count(cache.entries)} entries${ranks.length > 1 ? " on the rank with most" : ""}` : "no reading of it",
       extra: joined(
         " · ",
         cache?.host_bytes && `${gib(cache.host_bytes)} on the host`,
@@ -220,14 +237,15 @@ export class Tiles {
     const holder = most(ranks, reservedNotAllocated);
     const releasable = total(ranks.map((rank) => rank.releasable_bytes));
     this.reserved.showBytes(holder ? reservedNotAllocated(holder) : null, {
+      of: holder && ranks.length > 1 ? `most of ${ranks.length}: ${rankName(holder, ranks)}` : "",
       sub: holder
         ? ranks.length > 1
-          ? `most: ${rankName(holder, ranks)} · all: ${gib(total(values))}`
+          ? `${sumOf(ranks)}: ${gib(total(values))}`
           : "kept by PyTorch's allocator and not in use"
         : "PyTorch reports no figures on this device",
       extra: joined(
         " · ",
-        known(releasable) && `release can give back ${gib(releasable)}`,
+        known(releasable) && `release can give back ${gib(releasable)}${ranks.length > 1 ? " in all" : ""}`,
         (holder?.torch.alloc_retries || holder?.torch.ooms) &&
           `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`,
       ),
@@ -247,6 +265,7 @@ export class Tiles {
           ? `node ${gib(node.node_available_bytes)} available of ${gib(node.node_total_bytes)}`
           : "";
     this.host.showBytes(rss, {
+      of: sumOf(ranks),
       sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, one worker",
       extra: where,
     });
@@ -260,7 +279,6 @@ export class Tiles {
     }
     const rule = policy.rules.find((one) => one.phase === policy.level) ?? policy.rules[0];
     const level = LEVELS[policy.level];
-    const done = policy.actions_last_hour;
     const [first, ...rest] = (rule?.reason ?? "").split("; ");
     this.policy.show({
       number: words(policy.level),
@@ -268,7 +286,7 @@ export class Tiles {
       sub: rule ? first || stands(rule) : "no rules",
       extra: policy.rules.some((one) => one.is_dormant)
         ? "a rule cannot act, see above"
-        : rest.join("; ") || `${count(done)} action${done === 1 ? "" : "s"} in the last hour`,
+        : rest.join("; ") || actionsText(policy, report.sidecar_started_at),
       level: level === "good" || level === "quiet" ? null : level,
     });
   }

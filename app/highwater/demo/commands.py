@@ -20,19 +20,15 @@ def usual_port() -> int:
         return free_port()
 
 
-def own_command(program: str, folder: Path) -> str:
-    """Return how to type the `highwater` that runs, quoted for a shell.
+def own_command(program: str) -> str:
+    """Return how to type the `highwater` that runs, quoted for a shell; `program` is `sys.argv[0]`.
 
     It need not be on the shell's path: `make` installs it into a virtual environment that nobody has activated.
-    `program` is `sys.argv[0]`; a path below `folder` is given from there.
     """
     path = Path(program).absolute()
     if path.name != "highwater":  # run as a module
         path = Path(sys.executable).with_name("highwater")
-    if not path.is_file():
-        return f"{shlex.quote(sys.executable)} -m highwater"
-    below = path.is_relative_to(folder)
-    return shlex.quote(str(path.relative_to(folder) if below else path))
+    return shlex.quote(str(path)) if path.is_file() else f"{shlex.quote(sys.executable)} -m highwater"
 
 
 def commands_to_try(highwater: str, sidecar_url: str, port: int) -> list[str]:

@@ -11,28 +11,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, signs_of_life
 from highwater.demo.model import CACHE_TOKENS, MAX_MODEL_LEN, build_model
 from highwater.demo.process import KeptServer
 from highwater.engine.capabilities import EXTENSION
 from highwater.files.worker_package import copy_worker_package
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from highwater.demo.environment import EngineEnvironment
 
 SHIM_FOLDER = Path(__file__).resolve().parent / "shim"
 START_SECONDS = 400.0
 """The time that a start may take: half a minute on two free cores, many times that where others keep them busy."""
 KV_CACHE_BYTES = 256 * 1024**2
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The arguments that differ between versions of vLLM; the defaults fit the current version."""
-
-    tokenizer_class: str | None = None  # see `build_model`
-    shutdown_timeout: bool = True  # the flag exists
-    environ: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +40,7 @@ class EngineOptions:
     port: int | None = None  # None: a free one
     extra_args: tuple[str, ...] = ()  # of vLLM's server; a later one wins over an earlier one
     extra_env: tuple[tuple[str, str], ...] = ()
+    start_seconds: float = START_SECONDS
 
 
 class DemoEngine(KeptServer):
@@ -61,12 +55,12 @@ class DemoEngine(KeptServer):
         options: EngineOptions = EngineOptions(),
         *,
         folder: Path,
-        dialect: Dialect = Dialect(),
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.environment = environment
         self.options = options
         self.folder = folder.absolute()
-        self._dialect = dialect
+        self._announce = announce
         super().__init__("the engine", self.folder / "engine.log", options.port)
 
     @property
@@ -76,14 +70,13 @@ class DemoEngine(KeptServer):
     def is_running(self) -> bool:
         return self._process.is_running()
 
-    def start(self, *, timeout_seconds: float = START_SECONDS) -> Self:
+    def start(self) -> Self:
         """Return when the server is ready. Raises DemoError, with its processes ended, where that is not in time."""
         if not self.is_running():
-            tokenizer_class = self._dialect.tokenizer_class
-            model = self.folder / "model"
-            build_model(model, multimodal=self.options.multimodal, tokenizer_class=tokenizer_class)
+            build_model(self.folder / "model", multimodal=self.options.multimodal)
             self._process.start(self._command(), env=self._environ(), cwd=self.folder)
-            self._process.wait_until_answers(self.port, "/health", timeout_seconds)
+            with signs_of_life("the engine has been starting", self.log_path, self._announce):
+                self._process.wait_until_answers(self.port, "/health", self.options.start_seconds)
         return self
 
     def _command(self) -> list[str]:
@@ -102,7 +95,7 @@ class DemoEngine(KeptServer):
             # The token budget is the encoder cache's capacity too. No videos: their largest size would be planned for.
             command += ["--max-num-batched-tokens", str(CACHE_TOKENS), "--skip-mm-profiling"]
             command += ["--limit-mm-per-prompt", '{"image": 4, "video": 0}']
-        if options.tensor_parallel * options.pipeline_parallel > 1 and self._dialect.shutdown_timeout:
+        if options.tensor_parallel * options.pipeline_parallel > 1:
             # Else vLLM kills the workers at once, and what the ranks share stays in /dev/shm as vllm_dist_<id>-*.
             command += ["--shutdown-timeout", "5"]
         if options.extension:
@@ -123,7 +116,6 @@ class DemoEngine(KeptServer):
             "VLLM_CACHE_ROOT": str(self.environment.root / "vllm-cache"),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
-            **dict(self._dialect.environ),
         }
         ranks = options.tensor_parallel * options.pipeline_parallel * options.data_parallel
         if ranks > 1:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from highwater.demo.errors import DemoError, last_lines
+from highwater.demo.errors import DemoError, last_lines, signs_of_life
 from highwater.readings.versions import NEWEST_TESTED, text_of
 
 DEFAULT_VERSION = text_of(NEWEST_TESTED)
@@ -97,7 +97,8 @@ def ensure_environment(
         with _lock(_beside(environment.root, "lock"), announce):
             # Another builder may have finished meanwhile.
             if not environment.is_complete:
-                _build(environment, recipe, announce)
+                with signs_of_life("installing", _beside(environment.root, "log"), announce):
+                    _build(environment, recipe, announce)
     return environment
 
 

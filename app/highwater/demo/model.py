@@ -19,14 +19,12 @@ CACHE_TOKENS = 24576
 BYTE_COUNT = 256
 
 
-def build_model(folder: Path, *, multimodal: bool = True, tokenizer_class: str | None = None) -> Path:
+def build_model(folder: Path, *, multimodal: bool = True) -> Path:
     """Write the model into `folder`, which is created if it does not exist, and return it.
 
     Args:
         folder: Where to; files of the same names are replaced.
         multimodal: Qwen3-VL with a vision tower; else the text model alone.
-        tokenizer_class: The class that loads the tokenizer. Qwen3-VL's processor of transformers 4 takes none but
-            `Qwen2TokenizerFast`; from transformers 5 on, that one would replace the pre-tokenizer by Qwen's own.
     """
     files: dict[str, dict[str, Any]] = yaml.safe_load(_PLAN.read_text(encoding="utf-8"))
     if not multimodal:
@@ -38,8 +36,6 @@ def build_model(folder: Path, *, multimodal: bool = True, tokenizer_class: str |
             "model_type": "qwen3",
             "tie_word_embeddings": True,
         }
-    if tokenizer_class is not None:
-        files["tokenizer_config.json"]["tokenizer_class"] = tokenizer_class
     tokenizer = files["tokenizer.json"]
     tokenizer["model"]["vocab"] = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from highwater.demo import keeper
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, NotInTime
 
 GRACE_SECONDS = 10.0
 _STOP_SECONDS = 2 * GRACE_SECONDS + 5.0
@@ -59,7 +59,7 @@ class KeptProcess:
             )
 
     def wait_until_answers(self, port: int, path: str, timeout_seconds: float) -> None:
-        """Return when `GET path` is a 200. Raises DemoError, with its processes ended, where that is not in time."""
+        """Return when `GET path` is a 200. Raises NotInTime, with its processes ended, or DemoError."""
         try:
             self._wait(port, path, timeout_seconds)
         except BaseException:  # also Ctrl-C: the caller has no server to stop yet
@@ -73,7 +73,7 @@ class KeptProcess:
             if status is not None:
                 raise DemoError.with_log(f"{self._what} ended with status {status} while it started", self._log_path)
             if time.monotonic() > deadline:
-                raise DemoError.with_log(f"{self._what} was not ready within {timeout_seconds:g} s", self._log_path)
+                raise NotInTime.with_log(f"{self._what} was not ready within {timeout_seconds:g} s", self._log_path)
             time.sleep(_PROBE_SECONDS)
 
     def stop(self) -> None:

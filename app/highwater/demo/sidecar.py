@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from highwater.demo.errors import DemoError
 from highwater.demo.process import KeptServer, environ_with
 from highwater.files.admin_token import find_token
 
-START_SECONDS = 60.0
+START_SECONDS = 600.0
 CALL_SECONDS = 60.0
 
 
@@ -64,3 +66,9 @@ class DemoSidecar(KeptServer):
         if response.is_error:
             raise DemoError.with_log(f"{method} {path} returned {response.status_code}: {response.text}", self.log_path)
         return response.json()
+
+    def command(self, *words: str) -> str:
+        """Return what one of Highwater's commands shows of this sidecar, below the command as an operator types it."""
+        own = [sys.executable, "-m", "highwater", *words, "--url", self.control_url]
+        shown = subprocess.run(own, env=self._environ(), capture_output=True, text=True, check=False)
+        return f"\n$ highwater {shlex.join(words)}\n{shown.stdout.rstrip() or shown.stderr.rstrip()}"

@@ -1,33 +1,38 @@
 """The demonstration: watches a real engine, and then reproduces the typical case on one whose caches may be reset.
 
-It drives the sidecar over HTTP as an operator would, and every number that it prints comes from the sidecar.
+It drives the sidecar as an operator would, over HTTP and by Highwater's own commands, whose words and figures it shows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
-from highwater.accounting.components import COMPONENT_NAMES
+from highwater.demo.commands import own_command
 from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, NotInTime
+from highwater.demo.process import answers
 from highwater.demo.sidecar import DemoSidecar
 from highwater.demo.traffic import send_images
-from highwater.text.table import component_title, rank_title, table
-from highwater.units import MIB, mib
+from highwater.units import MIB, size_text
 
 CONCURRENCY = 8
-READY_SECONDS = 60.0
+READY_SECONDS = 600.0
+INCIDENT_SECONDS = 45.0
+SETTLED_SECONDS = 6.0
 _SETTLE_SECONDS = 2.0
 """A worker's newest sample, and the sidecar's reading of it, are at most a second old each."""
 # The demonstration's own rule: a threshold so low that a few dozen images cross it on any machine.
@@ -44,39 +49,65 @@ RULE = {
 }
 MAX_AUTOMATIC_IMAGES = 240
 AUTOMATIC_CONCURRENCY = 2  # traffic that goes on refills the cache while the reset is measured: not too fast here
-_ROWS = ("used_bytes", *COMPONENT_NAMES)
 
 Ranks: TypeAlias = list[dict[str, Any]]
 """The ranks of ``GET /memory``."""
-
-
-@dataclass(slots=True)
-class Story:
-    """The results of the replay: its moments in order, and the events of the automatic reset, oldest first."""
-
-    images: int
-    moments: dict[str, Ranks] = field(default_factory=dict)
-    mm_reset: dict[str, Any] = field(default_factory=dict)
-    reclaim: dict[str, Any] = field(default_factory=dict)
-    automatic: Ranks = field(default_factory=list)
 
 
 @contextmanager
 def _beside(
     environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end."""
-    with tempfile.TemporaryDirectory(prefix="highwater-demo-") as name:
-        folder = Path(name)
-        recorders = folder / "recorders"
-        recorders.mkdir()
-        variable = {"HIGHWATER_RECORDER_DIR": str(recorders)}
-        recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
-        engine = DemoEngine(environment, recorded, folder=folder / "engine")
-        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable) as sidecar:
+    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end.
+
+    Their folder is removed, unless something failed: then the DemoError names it, and begins and ends with the cause.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="highwater-demo-"))
+    for name in ("recorders", "incidents", "engine"):
+        (folder / name).mkdir()
+    variable = {"HIGHWATER_RECORDER_DIR": str(folder / "recorders")}
+    recorded = replace(options, plugin=True, extra_env=(*options.extra_env, *variable.items()))
+    engine = DemoEngine(environment, recorded, folder=folder / "engine", announce=say)
+    kept = {"HIGHWATER_INCIDENTS__FOLDER": str(folder / "incidents"), "HIGHWATER_ENGINE_LOG": str(engine.log_path)}
+    try:
+        with DemoSidecar(engine.url, folder=folder, port=port, settings=variable | kept) as sidecar:
             say(f"The sidecar is at {sidecar.url} (dashboard: {sidecar.url}/dashboard), vLLM will be at {engine.url}")
-            with engine:
+            try:
+                engine.start()
                 yield engine, sidecar
+            except DemoError as exc:
+                incident = None if isinstance(exc, NotInTime) else _incident(engine, sidecar)
+                raise DemoError(failure_text(str(exc), incident, folder)) from exc
+            finally:
+                engine.stop()
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
+
+
+def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> str:
+    """Return a failure with its cause first and last: an incident's words, or the reason with the log's last lines."""
+    cause, _, rest = reason.partition("\n")
+    kept = f"What is known of it is kept in {folder}"
+    if incident is not None:
+        highwater = own_command(sys.argv[0])
+        rest, cause = cause, incident["summary"]
+        kept += f"; with what to change: {highwater} incidents --folder {folder / 'incidents'} {incident['id']}"
+    return "\n".join(filter(None, (cause, rest, kept, cause)))
+
+
+def _incident(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, Any] | None:
+    """Return the incident of the engine's end once it is written; `None` where it lives, or no incident tells of it."""
+    deadline = time.monotonic() + INCIDENT_SECONDS
+    while time.monotonic() < deadline and not (engine.is_running() and answers(engine.port, "/health")):
+        with suppress(DemoError):
+            listed: list[dict[str, Any]] = sidecar.call("GET", "/memory/incidents")["incidents"]
+            # Until then a process that ends may still write to the log.
+            if listed and time.time() - listed[0]["last_at"] > SETTLED_SECONDS:
+                return listed[0]
+        time.sleep(0.2)
+    return None
 
 
 def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int, say: Callable[[str], None]) -> None:
@@ -88,39 +119,15 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
     """
     watched = replace(options, dev_mode=False, extension=False)
     with _beside(environment, watched, None, say=say) as (engine, sidecar):
-        ready = _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
-        say(start_table(ready))
+        _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
+        say(sidecar.command("status"))
+        sidecar.command("mark", "ready")
         say(f"\n{images} image requests to vLLM itself, at {engine.url}")
         _send(engine, engine.url, range(images))
         time.sleep(_SETTLE_SECONDS)
-        say(growth_table(ready, _wait_ready(sidecar, lambda ranks: all(map(_entries, ranks)))))
+        _wait_ready(sidecar, lambda ranks: all((rank["encoder_cache"] or {}).get("entries") for rank in ranks))
+        say(sidecar.command("status", "--since", "ready"))
         say("Each worker wrote this into its file, and the sidecar read it: no worker was called.")
-
-
-def start_table(ranks: Ranks) -> str:
-    parts = []
-    for rank in ranks:
-        rows: list[list[str]] = []
-        before: int | None = None
-        for phase in rank["start"]:
-            used: int | None = phase["used_bytes"]
-            rows.append([phase["name"], f"{phase['seconds']:.1f}", mib(used), _difference(used, before, signed=True)])
-            before = used
-        parts.append(f"\n{_title(rank)}\n{table(['start', 'seconds', 'MiB in use then', 'added'], rows)}")
-    return "\n".join(parts)
-
-
-def growth_table(ready: Ranks, after: Ranks) -> str:
-    parts = []
-    for old, new in zip(ready, after, strict=True):
-        sizes = [(name, _size(old, name), _size(new, name)) for name in _ROWS]
-        rows = [
-            [component_title(name), mib(before), mib(now), _difference(now, before, signed=True)]
-            for name, before, now in sizes
-        ]
-        parts.append(f"\n{_title(new)}\n{table(['MiB', 'ready', 'after the images', 'growth'], rows)}")
-        parts.append(f"encoder cache: {_entries(new)} entries")
-    return "\n".join(parts)
 
 
 @contextmanager
@@ -132,61 +139,27 @@ def stage(
         yield engine, sidecar
 
 
-def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> Story:
+def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> None:
     """Reproduce the typical case. Raises DemoError where a request failed, or what must happen did not."""
-    story = Story(images)
-    story.moments["ready"] = _mark(sidecar, "ready")
+    say(sidecar.command("mark", "ready"))
     say(f"\n{images} image requests through the sidecar at {sidecar.url}/v1/chat/completions")
     _send(engine, sidecar.url, range(images))
-    story.moments["after traffic"] = _mark(sidecar, "after traffic")
-    story.mm_reset = sidecar.call("POST", "/reset_mm_cache")
-    story.moments["after reset_mm_cache"] = story.mm_reset["after"]
-    story.reclaim = sidecar.call("POST", "/memory/reclaim")
-    story.moments["after reclaim"] = story.reclaim["results"][-1]["after"]
-    say(story_table(story))
-    story.automatic = _automatic(engine, sidecar, first_image=images, say=say)
-    return story
-
-
-def story_table(story: Story) -> str:
-    headers = ["MiB", "ready", "after traffic", "growth", "reset_mm_cache freed", "reclaim freed", "after reclaim"]
-    parts = []
-    for ranks in zip(*story.moments.values(), strict=True):
-        rows = []
-        for name in _ROWS:
-            before, grown, after_mm, after = (_size(rank, name) for rank in ranks)
-            freed = [_difference(grown, after_mm), _difference(after_mm, after)]
-            growth = _difference(grown, before, signed=True)
-            rows.append([component_title(name), mib(before), mib(grown), growth, *freed, mib(after)])
-        parts.append(f"\n{_title(ranks[0])}\n{table(headers, rows)}")
-    return "\n".join([*parts, "", *_sentences(story)])
-
-
-def _sentences(story: Story) -> Iterator[str]:
-    traffic, after_mm = story.moments["after traffic"], story.moments["after reset_mm_cache"]
-    yield (
-        f"POST /reset_mm_cache returned 200 and freed {mib(story.mm_reset['freed_bytes']['total'])} MiB: the encoder "
-        f"cache held {_cached(traffic)} before it and {_cached(after_mm)} after. It frees "
-        f"{story.mm_reset['frees']}."
+    say(sidecar.command("status", "--since", "ready"))
+    reset = sidecar.call("POST", "/reset_mm_cache")
+    before, after = (sum(rank["encoder_cache"]["entries"] for rank in reset[name]) for name in ("before", "after"))
+    say(
+        f"\nPOST /reset_mm_cache returned 200 and freed {size_text(max(reset['freed_bytes']['total'], 0))}: the "
+        f"encoder cache held {before} entries before it and {after} after. It frees {reset['frees']}."
     )
-    for result in story.reclaim["results"]:
-        yield (
-            f"POST /memory/reclaim: {result['remedy']} {result['outcome']}, freed "
-            f"{mib(result['freed_bytes']['total'])} MiB in {result['seconds']:.2f} s"
-        )
+    say(sidecar.command("reclaim"))
+    _automatic(engine, sidecar, first_image=images, say=say)
 
 
-def _cached(ranks: Ranks) -> str:
-    caches = [rank["encoder_cache"] for rank in ranks if rank["encoder_cache"]]
-    return f"{sum(c['entries'] for c in caches)} entries, {mib(sum(c['device_bytes'] for c in caches))} MiB"
-
-
-def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> Ranks:
-    """Send traffic until the policy acts by itself; return its events, oldest first."""
+def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, say: Callable[[str], None]) -> None:
     before = sidecar.call("GET", "/policy")
     say(
-        f"\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds {mib(RULE_HIGH_BYTES)} MiB, "
-        "and traffic until then"
+        "\nNow by itself: PUT /policy with a rule that acts once the encoder cache holds "
+        f"{size_text(RULE_HIGH_BYTES)}, and traffic until then"
     )
     sidecar.call("PUT", "/policy", {"rules": [RULE]})
     try:
@@ -194,12 +167,10 @@ def _automatic(engine: DemoEngine, sidecar: DemoSidecar, *, first_image: int, sa
     finally:
         sidecar.call("PUT", "/policy", {"mode": before["mode"], "rules": before["rules"]})
     for event in events:
-        clock = time.strftime("%H:%M:%S", time.localtime(event["at"]))
-        say(f"  {clock} {_event_text(event)}")
-    return events
+        say(f"  {time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['summary']}")
 
 
-def _traffic_until_reset(engine: DemoEngine, sidecar: DemoSidecar, first_image: int) -> Ranks:
+def _traffic_until_reset(engine: DemoEngine, sidecar: DemoSidecar, first_image: int) -> list[dict[str, Any]]:
     started = sidecar.call("GET", "/memory/history?step=86400")["now"]
     done = threading.Event()
 
@@ -209,33 +180,22 @@ def _traffic_until_reset(engine: DemoEngine, sidecar: DemoSidecar, first_image: 
                 return
             yield seed
 
-    sender = threading.Thread(target=lambda: _send(engine, sidecar.url, seeds()), name="traffic")
-    sender.start()
-    try:
-        while True:
-            alive = sender.is_alive()
-            listed = sidecar.call("GET", "/memory/events?limit=200")["events"]
-            events = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
-            if any((event["result"] or {}).get("outcome") == "done" for event in events):
-                return events
-            if not alive:
-                seen = "; ".join(event["summary"] for event in events) or "none"
-                raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
-            time.sleep(0.2)
-    finally:
-        done.set()
-        sender.join()
-
-
-def _event_text(event: dict[str, Any]) -> str:
-    result = event["result"]
-    if result is None or result["outcome"] != "done":
-        return str(event["summary"])
-    parts = {name: result["freed_components"][name] for name in COMPONENT_NAMES}
-    freed = ", ".join(f"{component_title(name)} {mib(size)}" for name, size in parts.items() if size)
-    return (
-        f"{result['remedy']} freed {mib(result['freed_bytes'])} MiB in {result['seconds']:.2f} s ({freed or 'nothing'})"
-    )
+    with ThreadPoolExecutor(1, "traffic") as pool:
+        sending = pool.submit(_send, engine, sidecar.url, seeds())
+        try:
+            while True:
+                was_over = sending.done()
+                listed = sidecar.call("GET", "/memory/events?limit=200")["events"]
+                events = [e for e in reversed(listed) if e["at"] >= started and e["rule"] == RULE["name"]]
+                if any((event["result"] or {}).get("outcome") == "done" for event in events):
+                    return events
+                if was_over:
+                    sending.result()  # what failed says more
+                    seen = "; ".join(event["summary"] for event in events) or "none"
+                    raise DemoError(f"no relief by the policy within {MAX_AUTOMATIC_IMAGES} images; its events: {seen}")
+                time.sleep(0.2)
+        finally:
+            done.set()
 
 
 def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
@@ -248,45 +208,19 @@ def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
         )
         result = asyncio.run(sending)
     if result.failed:
-        raise DemoError.with_log(f"{result.failed} of {result.sent} requests failed: {result.errors}", engine.log_path)
+        reasons = "; ".join(dict.fromkeys(result.errors))
+        raise DemoError.with_log(f"{result.failed} of {result.sent} requests failed: {reasons}", engine.log_path)
 
 
-def _mark(sidecar: DemoSidecar, mark: str) -> Ranks:
-    """Set a mark, which takes a new reading, and return the ranks of that reading."""
-    sidecar.call("POST", "/memory/marks", {"name": mark})
-    report = sidecar.call("GET", "/memory")
-    if report["stale"] or not report["ranks"]:
-        raise DemoError(f"no reading of the workers at {mark!r}: {report['engine']}")
-    ranks: Ranks = report["ranks"]
-    return ranks
-
-
-def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> Ranks:
-    """Return the ranks once the engine is ready, every rank is seen, and `holds` is true of them."""
+def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> None:
+    """Return once the engine is ready, every rank is seen, and `holds` is true of them."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         report = sidecar.call("GET", "/memory")
-        ranks: Ranks = report["ranks"]
-        is_complete = bool(ranks) and len(ranks) == report["ranks_expected"]
-        if report["engine"]["state"] == "ready" and is_complete and holds(ranks):
-            return ranks
+        is_complete = bool(report["ranks"]) and len(report["ranks"]) == report["ranks_expected"]
+        if report["engine"]["state"] == "ready" and is_complete and holds(report["ranks"]):
+            return
+        if report["engine"]["state"] == "gone":
+            break
         time.sleep(0.2)
     raise DemoError.with_log(f"the sidecar does not see what it should: {report['engine']}", sidecar.log_path)
-
-
-def _title(rank: dict[str, Any]) -> str:
-    name = rank_title(rank.get("dp_rank"), rank["rank"])
-    return f"rank {name} ({rank['device']['type']}, {rank['device']['name']})"
-
-
-def _entries(rank: dict[str, Any]) -> int:
-    return int((rank["encoder_cache"] or {}).get("entries") or 0)
-
-
-def _size(rank: dict[str, Any], name: str) -> int | None:
-    size: int | None = rank["used_bytes"] if name == "used_bytes" else rank["components"][name]
-    return size
-
-
-def _difference(left: int | None, right: int | None, *, signed: bool = False) -> str:
-    return mib(None if left is None or right is None else left - right, signed=signed)

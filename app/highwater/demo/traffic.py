@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 IMAGE_SIDE = 512
-REQUEST_SECONDS = 120.0
+REQUEST_SECONDS = 600.0
 KEPT_ERRORS = 5
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _STRIPE_PIXELS = 8

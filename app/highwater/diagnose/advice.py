@@ -46,7 +46,6 @@ _FOR_COMPONENT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def advices(names: Iterable[str]) -> tuple[Advice, ...]:
-    """Return the advice of these names, each once."""
     return tuple(ADVICE[name] for name in dict.fromkeys(names))
 
 
@@ -64,6 +63,12 @@ def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
 def against_fragmentation(device_type: str | None) -> tuple[str, ...]:
     """Return the advice that keeps PyTorch's allocator from holding unused memory, on this kind of device."""
     return _AGAINST_FRAGMENTATION.get(device_type, ())
+
+
+def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
+    """Return advice for an engine that was started with its KV cache's size: no share of the device counts there."""
+    void = advices(("gpu_memory_utilization", "kv_cache_memory_bytes", "more_for_the_kv_cache"))
+    return tuple(dict.fromkeys(ADVICE["given_kv_cache"] if each in void else each for each in given))
 
 
 def for_component(name: str, device_type: str | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import Explanation
 from highwater.readings.schema import SCHEMA
 from highwater.text.table import rank_title
-from highwater.units import MIB, UNKNOWN, gib_text
+from highwater.units import MIB, UNKNOWN, size_text
 
 # A smaller difference between the profile and what followed is no risk.
 NOTABLE_BYTES = 128 * MIB
@@ -62,7 +62,7 @@ def not_profiled(case: BudgetCase) -> Finding | None:
         weight="clue" if rank.left_bytes is None or rank.left_bytes >= 0 else "likely",
         case=case,
         missed_bytes=size,
-        parts=", ".join(f"{part.title} {gib_text(part.bytes)}" for part in missed),
+        parts=", ".join(f"{part.title} {size_text(part.bytes)}" for part in missed),
         requested=rank.requested_bytes,
     )
 
@@ -97,7 +97,7 @@ def activation_above_profile(case: BudgetCase) -> Finding | None:
 
 def encoder_not_profiled(case: BudgetCase) -> Finding | None:
     encoder = case.encoder
-    if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
+    if encoder is None or encoder.is_profiled is not False or encoder.cache_bytes == 0:
         return None
     by = encoder.unprofiled_by
     return finding(

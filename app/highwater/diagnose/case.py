@@ -134,6 +134,10 @@ class Case:
     def has_grown(self) -> bool:
         return self.grown_bytes is not None and self.grown_bytes > self.notable_bytes
 
+    @property
+    def is_pool_given(self) -> bool:
+        return self.log.gives_pool or any(rank.now.launch.kv_cache_given for rank in self.ranks)
+
     def age_seconds(self, rank: RankCase) -> float:
         return max(self.at - rank.now.taken_at, 0.0)
 

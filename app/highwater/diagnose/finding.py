@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from highwater.diagnose.advice import Advice, advices
 from highwater.readings.engine import EngineStatus
-from highwater.units import gib_text, mib, mib_text, size_text, span_text
+from highwater.units import size_text, span_text
 
 # likely: explains an incident by itself, or calls for a change. clue: had a part in it, or may matter. note: good to
 # know.
@@ -121,11 +121,8 @@ _CONDITIONS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "known": lambda value: value is not None,
 }
 _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "MiB": mib_text,
-    "+MiB": partial(mib_text, signed=True),
-    "mib": mib,
-    "GiB": gib_text,
     "size": size_text,
+    "+size": partial(size_text, signed=True),
     "times": times,
     "span": span_text,
     "Capital": lambda words: f"{words[:1].upper()}{words[1:]}",

@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from highwater.text.printable import plain
 from highwater.text.table import component_title
-from highwater.units import mib, span_text
+from highwater.units import size_text, span_text
 
 # Underscores within a word are no emphasis in Markdown.
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -146,9 +146,9 @@ def figure(name: str, value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         shown = "not known" if value is None else value
     elif name.endswith("_bytes"):
-        title, shown = component_title(name), f"{mib(value)} MiB"
+        title, shown = component_title(name), size_text(value)
     elif name.endswith("bytes_per_second"):
-        title, shown = "slope", f"{mib(value * 60, signed=True)} MiB a minute"
+        title, shown = "slope", f"{size_text(value * 60, signed=True)} a minute"
     elif name.endswith("_ratio"):
         title, shown = name.removesuffix("_ratio").replace("_", " "), f"{value:.1%}"
     elif name.endswith("_seconds"):
@@ -159,12 +159,14 @@ def figure(name: str, value: float | str | None) -> str:
 # --- the page ---
 
 
-def page(markdown: str, *, title: str) -> str:
+def page(markdown: str, *, title: str, above: str = "") -> str:
+    """Return a whole page; ``above`` is HTML of our own that stands before the report."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(CONTENT_SECURITY_POLICY, quote=True)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(plain(title))}</title><style>{STYLE}</style></head>\n<body>\n{_MARKDOWN.render(markdown)}"
+        f"<title>{escape(plain(title))}</title><style>{STYLE}</style></head>\n<body>\n{above}"
+        f"{_MARKDOWN.render(markdown)}"
         "</body></html>\n"
     )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from highwater.host.reading import ContainerMemory, EndedProcess, HostReading, ProcessMemory, Role
 from highwater.readings.life import EndedLife, Process, ProcessLife
-from highwater.units import mib, size_text
+from highwater.units import size_text
 
 _SERVERS: Final[frozenset[Role]] = frozenset({"api_server", "launcher"})
 _ENGINE: Final[frozenset[Role]] = _SERVERS | {"engine_core", "worker", "coordinator"}
@@ -141,8 +141,8 @@ def _memory(container: ContainerMemory) -> str:
         return ""
     most = max(known)
     if container.limit_bytes is None:
-        return f"{mib(most)} MiB, without a limit"
-    return f"{mib(min(most, container.limit_bytes))} of {mib(container.limit_bytes)} MiB"
+        return f"{size_text(most)}, without a limit"
+    return f"{size_text(min(most, container.limit_bytes))} of {size_text(container.limit_bytes)}"
 
 
 def _named(ended: Sequence[EndedProcess]) -> str:

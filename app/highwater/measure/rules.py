@@ -21,7 +21,7 @@ from highwater.readings.event import Event
 from highwater.readings.rank import RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.text.table import component_title
-from highwater.units import MIB, mib_text
+from highwater.units import MIB, size_text
 
 TIGHT_RATIO = 0.05
 HOST_BYTES = 512 * MIB
@@ -135,7 +135,7 @@ def host_growth(experiment: Experiment) -> Finding | None:
         return None
     named = len(grown) > 1
     return finding(
-        "host_growth", grown=grown[0], workers=f"; the workers themselves by {mib_text(workers)}" if named else ""
+        "host_growth", grown=grown[0], workers=f"; the workers themselves by {size_text(workers)}" if named else ""
     )
 
 
@@ -230,7 +230,7 @@ def others_acted(experiment: Experiment) -> Finding | None:
 def _freed(events: Sequence[Event]) -> str:
     sizes = [event.result.freed_bytes for event in events if event.result is not None]
     known = [size for size in sizes if size is not None]
-    return mib_text(sum(known)) if known else "an unknown amount"
+    return size_text(sum(known)) if known else "an unknown amount"
 
 
 # --- what the remedies gave back ---
@@ -274,11 +274,11 @@ def gave_back(experiment: Experiment) -> Finding | None:
         return None
     back = grown - left
     freed, best = highest(experiment.remedies, lambda step: step.freed_bytes) or (0, None)
-    came_back = f"{mib_text(back)} of the growth of {mib_text(grown)}"
+    came_back = f"{size_text(back)} of the growth of {size_text(grown)}"
     if back > grown:
-        came_back = f"all of the growth of {mib_text(grown)}"
+        came_back = f"all of the growth of {size_text(grown)}"
         if back - grown > experiment.case.notable_bytes:
-            came_back += f" and {mib_text(back - grown)} that was held before"
+            came_back += f" and {size_text(back - grown)} that was held before"
     stayed = back < CAME_BACK_SHARE * grown
     rest, component = highest(COMPONENT_NAMES, lambda name: experiment.change(BEFORE, relieved[-1].name, name)) or (
         0,
@@ -290,7 +290,7 @@ def gave_back(experiment: Experiment) -> Finding | None:
         advice=for_growth(component, experiment.case) if stayed and rest > 0 else (),
         stayed=stayed,
         came_back=came_back,
-        most=f", most of it by {best.remedy} ({mib_text(freed)})" if best is not None and freed else "",
+        most=f", most of it by {best.remedy} ({size_text(freed)})" if best is not None and freed else "",
         grown=grown,
         left=max(left, 0),
         back=back,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from itertools import chain, takewhile
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from highwater.accounting.devices import used_total
 from highwater.accounting.pace import Track
@@ -39,11 +39,13 @@ MAX_OPERATORS_WATCHING = 64
 WATCHER_BACKLOG = 256
 MAX_READINGS = 1000
 RELIEFS_KEPT = 8
+_ENGINE_ROW: Final = (*LOAD_FIGURES, "requests_ended", "proxy_requests_ended")
 _ONE_RELIEF_SECONDS = 3.0
 _INSTANT = 0.01
 # What follows is another growth than what was before.
 _CUTS: Final[frozenset[EventKind]] = frozenset({"reset", "state", "mark"})
 
+Update: TypeAlias = Report | Event | None  # what a watcher receives; `None` ends it
 _Identity: TypeAlias = tuple[int | None, int | None, int | None]
 
 
@@ -77,18 +79,11 @@ class _Relief(NamedTuple):
     is_by_policy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """An item that a watcher receives: a report or an event."""
-
-    kind: Literal["report", "event"]
-    value: Report | Event
-
-
 class History:
     """The ring of ``samples`` readings, the events and the marks.
 
-    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages.
+    ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages. ``proxied`` returns
+    how many requests have ended that passed the sidecar.
     """
 
     def __init__(
@@ -97,12 +92,14 @@ class History:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._marks: dict[str, Mark] = {}
-        self._watchers: dict[asyncio.Queue[Update | None], str | None] = {}  # with the peer; None: has the token
+        self._watchers: dict[asyncio.Queue[Update], str | None] = {}  # with the peer; None: has the token
         self._clock = clock
         self._monotonic = monotonic
         self._next_id = 1
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
+        self.began_at = clock()
+        self.proxied: Callable[[], int | None] = lambda: None
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -113,8 +110,9 @@ class History:
     def add(self, report: Report) -> None:
         is_new = not self._samples or self._samples[-1].at != report.taken_at
         if report.taken_at is not None and not report.stale and is_new:
-            self._samples.append(_pack(report, self._monotonic(), self._samples[-1] if self._samples else None))
-        self._notify(Update("report", report))
+            before = self._samples[-1] if self._samples else None
+            self._samples.append(_pack(report, self._monotonic(), before, self.proxied()))
+        self._notify(report)
 
     def readings(self, since: float, step: float) -> tuple[float, list[dict[str, Any]]]:
         """Return readings taken at or after ``since``, oldest first; of each ``step`` seconds the last (0: all).
@@ -182,7 +180,7 @@ class History:
             self._cut_at = self._monotonic()
             if result is not None and result.credited_bytes:
                 self._note_relief(_Relief(self._cut_at, trigger == "policy"))
-        self._notify(Update("event", event))
+        self._notify(event)
         return event
 
     def _note_relief(self, relief: _Relief) -> None:
@@ -224,9 +222,9 @@ class History:
         return len(peers) - peers.count(None) < MAX_WATCHERS and peers.count(peer) < MAX_WATCHERS_PER_PEER
 
     @contextmanager
-    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update | None]]:
+    def watch(self, peer: str | None = None) -> Iterator[asyncio.Queue[Update]]:
         """Return a queue of updates. ``None`` ends it: the watcher was too slow, or the sidecar stops."""
-        queue: asyncio.Queue[Update | None] = asyncio.Queue(WATCHER_BACKLOG)
+        queue: asyncio.Queue[Update] = asyncio.Queue(WATCHER_BACKLOG)
         self._watchers[queue] = peer
         try:
             yield queue
@@ -244,18 +242,17 @@ class History:
             except asyncio.QueueFull:
                 self._end(queue)
 
-    def _end(self, queue: asyncio.Queue[Update | None]) -> None:
+    def _end(self, queue: asyncio.Queue[Update]) -> None:
         self._watchers.pop(queue, None)
         if queue.full():
             queue.get_nowait()
         queue.put_nowait(None)
 
 
-def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
-    values = array("d")
-    for rank in report.ranks:
-        values.extend(_values(rank))
+def _pack(report: Report, now: float, before: _Sample | None, proxied: int | None) -> _Sample:
+    values = array("d", chain.from_iterable(map(_values, report.ranks)))
     identities = tuple(map(_identity, report.ranks))
+    figures = (*(getattr(report.engine, name) for name in LOAD_FIGURES), report.engine.work.requests, proxied)
     return _Sample(
         at=report.taken_at or 0.0,
         mono=now - (report.age_seconds or 0.0),
@@ -263,7 +260,7 @@ def _pack(report: Report, now: float, before: _Sample | None) -> _Sample:
         identities=before.identities if before is not None and before.identities == identities else identities,
         times=array("d", (now - rank.age_seconds for rank in report.ranks)),
         values=values,
-        engine=array("d", (_number(getattr(report.engine, name)) for name in LOAD_FIGURES)),
+        engine=array("d", map(_number, figures)),
     )
 
 
@@ -301,7 +298,7 @@ def _unpack(sample: _Sample) -> dict[str, Any]:
     width = len(ROW)
     return {
         "at": sample.at,
-        **dict(zip(LOAD_FIGURES, map(_known, sample.engine), strict=True)),
+        **dict(zip(_ENGINE_ROW, map(_known, sample.engine), strict=True)),
         "ranks": [
             {"dp_rank": dp_rank, "rank": rank, "pid": pid}
             | dict(zip(ROW, map(_known, sample.values[index * width : (index + 1) * width]), strict=True))

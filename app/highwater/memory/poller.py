@@ -95,6 +95,7 @@ class Poller:
         self._state_since: float | None = None
         self._up_since: float | None = None
         self._start_failure: StartFailure | None = None
+        self._stopped_at: float | None = None
         self._ended_starts: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
         self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
@@ -227,13 +228,21 @@ class Poller:
         self._last = replace(self._last, start_failure=self._start_failure)
         self._history.add(self._last)
         if before.state != verdict.state:
-            self._history.record("state", f"engine {before.state} -> {verdict.state}" + _because(status.hint))
-            log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
+            change = f"engine {before.state} -> {verdict.state}{f': {status.hint}' if status.hint else ''}"
+            self._history.record("state", change)
+            log.log(logging.WARNING if status.traits.level == "bad" else logging.INFO, "%s", change)
         return self.current()
 
     def log_says_start_failed(self, is_silent: bool) -> bool:
         """Note a start that failed by the engine's log, and return whether nothing else has shown it or will."""
-        return self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
+        is_another = self._lives.start_failed(self._rounds.wall_clock(), is_silent=is_silent)
+        self._start_failure = None if is_another else self._start_failure  # of one before it
+        return is_another
+
+    def note_stop(self) -> None:
+        """Note that the engine has ended in order, by its log or its workers' files, unless another one runs."""
+        if STATES[self._verdict.state].is_absent and self._stopped_at is None:
+            self._stopped_at = self._rounds.wall_clock()
 
     def _note_ends(self, outcome: Round, *, is_absent: bool) -> None:
         """Note the starts that have ended: before the hint, which says so. A report has one of them."""
@@ -246,13 +255,14 @@ class Poller:
             ended = self._ended_starts.popleft()
             failure = silent_start(ended)
             if ended.may_be_planned:
+                self._start_failure = None  # of one before it
                 self._history.record("state", failure.summary)
             else:
                 self._note_failure(failure)
 
     def _note_failure(self, failure: StartFailure | None) -> None:
         if failure is not None:
-            self._start_failure = failure
+            self._start_failure, self._stopped_at = failure, None
             self._history.record("state", failure.summary)
             log.warning("%s", failure.summary)
 
@@ -260,7 +270,7 @@ class Poller:
         if STATES[self._verdict.state].is_absent:
             self._up_since = None
         elif self._up_since is None:
-            self._up_since, self._start_failure = self._clock(), None
+            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
             self._ended_starts.clear()
 
     def _missing(self, ranks: Sequence[RankReading], outcome: Round) -> tuple[MissingRank, ...]:
@@ -365,6 +375,7 @@ class Poller:
             work=load.work,
             capabilities=self._rounds.detection.public_capabilities,
             hint=hint,
+            stopped_at=None if outcome.is_loading or self._lives.attempts.is_under_way else self._stopped_at,
             is_loading=True if outcome.is_loading else (False if shows_starts else None),
             extension_versions=recorders.extension_versions if recorders is not None else (),
         )
@@ -404,7 +415,3 @@ class Poller:
 
 def _stale(report: Report) -> Report:
     return replace(report, stale=True, growth=without_forecast(report.growth))
-
-
-def _because(hint: str | None) -> str:
-    return f": {hint}" if hint else ""

@@ -19,9 +19,11 @@ from highwater.proxy.failures import Failure
 BAD_REQUEST, NOT_FOUND = 400, 404
 # Labels of refusals; any other status is that of a path that is not on the allow list.
 _REFUSAL_REASONS = {BAD_REQUEST: "bad_request", 403: "forbidden"}
-SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz"
+SIDECAR_PATHS_HINT = ". The sidecar's own: /memory, /dashboard, /metrics, /policy, /readyz, /docs/runbooks/"
 DATA_PORT_HINT = ". The sidecar's own paths are on its control port (control_port)"
 PATH_BYTES_REMEMBERED = 256
+# What the engine's allow list does not have below these, only the sidecar could have: it says what it has.
+_SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,9 @@ class Front:
         decision = self._allowed.decide(method.decode(), path)
         if decision.admitted:
             return Destination("engine", path_class(decision.route))
+        may_be_own = decision.status == NOT_FOUND and not (self._has_control_port or websocket)
+        if may_be_own and path.decoded.startswith(_SIDECAR_FOLDERS):
+            return _to_sidecar(path.decoded, self._sidecar_paths)
         # For first-time users, with curl and no documentation.
         hint = DATA_PORT_HINT if self._has_control_port else SIDECAR_PATHS_HINT
         return _refused(decision.status, decision.reason + (hint if decision.status == NOT_FOUND else ""))
@@ -110,7 +115,8 @@ class ControlFront:
         path = read_path(raw_path)
         if path.flaw:
             return _refused(BAD_REQUEST, f"the request path is malformed: {path.flaw}")
-        if path.decoded in self._sidecar_paths and not websocket:
+        is_own = path.decoded in self._sidecar_paths or path.decoded.startswith(_SIDECAR_FOLDERS)
+        if is_own and not websocket:
             return _to_sidecar(path.decoded, self._sidecar_paths)
         return _refused(NOT_FOUND, f"{path.decoded} is not served on this port, {self._elsewhere}{SIDECAR_PATHS_HINT}")
 

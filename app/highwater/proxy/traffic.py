@@ -116,3 +116,7 @@ class ProxyTraffic:
         """Sums that change whenever anything is counted: a few additions instead of all families."""
         ended = sum(each.ended.total() for each in self.classes.values())
         return self.under_way, ended, self.upstream_errors.total(), self.refused.total()
+
+    @property
+    def requests_ended(self) -> int:
+        return sum(each.ended.total() for name, each in self.classes.items() if name != HEALTH)

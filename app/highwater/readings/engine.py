@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -164,6 +164,8 @@ class EngineStatus:
     work_done: float | None = None
     work: WorkCounts = WorkCounts()
     capabilities: Mapping[str, Any] = field(default_factory=dict)
+    # When the last one was seen to have ended in order, by its log or its workers' files, with no other started since.
+    stopped_at: float | None = None
     hint: str | None = None  # why it is in that state, or what to do; `None` where there is nothing to say
     # Whether its workers' recorders show a start under way; `None` where they would not show it.
     is_loading: bool | None = None
@@ -171,4 +173,10 @@ class EngineStatus:
 
     @property
     def traits(self) -> StateTraits:
-        return STATES[self.state]
+        """The consequences of its state; an end in order is nothing bad."""
+        traits = STATES[self.state]
+        return traits if self.stopped_at is None else replace(traits, level="warn")
+
+    @property
+    def state_text(self) -> str:
+        return self.state.replace("_", " ") if self.stopped_at is None else "stopped in order"

@@ -90,6 +90,7 @@ class Launch:
     # Whether its allocator has expandable segments, on an NPU; `sleep_mode` excludes them there.
     expandable_segments: bool | None = None
     sleep_mode: bool | None = None
+    kv_cache_given: bool | None = None  # whether the KV cache's size was given: the utilization has no effect then
     # Why the start did not count the multimodal encoder; `None` also where it did, and without an encoder.
     encoder_unprofiled_by: EncoderUnprofiledBy | None = None
 

@@ -29,8 +29,15 @@ class HostSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyLoad:
+    requests_ended: int  # since the sidecar started, health checks left out
+    requests_under_way: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     schema: int = SCHEMA
+    sidecar_started_at: float | None = None  # what it knows in memory begins then
     # When the oldest of the workers' readings was taken, by this machine's clock; `None` until the first.
     taken_at: float | None = None
     age_seconds: float | None = None  # since then
@@ -46,3 +53,4 @@ class Report:
     growth: Growth = Growth()  # noqa: RUF009 - frozen
     policy: PolicyStatus | None = None
     host: HostSummary | None = None  # `None` where no process of the engine is seen
+    proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from highwater.accounting.components import COMPONENTS
 from highwater.accounting.outlook import can_give, pressure_of, seconds_to_high_water, short_ranks
@@ -21,14 +20,11 @@ from highwater.text.table import (
     table,
     waters_text,
 )
-from highwater.units import UNKNOWN, mib, mib_text, share_text, size_text, span_text
-
-_SizeText: TypeAlias = Callable[..., str]
-"""Formats a size in bytes, or ``None``; with ``signed=True`` a change."""
+from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
 
 
 def report_text(report: Report) -> str:
-    """The report as an operator reads it at a terminal, in MiB."""
+    """The report as an operator reads it at a terminal, its tables in MiB."""
     parts = [_headline(report)]
     if report.engine.hint:
         parts.append(f"hint: {report.engine.hint}")
@@ -44,7 +40,10 @@ def report_text(report: Report) -> str:
         parts.append(start_table(names, [one.start for one in report.ranks]))
         notes = [(name, note) for name, rank in zip(names, report.ranks, strict=True) for note in rank.notes]
         parts.extend(f"note: rank {name}: {note.name}: {note.reason}" for name, note in notes)
-    parts.append(_footer(report))
+    parts += [f"{name}: {fact}" for name, fact in engine_facts(report).items()]
+    if report.policy is not None:
+        parts.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
+        parts += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
     return "\n".join(part for part in parts if part) + "\n"
 
 
@@ -53,7 +52,7 @@ def _headline(report: Report) -> str:
     what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
-    return f"{what} at {engine.url}: {engine.state}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
+    return f"{what} at {engine.url}: {engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 
 def _ranks_table(report: Report) -> str:
@@ -105,19 +104,11 @@ def _after(phase: StartPhase | None) -> str:
     )
 
 
-def _footer(report: Report) -> str:
-    lines = [f"{name}: {fact}" for name, fact in engine_facts(report, mib_text).items()]
-    if report.policy is not None:
-        lines.append(f"policy: {report.policy.level} ({report.policy.mode}): {report.policy.summary}")
-        lines += [f"rule {rule.name}: {_rule(rule, report.policy.summary)}" for rule in report.policy.rules]
-    return "\n".join(lines)
-
-
-def engine_facts(report: Report, size: _SizeText) -> dict[str, str]:
+def engine_facts(report: Report) -> dict[str, str]:
     """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out."""
     facts = {
-        "encoder cache": _encoder_cache(report.encoder_cache, size),
-        "growth": _growth(report, size),
+        "encoder cache": _encoder_cache(report.encoder_cache),
+        "growth": _growth(report),
         "verdicts": growth_line(report.growth.series),
         "requests": requests_text(report.engine),
         "progress": "" if report.progress is None else report.progress.summary,
@@ -140,12 +131,12 @@ def _host(host: HostSummary) -> str:
     return "; ".join([", ".join(parts), *host.warnings])
 
 
-def _encoder_cache(cache: EncoderCacheTotals | None, size: _SizeText) -> str:
+def _encoder_cache(cache: EncoderCacheTotals | None) -> str:
     if cache is None:
         return ""
-    parts = [f"{cache.entries} entries", f"{size(cache.device_bytes)} on devices"]
+    parts = [f"{cache.entries} entries", f"{size_text(cache.device_bytes)} on devices"]
     if cache.host_bytes:
-        parts.append(f"{size(cache.host_bytes)} on the host")
+        parts.append(f"{size_text(cache.host_bytes)} on the host")
     if cache.capacity_embeds is not None:
         parts.append(f"capacity {cache.capacity_embeds:,} embeddings")
     if cache.oldest_age_seconds is not None:
@@ -155,10 +146,10 @@ def _encoder_cache(cache: EncoderCacheTotals | None, size: _SizeText) -> str:
     return ", ".join(parts)
 
 
-def _growth(report: Report, size: _SizeText) -> str:
+def _growth(report: Report) -> str:
     growth = report.growth
     grown = growth.since_ready_bytes
-    parts = [] if grown is None else [f"{size(grown, signed=True)} since ready"]
+    parts = [] if grown is None else [f"{size_text(grown, signed=True)} since ready"]
     ends = {"high water": seconds_to_high_water(report), "full": growth.seconds_to_full}
     filled = ", ".join(f"{what} in {span_text(seconds)}" for what, seconds in ends.items() if seconds is not None)
     if filled:
@@ -166,7 +157,7 @@ def _growth(report: Report, size: _SizeText) -> str:
     if growth.refill_seconds is not None:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
-        parts.append(f"{size(growth.bytes_per_second, signed=True)}/s now")
+        parts.append(f"{size_text(growth.bytes_per_second, signed=True)}/s now")
     return ", ".join(parts)
 
 

@@ -21,7 +21,7 @@ from highwater.api.history import history_router
 from highwater.api.host import host_router
 from highwater.api.incidents import incidents_router
 from highwater.api.memory import memory_router
-from highwater.api.middleware import BodyLimit, HeadAsGet
+from highwater.api.middleware import HeadAsGet
 from highwater.api.plan import plan_router
 from highwater.api.policy import policy_router
 from highwater.api.problems import PROBLEM_RESPONSES, answer_problems
@@ -85,9 +85,7 @@ def wire_control_plane(
     app.include_router(dashboard_router())
     app.include_router(runbooks_router())
     answer_problems(app, internal_error)
-    schema = app.openapi()
-    paths = SidecarPaths(
-        frozenset(schema["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}, _SIDECAR_PREFIXES, _LIVE_PATHS
-    )
+    exact = frozenset(app.openapi()["paths"]) | {"/", "/memory/openapi.json", "/dashboard"}
+    paths = SidecarPaths(exact, _SIDECAR_PREFIXES, _LIVE_PATHS)
     # A HEAD is judged as the GET that it becomes.
-    return HeadAsGet(ControlGuard(BodyLimit(app, CONTROL_BODY_BYTES), services.control, schema)), paths
+    return HeadAsGet(ControlGuard(app, services.control, CONTROL_BODY_BYTES)), paths

@@ -43,27 +43,27 @@ def _token(settings: Settings) -> str:
     if settings.admin_token is not None:
         return "the admin token (admin_token)"
     file = settings.admin_token_file
-    return "a token made for this run" if file is None else f"the admin token in {file}"
+    return f"the admin token{' (highwater token prints it)' if file is None else f' in {file}'}"
 
 
 class WaitingLog:
-    """Logs, at the first report and then once a minute, what is waited for until the engine serves requests."""
+    """Logs what is waited for: at the first report, and each minute without an engine that serves requests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._next = 0.0
+        self._next = self._delay = 0.0
         self._since: float | None = None
 
     def notice(self, report: Report) -> None:
         engine, now = report.engine, self._clock()
         if engine.traits.serves:
-            self._since = None
+            self._since, self._delay = None, WAITING_SECONDS
             return
         if self._since is None:
-            self._since = self._next = now
+            self._since, self._next = now, now + self._delay
         if now < self._next:
             return
         self._next = now + WAITING_SECONDS
         lasted = f" for {now - self._since:.0f} s" if now > self._since else ""
         why = f": {engine.hint}" if engine.hint else ""
-        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state.replace("_", " "), why)
+        log.info("waiting%s for the engine at %s (%s)%s", lasted, engine.url, engine.state_text, why)

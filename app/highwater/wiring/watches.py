@@ -121,6 +121,7 @@ def wire_incidents(
         read_host=host.facts,
         is_start_under_way=lambda: core.poller.is_start_under_way,
         log_says_start_failed=core.poller.log_says_start_failed,
+        ended_in_order=core.poller.note_stop,
         internal_error=internal_errors.counter("incidents"),
     )
     core.poller.listeners.append(watcher.notice)

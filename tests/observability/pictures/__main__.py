@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.observability.pictures.boards import NAMES, rows
+from tests.observability.pictures.boards import NAMES, Row, rows
 from tests.observability.pictures.draw import draw
 from tests.observability.pictures.store import filled
 
@@ -17,13 +17,17 @@ BUILD, IMAGES = ROOT / "build" / "pictures", ROOT / "docs" / "images"
 SHOWN = ("server-at-a-glance", "server-policy-and-resets", "fleet-at-a-glance", "fleet-servers")
 
 
+def all_rows() -> dict[str, Row]:
+    """Every row of the dashboards, by the name of its picture."""
+    named = ((name, row) for name in NAMES for row in rows(name))
+    return {re.sub(r"\W+", "-", f"{name} {row.title.lower()}"): row for name, row in named}
+
+
 def main() -> None:
     """Draw them all, and keep beside the page what it shows."""
     with tempfile.TemporaryDirectory() as folder, filled(Path(folder) / "prometheus") as store:
-        for name in NAMES:
-            for row in rows(name):
-                title = re.sub(r"\W+", "-", row.title.lower())
-                draw(row, store, BUILD / f"{name}-{title}.png")
+        for name, row in all_rows().items():
+            draw(row, store, BUILD / f"{name}.png")
     for each in SHOWN:
         shutil.copyfile(BUILD / f"{each}.png", IMAGES / f"grafana-{each}.png")
 

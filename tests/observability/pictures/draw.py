@@ -28,7 +28,7 @@ _NAMED: Final = {
     "orange": "#e5791b",
     "red": "#d0021b",
     "blue": "#3274d9",
-    "transparent": "#ffffff00",
+    "purple": "#8f3bb8",
 }
 _MAX_LEGEND, _MAX_ROWS = 8, 14
 _HOLE_STEPS = 3
@@ -103,7 +103,9 @@ def _stat(axes: Axes, panel: dict[str, Any], store: Store) -> None:
             value = float(series["value"][1])
             lines.append(_name(legend, series["metric"]) if names else shown(value, defaults["unit"]))
             reached = [step for step in defaults["thresholds"]["steps"] if value >= (step["value"] or -math.inf)]
-            color = _NAMED.get(reached[-1]["color"], reached[-1]["color"])
+            color = _overrides(panel, _name(legend, series["metric"])).get("color", {}).get("fixedColor")
+            color = color or reached[-1]["color"]
+            color = _NAMED.get(color, color)
     text = "\n".join(lines[:4]) or defaults.get("noValue", "No data")
     axes.set_facecolor(color if lines else "#bbbbbb")
     size = 13 if len(lines) < 2 else 8
@@ -174,7 +176,7 @@ def _states(axes: Axes, panel: dict[str, Any], store: Store) -> None:
     for place, (_, series) in enumerate(rows):
         for at, value in series["values"]:
             result = mapping["options"].get(f"{float(value):.0f}")
-            if result is None or result["text"] == "no":
+            if result is None:
                 continue
             color = _NAMED.get(result["color"], result["color"])
             left, label = (at - BEGAN) / 60, result["text"]
@@ -188,7 +190,7 @@ def _states(axes: Axes, panel: dict[str, Any], store: Store) -> None:
     for label in axes.get_yticklabels():
         label.set_horizontalalignment("left")
     axes.invert_yaxis()
-    if told - {"yes"}:
+    if told:
         axes.legend(fontsize=5.5, loc="lower right", framealpha=0.7, ncols=5)
 
 

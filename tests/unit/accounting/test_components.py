@@ -7,7 +7,6 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from helm.source.panels import COMPONENT_COLORS
 from highwater.accounting import components
 from highwater.accounting.components import BY_NAME, COMPONENT_NAMES, STACKED
 from highwater.accounting.points import ROW
@@ -40,12 +39,13 @@ def test_every_component_has_its_row():
 def test_everybody_who_shows_components_shows_them_all():
     """History, terminal, page and Grafana take theirs from the rows."""
     page = (ROOT / "app/highwater/dashboard/facts.js").read_text()
+    board = (ROOT / "helm/dashboards/highwater-server.json").read_text()
     style = (ROOT / "app/highwater/dashboard/components.css").read_text()
     assert set(COMPONENT_NAMES) <= set(ROW)
-    assert list(COMPONENT_COLORS) == [row.label for row in components.COMPONENTS]
     assert re.findall(r'field: "(\w+)"', page) == [row.name for row in STACKED]
     for row in components.COMPONENTS:
         assert style.count(f"{row.variable}:") == 2, "light and dark"
+        assert f'"fixedColor": "{row.grafana}"' in board
 
 
 def test_one_more_component_touches_six_files_at_most():

@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from highwater.commands.server import listening_problem
+from highwater.commands.serve import listen, listening_problem
 from highwater.exit_codes import CANNOT_LISTEN
+from highwater.settings.sources import load
 
 
 def error(number: int) -> OSError:
@@ -25,6 +26,12 @@ def error(number: int) -> OSError:
     [
         (error(errno.EACCES), "port: cannot listen on 127.0.0.1 port 80: permission denied; set port to 1024 or above"),
         (error(errno.EADDRNOTAVAIL), "host: '127.0.0.1' is no address of this machine"),
+        (
+            OSError(
+                errno.EADDRNOTAVAIL, "Cannot assign requested address (while attempting to bind on address ('x', 80))"
+            ),
+            "host: '127.0.0.1' is no address of this machine (cannot assign requested address); set host to",
+        ),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "(name or service not known); set host to"),
         (error(errno.EMFILE), "port: cannot listen on 127.0.0.1 port 80: too many open files"),
     ],
@@ -57,6 +64,21 @@ def test_what_has_the_port_is_said_where_it_tells(path, words):
     assert problem.endswith("; stop it, or set control_port to a port that is free")
     assert words in problem
     assert ("what has it" in problem) is bool(words)
+
+
+def test_each_port_is_listened_on_at_every_address_of_the_host(monkeypatch):
+    """Or none of them: the setting whose port is taken is named, and nothing else was begun."""
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        found = {1: [(*here, ("127.0.0.1", 0)), (*here, ("127.0.0.2", 0))], 2: [(*here, other.getsockname())]}
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _, port, *__, **___: found[port])
+        listening = listen(load({"port": "1"}, environ={}))
+        assert [sock.getsockname()[0] for sock in listening["port"]] == ["127.0.0.1", "127.0.0.2"]
+        for sock in listening["port"]:
+            sock.close()
+        with pytest.raises(SystemExit) as ended:
+            listen(load({"port": "1", "control_port": "2"}, environ={}))
+    assert ended.value.code == CANNOT_LISTEN
 
 
 @pytest.mark.whole("`highwater serve` as a process")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
 
-from highwater.commands.status import is_relief, judged, since_text, status_json, status_text
+from highwater.commands.status import judged, since_text, status_json, status_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.engine import Progress, StartFailure
 from highwater.readings.remedy import RemedyResult
@@ -78,6 +79,17 @@ def test_a_crash_loop_leads_with_the_start_that_failed():
     assert screen.startswith("ATTENTION: the engine's start failed: it ended")
 
 
+def test_an_engine_that_stopped_in_order_is_calm():
+    """With when, and what to do; nothing else of it is a worry. A death has no such time."""
+    told = report(state="gone", stale=True)
+    told = replace(told, engine=replace(told.engine, stopped_at=NOW))
+    at = time.strftime("%H:%M:%S", time.localtime(NOW))
+    screen = status_text(told, judged(told), None, now=NOW + 60)
+    assert screen.startswith(f"ATTENTION: the engine stopped in order at {at}; start it again\n")
+    assert ": stopped in order, 2 of 2 ranks" in screen
+    assert "gone" not in screen
+
+
 def test_the_verdict_stands_above_the_sidecars_own_text():
     """A word first, then the report, then the last reset."""
     last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
@@ -94,7 +106,9 @@ def test_the_last_incident_stands_below_the_last_reset():
     last = event("incident 20261121T143233Z-died: the engine died", kind="incident", at=NOW - 100)
     screen = status_text(told, judged(told), None, now=NOW, last_incident=last)
     shown = "incident 20261121T143233Z-died: the engine died"
-    assert screen.endswith(f"last incident: 1 min 40 s ago: {shown} (highwater incidents)")
+    assert screen.endswith(
+        f"last incident: 1 min 40 s ago: {shown} (what to change: highwater incidents 20261121T143233Z-died)"
+    )
 
 
 def test_a_screen_without_anything_to_tell():
@@ -106,13 +120,6 @@ def test_a_screen_without_anything_to_tell():
     assert "is vLLM running there?" in screen
     assert "none that the sidecar remembers" in screen
     assert "None" not in screen
-
-
-def test_only_what_gives_back_is_a_reset():
-    """Marks and decisions are none."""
-    assert is_relief(event())
-    assert not is_relief(event(kind="mark"))
-    assert not is_relief(replace(event(), result=None))
 
 
 def test_for_programs_the_report_is_as_it_was_told():

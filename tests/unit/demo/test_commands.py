@@ -23,20 +23,19 @@ def installed(folder: Path) -> Path:
     return program
 
 
-def test_the_program_is_named_from_the_working_folder(tmp_path: Path):
+def test_the_program_is_named_for_any_working_folder(tmp_path: Path):
     """`make` runs it from a virtual environment that is not on the shell's path."""
     program = installed(tmp_path / "a tree" / ".venv" / "bin")
-    assert own_command(str(program), tmp_path / "a tree") == ".venv/bin/highwater"
-    assert own_command(str(program), tmp_path / "elsewhere") == shlex.quote(str(program))
+    assert own_command(str(program)) == shlex.quote(str(program))
 
 
 def test_run_as_a_module_it_is_the_program_beside_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without a console script, the module is run."""
     program = installed(tmp_path / "bin")
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
-    assert own_command("/x/highwater/__main__.py", tmp_path) == "bin/highwater"
+    assert own_command("/x/highwater/__main__.py") == str(program)
     program.unlink()
-    assert own_command("/x/highwater/__main__.py", tmp_path) == f"{tmp_path}/bin/python -m highwater"
+    assert own_command("/x/highwater/__main__.py") == f"{tmp_path}/bin/python -m highwater"
 
 
 @pytest.mark.parametrize("line", commands_to_try(".venv/bin/highwater", URL, 8017))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from highwater.demo import keeper
 from highwater.demo.engine import DemoEngine, EngineOptions, bind_threads, link_extension
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, NotInTime, signs_of_life
 from highwater.demo.process import answers, free_port
-from tests.engines import dialect_of, log_tail
+from tests.engines import AnyEngine, log_tail
 from tests.patience import LIMIT_SECONDS, wait_until
 
 
@@ -65,17 +66,30 @@ def test_an_engine_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) ->
 
 def test_an_engine_that_is_not_ready_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = fake_environment(tmp_path, "echo $$; exec sleep 600")
-    engine = DemoEngine(environment, EngineOptions(extension=False), folder=tmp_path / "run")
+    options = EngineOptions(extension=False, start_seconds=0.3)
+    engine = DemoEngine(environment, options, folder=tmp_path / "run")
 
     def asked_once_it_runs(_port: int, _path: str) -> bool:
         wait_until(lambda: log_tail(engine, 1))
         return False
 
     monkeypatch.setattr("highwater.demo.process.answers", asked_once_it_runs)
-    with pytest.raises(DemoError, match=r"not ready within 0\.3 s"):
-        engine.start(timeout_seconds=0.3)
+    with pytest.raises(NotInTime, match=r"not ready within 0\.3 s"):
+        engine.start()
     assert not engine.is_running()
     assert not Path("/proc", log_tail(engine, 1)).exists()
+
+
+def test_what_takes_long_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how long it has, and the last line of its log; before there is one, too."""
+    monkeypatch.setattr("highwater.demo.errors.SIGN_SECONDS", 0.001)
+    log, said = tmp_path / "log", []
+    with signs_of_life("installing", log, said.append):
+        wait_until(lambda: said)
+        log.write_text("Collecting torch\nDownloading torch (180 MB)\n")
+        wait_until(lambda: "180 MB" in said[-1])
+    assert said[0] == "  installing for 0.0 s: nothing in its log yet"
+    assert said[-1].endswith(" s: Downloading torch (180 MB)")
 
 
 SAY_ALL = 'echo "$@"; echo "KV=$VLLM_CPU_KVCACHE_SPACE DYNAMO=$TORCHDYNAMO_DISABLE"; exit 3'
@@ -93,11 +107,13 @@ def test_each_version_is_spoken_to_as_it_expects(
         monkeypatch.delenv(name, raising=False)
     environment = EngineEnvironment(version, fake_environment(tmp_path, SAY_ALL).root)
     options = EngineOptions(tensor_parallel=2, extra_args=("--dtype", "float32"))
-    engine = DemoEngine(environment, options, folder=tmp_path / "run", dialect=dialect_of(version))
+    engine = AnyEngine(environment, options, folder=tmp_path / "run")
     with pytest.raises(DemoError):
         engine.start()
     command, environ = log_tail(engine, 2).splitlines()
     assert environ == says
+    kind = json.loads((tmp_path / "run" / "model" / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert (kind == "Qwen2TokenizerFast") is (version == "0.12.0")
     assert ("--shutdown-timeout" in command) == (version != "0.12.0")
     assert command.index("--dtype bfloat16") < command.index("--dtype float32")
 

@@ -1,97 +1,126 @@
-"""The demonstration's tables: the start phase by phase, and what grew."""
+"""The demonstration's course: what it shows, and how its failures are told."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from highwater.accounting.components import COMPONENT_NAMES
 from highwater.demo import story
 from highwater.demo.engine import EngineOptions
 from highwater.demo.environment import EngineEnvironment
-from highwater.demo.story import growth_table, start_table
-from highwater.units import MIB
-
-
-def rank(*, used: int, cached: int, entries: int = 0, start: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A rank of the report, in MiB; what else there is of it is unknown."""
-    components = dict.fromkeys(COMPONENT_NAMES) | {"encoder_cache_bytes": cached * MIB}
-    return {
-        "rank": 0,
-        "device": {"type": "cpu", "name": "some"},
-        "used_bytes": used * MIB,
-        "components": components,
-        "encoder_cache": {"entries": entries},
-        "start": start or [],
-    }
-
-
-def phase(name: str, used: int | None, seconds: float = 1.0) -> dict[str, Any]:
-    return {"name": name, "seconds": seconds, "used_bytes": None if used is None else used * MIB}
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The words of each line behind its first."""
-    return {words[0]: words[1:] for line in text.splitlines() if (words := line.split())}
-
-
-def test_each_phase_says_what_it_added():
-    """The first has nothing before it; where a figure is missing nothing is guessed."""
-    start = [phase("before", 400, 0.0), phase("init", 450, 2.25), phase("weights", None), phase("warm_up", 900)]
-    shown = rows(start_table([rank(used=900, cached=0, start=start)]))
-    assert shown["before"] == ["0.0", "400.0", "-"]
-    assert shown["init"] == ["2.2", "450.0", "+50.0"]
-    assert shown["weights"] == ["1.0", "-", "-"]
-    assert shown["warm_up"] == ["1.0", "900.0", "-"]
+from highwater.demo.errors import DemoError, NotInTime
+from highwater.demo.traffic import TrafficResult
 
 
 class Server:
-    """An engine or a sidecar that says when it starts."""
+    """An engine or a sidecar that says when it starts; `calls` are the sidecar's answers by path."""
 
-    url = "http://127.0.0.1:8017"
+    url, port, log_path = "http://127.0.0.1:8017", 8017, Path("/nowhere/log")
 
-    def __init__(self, said: list[str], name: str) -> None:
-        self.said, self.name = said, name
+    def __init__(self, said: list[str], name: str, calls: dict[str, Any] | None = None) -> None:
+        self.said, self.name, self.calls = said, name, calls or {}
 
-    def __enter__(self) -> Server:
+    def start(self) -> Server:
         self.said.append(f"{self.name} started")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    __enter__ = start
+
+    def stop(self, *_: object) -> None:
+        self.said.append(f"{self.name} stopped")
+
+    __exit__ = stop
+
+    def is_running(self) -> bool:
+        return f"{self.name} stopped" not in self.said
+
+    def call(self, _method: str, path: str) -> Any:
+        return self.calls[path]
+
+    def command(self, *words: str) -> str:
+        return f"$ highwater {' '.join(words)}"
 
 
-def test_the_addresses_are_said_before_the_engine_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its start takes half a minute, in which the dashboard can be looked at."""
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What is said by a demonstration whose engine and sidecar are stand-ins, in a folder of its own."""
     said: list[str] = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(story, "DemoEngine", lambda *_, **__: Server(said, "engine"))
-    monkeypatch.setattr(story, "DemoSidecar", lambda *_, **__: Server(said, "sidecar"))
-    monkeypatch.setattr(story, "_wait_ready", lambda _: [])
-    environment = EngineEnvironment("0.32.0", Path("/nowhere"))
-    with story.stage(environment, EngineOptions(), 8017, say=said.append):
-        pass
-    assert [said[0], said[2]] == ["sidecar started", "engine started"]
-    assert "http://127.0.0.1:8017/dashboard" in said[1]
+    monkeypatch.setattr(story, "DemoSidecar", lambda *_, **__: Server(said, "sidecar", INCIDENTS))
+    monkeypatch.setattr(story, "_wait_ready", lambda *_: [])
+    monkeypatch.setattr(story, "answers", lambda *_: False)
+    return said
 
 
-def test_what_grew_is_shown_component_by_component():
-    """With how many entries the encoder cache has."""
-    text = growth_table([rank(used=900, cached=0)], [rank(used=1000, cached=96, entries=12)])
-    shown = rows(text)
-    assert shown["used"] == ["900.0", "1,000.0", "+100.0"]
-    assert "+96.0" in text
-    assert text.endswith("encoder cache: 12 entries")
+DIED = {"id": "20261128T103421Z-died", "summary": "The engine died: by a signal", "last_at": 0.0}
+INCIDENTS = {"/memory/incidents": {"incidents": [DIED]}}
+ENVIRONMENT = EngineEnvironment("0.32.0", Path("/nowhere"))
 
 
-@pytest.mark.parametrize(("dp_rank", "title"), [(0, "rank 0 (cpu, some)"), (1, "rank 1.0 (cpu, some)")])
-def test_a_rank_of_the_second_engine_is_named_with_it(dp_rank, title):
-    """Each engine numbers its ranks from 0."""
-    told = rank(used=900, cached=0, start=[phase("init", 450)]) | {"dp_rank": dp_rank}
-    assert title in start_table([told])
+def test_the_addresses_are_said_before_the_engine_has_started(staged: list[str], tmp_path: Path) -> None:
+    """Its start takes half a minute, in which the dashboard can be looked at. Nothing is left of it in the end."""
+    with story.stage(ENVIRONMENT, EngineOptions(), 8017, say=staged.append):
+        assert list(tmp_path.iterdir())
+    assert [staged[0], *staged[2:]] == ["sidecar started", "engine started", "engine stopped", "sidecar stopped"]
+    assert "http://127.0.0.1:8017/dashboard" in staged[1]
+    assert not list(tmp_path.iterdir())
 
 
+def failed(staged: list[str], error: DemoError) -> list[str]:
+    with pytest.raises(DemoError) as caught, story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append):
+        raise error
+    return str(caught.value).splitlines()
+
+
+def test_an_engine_that_dies_in_the_story_is_told_as_its_incident_first_and_last(staged, tmp_path):
+    """And kept, with how to read it; what failed by that stands between."""
+    first, second, kept, last = failed(
+        staged, DemoError("2 of 3 requests failed\nThe log is /x; its last lines are: y")
+    )
+    assert (first, second, last) == (DIED["summary"], "2 of 3 requests failed", DIED["summary"])
+    (folder,) = tmp_path.iterdir()
+    assert kept.endswith(f"incidents --folder {folder / 'incidents'} {DIED['id']}")
+
+
+def test_a_failure_of_an_engine_that_lives_begins_and_ends_with_its_reason(staged, monkeypatch, tmp_path):
+    """With the log's last lines between, and where all is kept."""
+    monkeypatch.setattr(story, "answers", lambda *_: True)
+    lines = failed(staged, DemoError("no relief\nThe log is /x; its last lines are:\nlast"))
+    (folder,) = tmp_path.iterdir()
+    kept = f"What is known of it is kept in {folder}"
+    assert lines == ["no relief", "The log is /x; its last lines are:", "last", kept, "no relief"]
+
+
+def test_an_engine_that_was_ended_since_it_took_too_long_has_not_died(staged):
+    assert failed(staged, NotInTime("the engine was not ready within 1 s"))[0] == "the engine was not ready within 1 s"
+
+
+def test_nothing_is_left_by_ctrl_c(staged, tmp_path):
+    with pytest.raises(KeyboardInterrupt), story.stage(ENVIRONMENT, EngineOptions(), 1, say=staged.append):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_requests_that_fail_in_the_traffic_are_the_reason_not_the_policys_silence(monkeypatch):
+    """Each reason once."""
+    calls = {"/memory/history?step=86400": {"now": 1.0}, "/memory/events?limit=200": {"events": []}}
+    sidecar: Any = Server([], "sidecar", calls)
+
+    async def send_images(*_: object, images: Iterable[int], **__: object) -> TrafficResult:
+        return TrafficResult(len(list(images)), 2, ("HTTP 500: dead", "HTTP 500: dead"), 1.0)
+
+    monkeypatch.setattr(story, "send_images", send_images)
+    engine: Any = SimpleNamespace(served_model="m", log_path=Path("/nowhere/log"))
+    with pytest.raises(DemoError, match=r"2 of 240 requests failed: HTTP 500: dead\n"):
+        story._traffic_until_reset(engine, sidecar, 0)
+
+
+@pytest.mark.usefixtures("staged")
 def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a plugin, which writes the recorders' files: no development mode, no extension."""
     given: list[EngineOptions] = []
@@ -101,10 +130,10 @@ def test_the_watched_engine_has_the_worker_package_and_nothing_else(monkeypatch:
         return Server([], "engine")
 
     monkeypatch.setattr(story, "DemoEngine", engine)
-    monkeypatch.setattr(story, "DemoSidecar", lambda *_, **__: Server([], "sidecar"))
-    monkeypatch.setattr(story, "_wait_ready", lambda *_: [])
     monkeypatch.setattr(story, "_send", lambda *_: None)
     monkeypatch.setattr(story, "_SETTLE_SECONDS", 0)
-    story.watch(EngineEnvironment("0.32.0", Path("/nowhere")), EngineOptions(), images=1, say=lambda _: None)
+    said: list[str] = []
+    story.watch(ENVIRONMENT, EngineOptions(), images=1, say=said.append)
     (options,) = given
+    assert [line for line in said if line.startswith("$")] == ["$ highwater status", "$ highwater status --since ready"]
     assert (options.plugin, options.dev_mode, options.extension) == (True, False, False)

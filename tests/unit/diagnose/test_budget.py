@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from highwater.accounting.engine_budget import EngineBudget, KvCacheMade, StartMemory
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.api.budget_text import comparison
 from highwater.diagnose.budget import budget_findings, contradictions, explained
 from highwater.plan.explanation import explain
@@ -94,6 +94,14 @@ def test_steps_above_the_profile_are_a_finding():
 def test_an_encoder_that_was_not_profiled_is_a_finding():
     """vllm-ascend 0.12 keeps its result alone, and sized the pool without the encoder."""
     assert names(rank(total=65_452_113_920), replace(LARGER, encoder=STORY.encoder)) == ["encoder_not_profiled"]
+
+
+def test_model_runner_v2_that_profiles_without_the_encoder_is_a_finding():
+    """Before 0.27, where the encoder's budget is not known either."""
+    old = replace(STORY, vllm_version="0.26.0", limits=replace(STORY.limits, v2_runner=True), encoder=EncoderLimits())
+    found = {one.name: one for one in budget_findings(explain([story_rank()], lambda _: old))}
+    assert "as if it needed no memory" in found["encoder_not_profiled"].title
+    assert "V2_MODEL_RUNNER=0" in found["encoder_not_profiled"].advice[0].setting
 
 
 @pytest.mark.parametrize("is_on", [True, None])

@@ -144,7 +144,7 @@ def test_a_kill_by_the_kernel_is_told_with_every_process_and_the_limit():
     (life,) = lives(*dead)
     assert life.end == EndedLife(
         how="was killed by the kernel for memory",
-        memory="1,250.0 of 1,250.0 MiB",
+        memory="1.22 GiB of 1.22 GiB",
         processes="API server 672 MiB at its peak, worker",
         oom_kills=1,
     )

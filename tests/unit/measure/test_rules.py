@@ -19,6 +19,7 @@ from highwater.readings.event import Event
 from highwater.readings.policy import RankPressure, RuleStatus
 from highwater.readings.rank import Budget, Components, Device, EncoderCache, HostMemory, RankReading, TorchMemory
 from highwater.readings.remedy import RemedyResult
+from highwater.units import size_text
 from tests.unit.measure.story import CACHED, GROWN, MIB, START, moment, story
 
 GIB = 1024 * MIB
@@ -102,7 +103,7 @@ def test_growth_names_the_component_and_the_reset_that_does_not_touch_it():
     e = at(story(), "after", encoder=GROWN * 84 // 100, cached=CACHED + GROWN * 16 // 100)
     title = found("growth", e).title
     assert "84% encoder cache, which reset_mm_cache does not touch; trim or reset the encoder cache" in title
-    assert title.startswith("used memory grew by 7,564.0 MiB over 2 ranks under the load: ")
+    assert title.startswith("used memory grew by 7.39 GiB over 2 ranks under the load: ")
 
 
 def test_growth_of_two_kinds_names_both():
@@ -120,7 +121,7 @@ def test_no_growth_is_told_too(encoder):
     """A few MiB move by themselves."""
     e = at(story(), "after", encoder=encoder)
     assert found("growth", e) is None
-    assert f"moved by {2 * encoder / MIB:+,.1f} MiB" in found("no_growth", e).title
+    assert f"moved by {size_text(2 * encoder, signed=True)}" in found("no_growth", e).title
     assert load_rules.no_growth(story()) is None
 
 
@@ -128,7 +129,7 @@ def test_headroom_is_told_in_images():
     """Of the largest size seen; little of it is to be acted on."""
     finding = load_rules.headroom(story())
     assert finding.weight == "likely"
-    assert "rank 0 had 572.0 MiB left (0.9%): room for 4 more cached images" in finding.title
+    assert "rank 0 had 572 MiB left (0.9%): room for 4 more cached images" in finding.title
     roomy = load_rules.headroom(at(story(), "peak"))
     assert (roomy.weight, "room for 38 more" in roomy.title) == ("note", True)
 
@@ -136,15 +137,15 @@ def test_headroom_is_told_in_images():
 def test_headroom_is_what_the_table_calls_free():
     """On CPU other processes use the machine's memory too: total less used is not what is left."""
     e = changed(story(), "peak", 0, free_bytes=100 * MIB)
-    assert "rank 0 had 100.0 MiB left" in load_rules.headroom(e).title
+    assert "rank 0 had 100 MiB left" in load_rules.headroom(e).title
 
 
 def test_a_plateau_is_no_leak():
     """The budget in bytes, by the entries' own size."""
     full = found("encoder_cache", story())
-    assert "It was full (100% of 3,785.7 MiB): more load makes it no larger." in full.text
+    assert "It was full (100% of 3.70 GiB): more load makes it no larger." in full.text
     half = at(story(), "after", encoder=GIB)
-    assert "27% full and can grow by 2,761.7 MiB more" in found("encoder_cache", half).text
+    assert "27% full and can grow by 2.70 GiB more" in found("encoder_cache", half).text
 
 
 def test_a_plateau_is_seen_where_recorders_list_the_entries():
@@ -155,13 +156,13 @@ def test_a_plateau_is_seen_where_recorders_list_the_entries():
     assert "% full" not in found("encoder_cache", e).text
     cache = EncoderCache(entries=31, device_bytes=2 * GIB, capacity_embeds=16_384, embeds=8_192)
     told = found("encoder_cache", changed(changed(e, "after", 0, encoder_cache=cache), "after", 1, encoder_cache=cache))
-    assert "50% full and can grow by 2,048.0 MiB more" in told.text
+    assert "50% full and can grow by 2.00 GiB more" in told.text
 
 
 def test_fragmentation_tells_the_allocators_settings():
     """Reserved and not allocated, on the fullest rank; those of the NPU."""
     finding = found("unused_reserve", story())
-    assert "held 5,7" in finding.title
+    assert "held 5.6" in finding.title
     assert "on rank 0 that no tensor used" in finding.title
     assert ADVICE["npu_expandable_segments"] in finding.advice
     assert ADVICE["npu_max_split"] in finding.advice
@@ -172,14 +173,14 @@ def test_non_torch_growth_is_not_pytorchs():
     """Workspaces, collectives, other processes."""
     e = changed(story(), "after", 0, non_torch_bytes=3 * GIB)
     finding = load_rules.non_torch_growth(e)
-    assert "grew by 1,894.0 MiB" in finding.title
+    assert "grew by 1.85 GiB" in finding.title
     assert ADVICE["hccl_buffsize"] in finding.advice
     assert load_rules.non_torch_growth(story()) is None
 
 
 def test_the_kv_pool_does_not_move_by_design():
     """And if it does, that is worth a look."""
-    assert "41,085.3 MiB, before and after, by design" in load_rules.kv_pool(story()).title
+    assert "40.12 GiB, before and after, by design" in load_rules.kv_pool(story()).title
     moved = changed(story(), "after", 1, kv_cache_bytes=GIB)
     assert load_rules.kv_pool(moved).weight == "clue"
 
@@ -188,7 +189,7 @@ def test_host_growth_points_at_the_processor_cache():
     """Ranks of one machine tell one figure; on CPU the host is the device."""
     e = changed(story(), "after", 0, host_memory=host(132, 7))
     finding = load_rules.host_growth(e)
-    assert "host memory grew by 4,096.0 MiB under the load; the workers themselves by 1,024.0 MiB" in finding.title
+    assert "host memory grew by 4.00 GiB under the load; the workers themselves by 1.00 GiB" in finding.title
     assert ADVICE["mm_processor_cache"] in finding.advice
     assert load_rules.host_growth(replace(e, device=Device(type="cpu"))) is None
     assert load_rules.host_growth(story()) is None
@@ -198,14 +199,14 @@ def test_skew_names_the_component():
     """The fullest rank runs out first."""
     e = changed(story(), "peak", 1, non_torch_bytes=3 * GIB)
     finding = found("skew", e)
-    assert "rank 1 used 1,894.0 MiB more than rank 0" in finding.title
+    assert "rank 1 used 1.85 GiB more than rank 0" in finding.title
     assert "non-torch" in finding.text
     assert found("skew", story()) is None
 
 
 def test_a_peak_above_what_is_left_is_needed_on_the_way():
     """300 MiB a rank of the story are other tensors."""
-    assert "600.0 MiB over" in load_rules.transient_peak(story()).title
+    assert "600 MiB over" in load_rules.transient_peak(story()).title
     assert load_rules.transient_peak(at(story(), "peak", encoder=GROWN)) is None
 
 
@@ -231,7 +232,7 @@ def test_allocator_trouble_counts_what_came_under_the_load():
 def test_a_policy_that_only_observes_is_told_what_it_let_pass():
     """Mode act would have done something."""
     finding = load_rules.over_high_water(story())
-    assert "rank 0 had 572.0 MiB free at the peak, less than high water (1,560.0 MiB)" in finding.title
+    assert "rank 0 had 572 MiB free at the peak, less than high water (1.52 GiB)" in finding.title
     assert "would have run release," in finding.text
     assert load_rules.over_high_water(replace(story(), policy=replace(story().policy, mode="act"))) is None
 
@@ -255,8 +256,8 @@ def test_what_the_policy_did_is_part_of_the_figures():
     """Growth and peak would be higher without it; what others did is told apart."""
     done = event("reset", trigger="policy", result=RemedyResult(remedy="release", outcome="done", freed_bytes=GIB))
     acted = replace(story(), events=(done, done, replace(done, trigger="reclaim")))
-    assert "acted 2 times under the load and freed 2,048.0 MiB" in load_rules.policy_acted(acted).title
-    assert "asked for a reset while the load ran, which freed 1,024.0 MiB" in load_rules.others_acted(acted).title
+    assert "acted 2 times under the load and freed 2.00 GiB" in load_rules.policy_acted(acted).title
+    assert "asked for a reset while the load ran, which freed 1.00 GiB" in load_rules.others_acted(acted).title
     late = replace(story(), events=(replace(done, at=START + 1000),))
     assert load_rules.policy_acted(late) is None
 
@@ -283,15 +284,12 @@ def test_a_refused_remedy_is_told_with_its_reason():
 def test_what_came_back_and_what_did_not():
     """And where the rest is."""
     e = story()
-    assert (
-        "gave back all of the growth of 7,564.0 MiB and 11,175.0 MiB that was held before"
-        in load_rules.gave_back(e).title
-    )
+    assert "gave back all of the growth of 7.39 GiB and 10.91 GiB that was held before" in load_rules.gave_back(e).title
     stays = replace(e, moments=e.moments[:4])
     assert load_rules.gave_back(stays) is None
     last = "after trim_encoder_cache"
     finding = load_rules.gave_back(at(e, last, encoder=GROWN // 2))
-    assert "of the growth of 7,564.0 MiB, 3,782.0 MiB did not come back" in finding.title
+    assert "of the growth of 7.39 GiB, 3.69 GiB did not come back" in finding.title
     assert "in encoder cache" in finding.text
 
 

@@ -19,7 +19,8 @@ from highwater.memory.history import (
     WATCHER_BACKLOG,
     History,
 )
-from highwater.readings.engine import EngineStatus
+from highwater.readings.engine import EngineStatus, WorkCounts
+from highwater.readings.event import Event
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, MIB, USED_READY, FakeClock, FakeEngine
@@ -76,6 +77,16 @@ def test_a_reading_comes_back_as_it_was(history, fake):
     assert {name: rank[name] for name in ROW} == MemoryPoint.of(was).row()
     assert MemoryPoint.of_row(was.taken_at, rank) == MemoryPoint.of(was)
     assert type(rank["used_bytes"]) is int
+
+
+def test_a_reading_has_the_counts_of_requests_at_its_time(history, fake, clock):
+    """The engine's and the proxy's; without a data plane there is none of the latter."""
+    history.add(replace(report(fake), engine=replace(READY, work=WorkCounts(requests=7.0))))
+    clock.advance(1.0)
+    history.proxied = lambda: 3
+    history.add(report(fake))
+    counts = [(reading["requests_ended"], reading["proxy_requests_ended"]) for reading in shown(history)]
+    assert counts == [(7, None), (None, 3)]
 
 
 def test_the_ring_forgets_the_oldest(history, fake, clock):
@@ -242,7 +253,7 @@ async def test_a_watcher_is_told_of_reports_and_events(history, fake):
     with history.watch() as queue:
         history.record("state", "now")
         history.add(report(fake, stale=True))
-        assert [queue.get_nowait().kind for _ in range(2)] == ["event", "report"]
+        assert [type(queue.get_nowait()) for _ in range(2)] == [Event, Report]
         assert queue.empty()
 
 
@@ -259,7 +270,7 @@ async def test_a_watcher_that_is_too_slow_is_ended(history):
     with history.watch() as slow, history.watch() as quick:
         for number in range(WATCHER_BACKLOG + 1):
             history.record("state", str(number))
-            assert quick.get_nowait().value.id == number + 1
+            assert quick.get_nowait().id == number + 1
         told = [slow.get_nowait() for _ in range(WATCHER_BACKLOG)]
         assert (told[-1], slow.empty()) == (None, True)
         history.record("state", "after")

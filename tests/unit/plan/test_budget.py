@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.accounting.engine_budget import EngineBudget, KvCacheMade, StartMemory
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
 from highwater.plan.budget import encoder_bytes, rank_budget
 from highwater.plan.encoder_view import encoder_view
 from highwater.readings.rank import Components, EncoderCache, StartPhase, TorchMemory
@@ -64,6 +64,18 @@ def test_before_0_13_vllm_ascend_leaves_the_encoder_out(version: str | None, *, 
     """Patch releases and candidates too; where the version says nothing, it is not known."""
     engine = replace(STORY, vllm_version=version, memory=replace(STORY.memory, peak_activation_bytes=None))
     view = encoder_view(engine, story_rank())
+    assert view is not None
+    assert view.is_profiled is profiled
+
+
+@pytest.mark.parametrize(
+    ("version", "cache_size", "profiled"),
+    [("0.32.0", 16_384, True), ("0.32.0", None, None), ("0.26.0", None, False), ("0.25.0", None, False)],
+)
+def test_model_runner_v2_profiled_the_encoder_where_that_was_seen(version, cache_size, profiled):
+    """A peak alone does not say that the encoder is in it."""
+    limits, encoder = replace(STORY.limits, v2_runner=True), EncoderLimits(cache_size=cache_size)
+    view = encoder_view(replace(STORY, vllm_version=version, limits=limits, encoder=encoder), story_rank())
     assert view is not None
     assert view.is_profiled is profiled
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from highwater.accounting.engine_budget import EngineBudget
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget
 from highwater.plan.answer import live_json
 from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens
@@ -222,6 +222,14 @@ def test_the_encoders_budget_follows_the_batched_tokens(story: LiveEngine) -> No
     now, less = (live_json(story, plan_live(story, flags))["encoder"] for flags in ({}, {"max_num_batched_tokens": 8}))
     assert (now["cache_embeddings"], now["items"]["image"]) == (32_768, {"max_embeddings": 16_384, "cached": 2})
     assert (less["cache_embeddings"], less["items"]["image"]["cached"]) == (16_384, 1)
+
+
+def test_an_encoders_budget_that_is_not_known_stays_so(story: LiveEngine) -> None:
+    """Model runner V2 that was not seen to profile it: how large an item is decides, too."""
+    worker = story.workers[0]
+    unknown = replace(worker, budget=replace(worker.budget, encoder=EncoderLimits()))
+    plan = plan_live(replace(story, workers=[unknown, *story.workers[1:]]), {"max_num_batched_tokens": 8})
+    assert plan.encoder == EncoderLimits()
 
 
 def test_a_wish_that_fits_needs_lengths_and_numbers_only(story: LiveEngine) -> None:

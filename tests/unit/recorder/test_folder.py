@@ -891,7 +891,7 @@ def test_a_body_may_say_anything(machine_of_fuzz, tmp_path_factory, written, bea
     record = only(recorder)
     if record.newest is not None:
         reading = account(record.newest)
-        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0, None)
+        _pack(Report(taken_at=1.0, engine=EngineStatus(url="", state="ready"), ranks=(reading,)), 1.0, None, None)
     recorder.last_samples(writer.path)
     json.dumps(record.progress and record.progress.stack, allow_nan=False)
     recorder.close()

@@ -105,8 +105,8 @@ def test_the_story_at_a_terminal(story):
         "releasable            2,671.5   2,671.5\n"
         "free                  3,988.0   3,988.0\n"
         "used ratio              0.936     0.936\n"
-        "encoder cache: 31 entries, 7,564.0 MiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
-        "growth: +7,564.0 MiB since ready, -1.0 MiB/s now\n"
+        "encoder cache: 31 entries, 7.39 GiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
+        "growth: +7.39 GiB since ready, -1.0 MiB/s now\n"
         "requests: 3 running, 0 waiting, KV cache 41.0 % used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
@@ -239,6 +239,4 @@ def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column
 
 def test_relief_that_keeps_up_is_said_instead_of_a_forecast():
     growth = Growth(since_ready_bytes=0, bytes_per_second=4e8, refill_seconds=16.0)
-    assert ", fills each 16 s, given back each time, +381.5 MiB/s now\n" in report_text(
-        replace(report(), growth=growth)
-    )
+    assert ", fills each 16 s, given back each time, +381 MiB/s now\n" in report_text(replace(report(), growth=growth))

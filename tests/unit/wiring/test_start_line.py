@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -24,8 +23,8 @@ def test_the_defaults_are_said_in_one_line():
     """Version, engine, mode, thresholds, token, recorders, incidents."""
     assert line() == (
         f"highwater {__version__}: engine http://127.0.0.1:8000, policy act: device (device_free_bytes, waters from "
-        "the engine's own plan), control calls need a token made for this run, recorders disabled (recorder_dir), "
-        "incidents in memory only"
+        "the engine's own plan), control calls need the admin token (highwater token prints it), "
+        "recorders disabled (recorder_dir), incidents in memory only"
     )
 
 
@@ -65,12 +64,15 @@ def test_what_is_waited_for_is_said_at_once_and_then_once_a_minute(caplog):
     assert len(caplog.records) == 2
 
 
-def test_an_engine_that_goes_again_is_said_again(caplog):
-    """At once."""
+def test_an_engine_that_goes_again_is_waited_for_after_its_own_line(caplog):
+    """The change of its state has one already."""
     caplog.set_level(logging.INFO)
-    waiting = WaitingLog(lambda: 0.0)
-    gone = report()
-    gone = replace(gone, engine=replace(gone.engine, state="gone"))
-    for seen in (gone, report(), gone):
-        waiting.notice(seen)
-    assert len(caplog.records) == 2
+    now = 0.0
+    waiting = WaitingLog(lambda: now)
+    waiting.notice(report())
+    gone = report(state="gone", hint="connection refused")
+    for now in (1.0, WAITING_SECONDS, WAITING_SECONDS + 1.0):  # noqa: B007 - read by the clock
+        waiting.notice(gone)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for 60 s for the engine at http://127.0.0.1:8000 (gone): connection refused"
+    ]

@@ -413,3 +413,104 @@ def test_the_budget_of_a_start_is_in_the_file(vllm, tmp_path, monkeypatch):
     assert (budget["memory"]["returned_bytes"], budget["memory"]["graphs_bytes"]) == (7, 5)
     assert budget["kv_cache"]["layers"]["runs"] == [[0, 36]]
     assert "are_grouped" not in budget["kv_cache"]["layers"]
+
+
+BUDGET = SimpleNamespace(
+    encoder_compute_budget=1024,
+    encoder_cache_size=1024,  # one item is more than the 512 tokens of a batch
+    mm_max_toks_per_item={"image": 1024},
+    mm_max_items_per_prompt={"image": 4},
+    mm_max_items_per_batch={"image": 1},
+)
+
+
+class EncoderRunner:
+    """Model runner V2's, as far as a start uses it."""
+
+    hidden_size = 2048
+
+    def __init__(self) -> None:
+        self.failing = False
+
+    def profile_encoder_cache(self, dummy_mm_inputs: object, budget: object) -> object:
+        if self.failing:
+            raise RuntimeError("out of memory")
+        return dummy_mm_inputs, budget
+
+
+def load_v2(vllm, profile):
+    """Start a worker with model runner V2 as far as its model is loaded; `profile` is what its profile does."""
+    plugin.register()
+    vllm.determine_available_memory = lambda self: profile(vars(self)["model_runner"].model_state.encoder_runner)
+    worker = vllm()
+    worker.init_device()
+    runner = vars(worker)["model_runner"]
+    vars(runner).update(
+        mm_budget=None,
+        encoder_cache=SimpleNamespace(encoder_outputs={}, mm_features={}),
+        model_state=SimpleNamespace(encoder_runner=EncoderRunner()),
+    )
+    worker.load_model()
+    return worker
+
+
+def encoder_and_capacity(worker) -> tuple[dict[str, Any], int | None]:
+    budget = json.loads(worker.highwater_rpc("budget"))["engine_budget"]
+    capacities = {
+        json.loads(worker.highwater_rpc("encoder_cache"))["capacity_embeds"],
+        json.loads(worker.highwater_rpc("memory"))["encoder_cache"]["capacity_embeds"],
+    }
+    assert len(capacities) == 1
+    return budget, capacities.pop()
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        lambda encoder: encoder.profile_encoder_cache(["input"], BUDGET),
+        lambda encoder: encoder.profile_encoder_cache(dummy_mm_inputs=["input"], budget=BUDGET),
+    ],
+)
+def test_the_encoders_budget_is_the_one_that_model_runner_v2_profiles(vllm, profile):
+    """It keeps none; its capacity is one item where that is more than a batch."""
+    worker = load_v2(vllm, profile)
+    assert worker.determine_available_memory() == (["input"], BUDGET)
+    budget, capacity = encoder_and_capacity(worker)
+    assert budget["notes"] == []
+    assert {name: budget["encoder"][name] for name in budget["encoder"] if name.startswith("max")} == {
+        "max_tokens_per_item": {"image": 1024},
+        "max_items_per_prompt": {"image": 4},
+        "max_items_per_batch": {"image": 1},
+    }
+    assert (budget["encoder"]["compute_budget"], budget["encoder"]["embed_width"], capacity) == (1024, 2048, 1024)
+
+
+def test_without_a_profile_the_encoders_budget_is_not_known(vllm):
+    """The scheduler's configuration has a number too, which may be less than the cache's."""
+    worker = load_v2(vllm, profile=lambda _: 7)
+    assert worker.determine_available_memory() == 7
+    budget, capacity = encoder_and_capacity(worker)
+    assert (budget["encoder"]["cache_size"], budget["encoder"]["max_tokens_per_item"], capacity) == (None, None, None)
+    assert [note["name"] for note in budget["notes"]] == ["encoder"]
+
+
+def test_a_profile_of_the_encoder_that_fails_leaves_its_budget(vllm):
+    """It is what the start died of."""
+    worker = load_v2(vllm, profile=lambda encoder: encoder.profile_encoder_cache(["input"], BUDGET))
+    vars(worker)["model_runner"].model_state.encoder_runner.failing = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        worker.determine_available_memory()
+    assert encoder_and_capacity(worker)[1] == 1024
+
+
+def test_a_budget_of_another_kind_costs_the_engine_nothing(vllm):
+    """What cannot be read is not known."""
+
+    class Odd:
+        @property
+        def encoder_compute_budget(self) -> int:
+            raise RuntimeError("no budget")
+
+    worker = load_v2(vllm, profile=lambda encoder: len(encoder.profile_encoder_cache("inputs", Odd())))
+    assert worker.determine_available_memory() == 2
+    assert encoder_and_capacity(worker)[1] is None

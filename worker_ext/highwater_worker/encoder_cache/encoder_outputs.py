@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from highwater_worker.attributes import first_of, look_up, whole
+from highwater_worker.attributes import look_up, whole
 from highwater_worker.encoder_cache.spilling_dict import Ledger, Spilled, SpillingDict
 from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.identity import pp_rank
@@ -101,12 +101,6 @@ def note_odd_absence(worker: object, name: str, notes: Notes) -> None:
 def restore_reserve_bytes(worker: object) -> int:
     cache = spilling_cache(worker)
     return 0 if cache is None else cache.restorer.reserve_bytes
-
-
-def capacity_embeds(worker: object) -> int | None:
-    # V1's budget includes the rule that one item of the largest kind always fits; V2 keeps no budget object.
-    paths = ("model_runner.mm_budget.encoder_cache_size", "vllm_config.scheduler_config.encoder_cache_size")
-    return cast("int | None", first_of(worker, *paths, convert=whole))
 
 
 def needed_hashes(worker: object) -> set[str] | None:

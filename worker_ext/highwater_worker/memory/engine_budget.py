@@ -20,6 +20,7 @@ from typing import Any
 from highwater_worker.attributes import first_of, flag, fraction, look_up, short_text, text, whole
 from highwater_worker.errors import Notes, printable
 from highwater_worker.identity import parallel_size
+from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.kv_cache import describe_groups, describe_layers
 from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED
 from highwater_worker.memory.start_phases import StartPhases
@@ -33,7 +34,6 @@ ENVIRONMENT = (
 )
 """The only variables that are read: each changes how much memory is used, and none holds a secret."""
 _MAX_TEXT = 200
-_MAX_MODALITIES = 8
 
 
 def _short(value: object) -> str | None:
@@ -82,6 +82,10 @@ _LIMITS: Mapping[str, _Source] = {
     "hybrid_manager": (_negated, (f"{_SCHEDULER}.disable_hybrid_kv_cache_manager",)),
     "sleep_mode": (flag, (f"{_MODEL}.enable_sleep_mode",)),
 }
+_EMBED_WIDTHS = (
+    *("model.visual.out_hidden_size", "model.vision_tower.out_hidden_size"),
+    *("inputs_embeds_size", "model_state.encoder_runner.hidden_size"),  # model runner V1, V2
+)
 _PARALLEL = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("prefill_context_parallel_size", "decode_context_parallel_size"),
@@ -91,8 +95,6 @@ _PARALLEL = (
 def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, Any]:
     """Return the budget as one JSON object, unknown values as null; `start` is None where the plugin did not see it."""
     notes = Notes()
-    returned = {} if start is None else start.returned
-    cache = look_up(worker, "model_runner", "kv_cache_config")
     return {
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "ascend_version": text(look_up(sys.modules.get("vllm_ascend"), "__version__"))
@@ -100,23 +102,10 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
         "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),
-        "memory": {
-            **_values(worker, _MEMORY, notes),
-            # The estimate is made in any case, and counted where the variable says so: its default differs by version.
-            "graphs_estimate_counted": flag(
-                look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-            ),
-            "returned_bytes": returned.get("profile"),
-            "graphs_bytes": returned.get("graphs"),
-        },
-        "kv_cache": {
-            **_values(worker, _CACHE, notes),
-            "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
-            "groups": notes.attempt("groups", lambda: _groups(cache)),
-            "layers": notes.attempt("layers", lambda: _layers(cache, start)),
-        },
+        "memory": _memory(worker, start, notes),
+        "kv_cache": _kv_cache(worker, start, notes),
         "limits": notes.attempt("limits", lambda: {name: _value(worker, _LIMITS[name]) for name in _LIMITS}),
-        "encoder": notes.attempt("encoder", lambda: _encoder(worker)),
+        "encoder": notes.attempt("encoder", lambda: _encoder(worker, start, notes)),
         "parallel": {name: notes.attempt(name, partial(parallel_size, worker, name)) for name in _PARALLEL},
         "environment": {name: printable(os.environ[name], _MAX_TEXT) for name in ENVIRONMENT if name in os.environ},
         "notes": notes.as_list(),
@@ -130,6 +119,33 @@ def _value(worker: object, source: _Source) -> Any:  # noqa: ANN401 - the conver
 
 def _values(worker: object, sources: Mapping[str, _Source], notes: Notes) -> dict[str, Any]:
     return {name: notes.attempt(name, partial(_value, worker, source)) for name, source in sources.items()}
+
+
+def _memory(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
+    returned = {} if start is None else start.returned
+    values = _values(worker, _MEMORY, notes)
+    if look_up(worker, "device_config", "device_type") == "cpu":
+        # There it is what the whole machine's use grew by, other processes included (vllm 0.32.0 platforms/cpu.py:780).
+        values["weights_bytes"] = None
+    return {
+        **values,
+        # The estimate is made in any case, and counted where the variable says so: its default differs by version.
+        "graphs_estimate_counted": flag(
+            look_up(sys.modules.get("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        ),
+        "returned_bytes": returned.get("profile"),
+        "graphs_bytes": returned.get("graphs"),
+    }
+
+
+def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any]:
+    cache = look_up(worker, "model_runner", "kv_cache_config")
+    return {
+        **_values(worker, _CACHE, notes),
+        "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
+        "groups": notes.attempt("groups", lambda: _groups(cache)),
+        "layers": notes.attempt("layers", lambda: _layers(cache, start)),
+    }
 
 
 def _groups(cache: object) -> list[dict[str, Any]] | None:
@@ -164,29 +180,18 @@ def _tensor_bytes(tensors: Iterable[object] | None) -> int | None:
     return max(known) if is_packed else sum(known)
 
 
-def _encoder(worker: object) -> dict[str, Any] | None:
-    runner = look_up(worker, "model_runner")
-    budget = look_up(runner, "mm_budget")
-    if not budget:
+def _encoder(worker: object, start: StartPhases | None, notes: Notes) -> dict[str, Any] | None:
+    budget = encoder_budget(worker, look_up(start, "encoder_budget"))
+    if budget is None:
         return None
-    model = look_up(runner, "model")
-    tower = look_up(model, "visual", "out_hidden_size") or look_up(model, "vision_tower", "out_hidden_size")
+    if budget["cache_size"] is None:
+        notes.add("encoder", "this model runner keeps no budget, and the start was not seen to profile the encoder")
     return {
-        "compute_budget": whole(look_up(budget, "encoder_compute_budget")),
-        "cache_size": whole(look_up(budget, "encoder_cache_size")),
-        # Renamed in 0.15; each is a mapping by modality.
-        "max_tokens_per_item": _by_modality(budget, "mm_max_toks_per_item", "max_tokens_by_modality"),
-        "max_items_per_prompt": _by_modality(budget, "mm_max_items_per_prompt", "max_items_per_prompt_by_modality"),
-        "max_items_per_batch": _by_modality(budget, "mm_max_items_per_batch", "max_items_per_batch_by_modality"),
-        "embed_width": whole(tower) or whole(look_up(runner, "inputs_embeds_size")),
+        **budget,
+        "embed_width": first_of(look_up(worker, "model_runner"), *_EMBED_WIDTHS, convert=whole),
         "embed_bytes": whole(look_up(worker, "vllm_config", "model_config", "dtype", "itemsize")),
         "skips_profiling": first_of(worker, f"{_MODEL}.multimodal_config.skip_mm_profiling", convert=flag),
     }
-
-
-def _by_modality(budget: object, *names: str) -> dict[str, int | None] | None:
-    counts = first_of(budget, *names, convert=lambda value: value if isinstance(value, dict) else None)
-    return None if counts is None else {str(key)[:20]: whole(counts[key]) for key in list(counts)[:_MAX_MODALITIES]}
 
 
 def _architecture(worker: object) -> str | None:

@@ -22,6 +22,7 @@ from highwater_worker.attributes import look_up, whole
 from highwater_worker.devices import device_of
 from highwater_worker.devices.host import HostMemory, read_host
 from highwater_worker.errors import Notes, describe
+from highwater_worker.memory.encoder_budget import describe_budget
 from highwater_worker.memory.kv_cache import describe_layers
 from highwater_worker.memory.memory_parts import init_free_bytes, read_allocator, read_space
 from highwater_worker.wrapping import notice_calls, unwrap_method, wrap_method
@@ -38,6 +39,9 @@ CAPTURE = "capture_model"
 SPECS = "get_kv_cache_spec"
 """The worker's method that describes the layers of its KV cache (vllm 0.12.0 v1/worker/gpu_worker.py:383, vllm 0.32.0
 v1/worker/gpu_worker.py:837); the engine calls it before it groups them."""
+PROFILE_ENCODER = "profile_encoder_cache"
+"""The method of model runner V2 that profiles the encoder, with the budget (vllm 0.27.0
+v1/worker/gpu/mm/encoder_runner.py:60, vllm 0.33.0 v1/worker/gpu/mm/encoder_runner.py:111)."""
 RETURNS_BYTES = frozenset({"profile", GRAPHS})
 """The phases whose methods return bytes (vllm 0.12.0 v1/worker/gpu_worker.py:366, vllm 0.12.0
 v1/worker/gpu_model_runner.py:4472, vllm 0.32.0 v1/worker/gpu_model_runner.py:6586)."""
@@ -57,6 +61,8 @@ class StartPhases:
         captured graphs took; absent where a phase returned no number."""
         self.kv_layers: dict[str, Any] | None = None
         """The layers of the KV cache before they were grouped; None before the engine asked for them."""
+        self.encoder_budget: dict[str, Any] | None = None
+        """The encoder's budget as model runner V2 profiled it; None where that was not seen."""
         self._worker = weakref.ref(worker)
         self._ended = ended
         self._host_before: HostMemory | None = None
@@ -74,6 +80,9 @@ class StartPhases:
 
     def _keep_layers(self, specs: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - vLLM's, of any version
         self.kv_layers = describe_layers(specs)
+
+    def _keep_encoder_budget(self, dummy_mm_inputs: object, budget: object) -> None:  # noqa: ARG002 - by vLLM's names
+        self.encoder_budget = describe_budget(budget)
 
     def _timed(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,6 +115,8 @@ class StartPhases:
         runner = look_up(self._worker(), "model_runner")
         if name == "init":
             self._host_before = read_host(Notes())
+        elif name == "profile" and (encoder := look_up(runner, "model_state", "encoder_runner")) is not None:
+            notice_calls(encoder, PROFILE_ENCODER, before=self._keep_encoder_budget)
         elif name == "warm_up" and runner is not None and wrap_method(runner, CAPTURE, self._timed(GRAPHS)):
             self._capture = vars(runner)[CAPTURE]
 

@@ -8,7 +8,6 @@ from typing import Any
 from highwater_worker.devices import device_of
 from highwater_worker.encoder_cache.encoder_outputs import (
     Entry,
-    capacity_embeds,
     entry_bytes,
     moves,
     needed_hashes,
@@ -25,7 +24,7 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
     """List the largest or oldest entries; equal ones by mm_hash, so that rows do not change places."""
     device, ledger = device_of(worker), state_of(worker).ledger
     entries, index = read_entries(worker), read_index(worker, device)
-    figures, ages = index.figures(worker, ledger) or {}, index.ages()
+    figures, ages = index.figures(worker) or {}, index.ages()
     needed = None if entries is None else needed_hashes(worker)
     sharers: dict[tuple[str, int], set[str]] = {}
     for entry in entries or ():
@@ -58,6 +57,6 @@ def encoder_cache(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any
         "storages": len(sharers),
         "device_bytes": figures.get("device_bytes", 0),
         "host_bytes": figures.get("host_bytes", 0),
-        "capacity_embeds": None if entries is None else capacity_embeds(worker),
+        "capacity_embeds": figures.get("capacity_embeds"),
         **moves(ledger),
     }

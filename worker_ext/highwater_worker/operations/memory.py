@@ -71,14 +71,14 @@ def _components(
     weights = notes.attempt("weights_bytes", lambda: _weights(worker, kind, state, notes))
     kv_cache = read_kv_cache(worker, kind, state.residency, notes)
     index = notes.attempt("encoder_cache", lambda: read_index(worker, device, host))
-    encoder = None if index is None else notes.attempt("encoder_cache", lambda: _encoder(worker, index, state, notes))
+    encoder = None if index is None else notes.attempt("encoder_cache", lambda: _encoder(worker, index, notes))
     # Without a note where it is null: why a trim would be refused is the trim's to say.
     trimmable = None if index is None else index.trimmable_bytes
     return dict(zip(names, (weights, *kv_cache, encoder, trimmable)))
 
 
-def _encoder(worker: object, index: EncoderIndex, state: WorkerState, notes: Notes) -> dict[str, Any] | None:
-    figures = index.figures(worker, state.ledger)
+def _encoder(worker: object, index: EncoderIndex, notes: Notes) -> dict[str, Any] | None:
+    figures = index.figures(worker)
     if figures is None:
         note_odd_absence(worker, "encoder_cache", notes)
     return figures

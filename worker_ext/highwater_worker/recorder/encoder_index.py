@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from highwater_worker.attributes import look_up
 from highwater_worker.devices import Device
 from highwater_worker.devices.host import HostMemory
 from highwater_worker.encoder_cache.encoder_outputs import (
     Entry,
-    capacity_embeds,
     entry_bytes,
     entry_embeds,
     find_encoder_cache,
@@ -23,8 +23,8 @@ from highwater_worker.encoder_cache.encoder_outputs import (
     read_entry,
     restore_reserve_bytes,
 )
-from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import printable
+from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.storages import Storage
 from highwater_worker.recorder.ring import MAX_ROWS, ROW
 from highwater_worker.spill.mover import HostCopies
@@ -96,17 +96,19 @@ class EncoderIndex:
         finally:
             self._slice_due = now + _SHARE * (self._cost_clock() - started)
 
-    def figures(self, worker: object, ledger: Ledger) -> dict[str, Any] | None:
+    def figures(self, worker: object) -> dict[str, Any] | None:
         """Return the cache's figures as of the last whole pass; None before the first, and without a cache."""
         if self._figures is None:
             return None
+        state = state_of(worker)
+        budget = encoder_budget(worker, look_up(state.start, "encoder_budget"))
         oldest = None if self._oldest_seen_at is None else round(max(self._now - self._oldest_seen_at, 0.0), 3)
         return {
             **self._figures,
-            "capacity_embeds": capacity_embeds(worker),
+            "capacity_embeds": (budget or {}).get("cache_size"),
             "oldest_age_seconds": oldest,
             "restore_reserve_bytes": restore_reserve_bytes(worker),
-            **moves(ledger),
+            **moves(state.ledger),
         }
 
     def ages(self) -> dict[str, float]:
@@ -230,4 +232,4 @@ def read_index(worker: object, device: Device, host: HostMemory | None = None) -
 
 
 def encoder_cache_figures(worker: object, device: Device) -> dict[str, Any] | None:
-    return read_index(worker, device).figures(worker, state_of(worker).ledger)
+    return read_index(worker, device).figures(worker)

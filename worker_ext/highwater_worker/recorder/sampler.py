@@ -13,8 +13,8 @@ from typing import Any
 from highwater_worker.devices import Device, device_of
 from highwater_worker.devices.host import HostMemory, rss_bytes
 from highwater_worker.encoder_cache.sleep import asleep_tags
-from highwater_worker.encoder_cache.spilling_dict import Ledger
 from highwater_worker.errors import Notes
+from highwater_worker.memory.kv_cache import Residency
 from highwater_worker.memory.memory_parts import (
     look_at_segments,
     pinned_bytes,
@@ -41,7 +41,8 @@ class Sampler:
         self._asleep_tags: list[str] | None = None
         self.index: EncoderIndex | None = None
         """The encoder cache's entries; None before `memory`, and where the device is not known."""
-        self.host = HostMemory()  # the container's and the machine's memory, as another thread read it last
+        self.host = HostMemory()
+        """The container's and the machine's memory, as another thread read it last."""
         self.notes: list[dict[str, str]] = []
         """The values that could not be read, as of the last sample that read everything."""
 
@@ -66,10 +67,7 @@ class Sampler:
         if whole or now >= self._seldom_due:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)
-        encoder_cache = self._encoder_cache(worker, state.ledger, now, change, notes, whole=whole)
-        if device is not None and now >= self._seldom_due:
-            self._seldom_due = now + _SELDOM_SECONDS
-            self._kv_cache_bytes = read_kv_cache(worker, device.type, state.residency, notes).resident_bytes
+        encoder_cache = self._encoder_cache(worker, now, change, notes, whole=whole)
         memory = {
             **read_space(worker, device, host, notes)._asdict(),
             "torch": torch._asdict(),
@@ -77,7 +75,7 @@ class Sampler:
             "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
             "asleep_tags": self._asleep_tags,
             "weights_bytes": weights,
-            "kv_cache_bytes": self._kv_cache_bytes,
+            "kv_cache_bytes": self._kv_cache(worker, device, state.residency, now, notes),
             "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
@@ -95,11 +93,19 @@ class Sampler:
             return self.host._replace(rss_bytes=notes.attempt("host_memory.rss_bytes", rss_bytes))
         return self.host
 
+    def _kv_cache(
+        self, worker: object, device: Device | None, residency: Residency, now: float, notes: Notes
+    ) -> int | None:
+        if device is not None and now >= self._seldom_due:
+            self._seldom_due = now + _SELDOM_SECONDS
+            self._kv_cache_bytes = read_kv_cache(worker, device.type, residency, notes).resident_bytes
+        return self._kv_cache_bytes
+
     def _encoder_cache(
-        self, worker: object, ledger: Ledger, now: float, change: object, notes: Notes, *, whole: bool
+        self, worker: object, now: float, change: object, notes: Notes, *, whole: bool
     ) -> dict[str, Any] | None:
         index = self.index
         if index is None:
             return None
         notes.attempt("encoder_cache", lambda: index.update(worker, now, change, self.host, whole=whole))
-        return notes.attempt("encoder_cache", lambda: index.figures(worker, ledger))
+        return notes.attempt("encoder_cache", lambda: index.figures(worker))

@@ -110,7 +110,7 @@ class _Sections:
     def head(self) -> Table:
         engine, policy = self.report.engine, self.report.policy
         if self.view.problem is None:
-            state = Text(f"{self.glyphs.dot} {engine.state}", _LEVELS[engine.traits.level])
+            state = Text(f"{self.glyphs.dot} {engine.state_text}", _LEVELS[engine.traits.level])
         else:
             state = Text(f"NO SIDECAR, was {engine.state}", "bold red")
         age = self.view.age_seconds(self.now)
@@ -233,7 +233,7 @@ class _Sections:
     def load(self) -> Table:
         grid = _grid(_left(style=_DIM), _left(ratio=1))
         growth, progress = self.report.growth, self.report.progress
-        facts = engine_facts(self.report, size_text)
+        facts = engine_facts(self.report)
         if progress is None or progress.verdict != "stuck":
             facts.pop("progress", None)
         for name, fact in facts.items():

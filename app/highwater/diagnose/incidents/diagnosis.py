@@ -15,6 +15,7 @@ from highwater.accounting.attribution import account
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.points import MemoryPoint
 from highwater.accounting.rank_key import rank_key
+from highwater.diagnose.advice import for_given_pool
 from highwater.diagnose.case import Case, RankCase, change
 from highwater.diagnose.evidence import Evidence, IncidentKind, RankEvidence
 from highwater.diagnose.finding import Finding, possible, weightiest_first
@@ -68,14 +69,14 @@ def diagnose(evidence: Evidence, log: LogStory = NO_LOG, failed: Failed | None =
     return tuple(possible(finding, evidence.engine) for finding in weightiest_first(found))
 
 
-def advised(log: LogStory, findings: Sequence[Finding]) -> tuple[LogMessage, ...]:
-    """Return the log's messages, without advice that the figures of one, or a cause beside it, make void."""
+def advised(log: LogStory, findings: Sequence[Finding], *, is_pool_given: bool = False) -> tuple[LogMessage, ...]:
+    """Return the log's messages, without advice that the figures of one, a cause beside it, or a flag make void."""
     has_figures = any(finding.name == "failed_allocation" for finding in findings)
     has_cause = _cause(log) is not None
     return tuple(
         replace(message, advice=())
         if (has_figures and message.name in _BY_FIGURES) or (has_cause and _part(message) in {"end", "wait"})
-        else message
+        else replace(message, advice=for_given_pool(message.advice) if is_pool_given else message.advice)
         for message in log.messages
     )
 

@@ -26,6 +26,7 @@ from highwater.diagnose.evidence import Evidence, HangBefore, IncidentKind
 from highwater.diagnose.finding import Finding, weightiest_first
 from highwater.diagnose.incidents.diagnosis import (
     advised,
+    case_of,
     diagnose,
     ended_in_order,
     harmless,
@@ -244,7 +245,8 @@ class Incidents:
             headline = self._tracked[stored.id]
             if stored.start == start.id:
                 return headline
-            if _fails_again(headline, evidence) and _cause(stored) == _cause(start.story):
+            is_soon = evidence.at - (headline.last_at or 0.0) < SAME_START_SECONDS
+            if headline.ended_at is None and is_soon and _cause(stored) == _cause(start.story):
                 counted = self._repeated(headline, evidence)
                 self._store.write(replace(_counted(stored, counted), start=start.id))
                 return counted
@@ -371,7 +373,7 @@ class Incidents:
             still_seconds=evidence.still_seconds,
             start=evidence.start.id if evidence.start is not None else None,
             findings=tuple(findings),
-            messages=(*advised(story, findings), *story.older),
+            messages=(*advised(story, findings, is_pool_given=case_of(evidence, story).is_pool_given), *story.older),
             exception=cleaned(story.exception),
             ranks=evidence.ranks,
             growth=evidence.growth,
@@ -405,11 +407,6 @@ def _numbers(headlines: list[Headline]) -> dict[IncidentKind, int]:
         numbers = [one.number for one in headlines if ("hung" if one.first_kind == "hung" else one.kind) == kind]
         counts[kind] = max([*numbers, len(numbers)])
     return counts
-
-
-def _fails_again(last: Headline, evidence: Evidence) -> bool:
-    """Return whether a start fails not long after the last one, with no engine ready in between."""
-    return last.ended_at is None and evidence.at - (last.last_at or 0.0) < SAME_START_SECONDS
 
 
 def _goes_on(last: Headline, evidence: Evidence) -> bool:

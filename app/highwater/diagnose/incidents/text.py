@@ -19,7 +19,7 @@ from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES
 from highwater.readings.event import Event
 from highwater.text.printable import plain
 from highwater.text.report import memory_rows, requests_text
-from highwater.units import MIB, mib, span_text
+from highwater.units import MIB, mib, size_text, span_text
 
 WIDTH = 100
 WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "note": "good to know"}
@@ -38,7 +38,9 @@ def state(headline: Headline) -> str:
     return ", ".join(parts)
 
 
-def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None) -> str:
+def headlines_text(
+    headlines: Sequence[Headline], *, problem: str | None = None, command: str = "highwater incidents"
+) -> str:
     lines = [f"problem: {plain(problem)}", ""] if problem else []
     if not headlines:
         return "\n".join([*lines, "no incidents"]) + "\n"
@@ -53,7 +55,8 @@ def headlines_text(headlines: Sequence[Headline], *, problem: str | None = None)
             textwrap.indent(_wrapped(plain(headline.summary, 2000), width=97), "   "),
             "",
         ]
-    return "\n".join([*lines, "`highwater incidents ID` shows one of them, with what to change", ""])
+    newest = next((f" {plain(one.id)}" for one in headlines if not one.problem), " ID")
+    return "\n".join([*lines, f"`{command}{newest}` shows what to change; so does each ID", ""])
 
 
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
@@ -176,8 +179,8 @@ def _line(rank: RankEvidence, *, drawn: bool) -> str:
         return ""
     used = [size for _, size in known]
     seconds = known[-1][0] - known[0][0]
-    span = f"{mib(min(used))} to {mib(max(used))} MiB in {span_text(seconds)}"
-    words = text(f"{rank.name} used {span}, {mib(used[-1])} at the end.")
+    span = f"{size_text(min(used))} to {size_text(max(used))} in {span_text(seconds)}"
+    words = text(f"{rank.name} used {span}, {size_text(used[-1])} at the end.")
     if not drawn or seconds <= 0:
         return words
     return f"{words}\n\n{chart(f'MiB in use, {rank.name}', [(at, size / MIB) for at, size in known])}"

@@ -23,6 +23,7 @@ from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.oom_kills import OomKillWatch
 from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
+from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
 from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
@@ -54,6 +55,8 @@ HEAR_SECONDS = 5.0
 ENDED_IN_ORDER = "the engine ended in order, as its log says"
 CLOSED_IN_ORDER = "the engine ended in order: every worker closed its recorder"
 
+_UNTOLD = LogStory(problem="which lines of the engine's log are of this start is not known")
+
 log = logging.getLogger("highwater.diagnose.incidents")
 
 
@@ -75,10 +78,10 @@ class _LifeKnown:
 class IncidentWatcher:
     """Opens and closes incidents, by the state of the engine that the poller found.
 
-    ``internal_error`` counts an internal error, and ``read_host`` reads host memory once more.
-    ``is_start_under_way`` returns whether the processes of a start write that began after all that has ended.
-    ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns whether nothing else
-    tells of it. The other callables return the present state of their parts.
+    ``internal_error`` counts an internal error, ``ended_in_order`` notes an end that is no incident, and ``read_host``
+    reads host memory once more. ``is_start_under_way`` returns whether the processes of a start write that began after
+    all that has ended. ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns
+    whether nothing else tells of it. The other callables return the present state of their parts.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class IncidentWatcher:
         read_host: Callable[[], Awaitable[HostFacts]] | None = None,
         is_start_under_way: Callable[[], bool] = lambda: False,
         log_says_start_failed: Callable[[bool], bool] = lambda _: True,
+        ended_in_order: Callable[[], None] = lambda: None,
         internal_error: Callable[[], None] = lambda: None,
     ) -> None:
         self._incidents = incidents
@@ -108,6 +112,7 @@ class IncidentWatcher:
         self._read_host = read_host
         self._is_start_under_way = is_start_under_way
         self._log_says_start_failed = log_says_start_failed
+        self._ended_in_order = ended_in_order
         self._internal_error = internal_error
         self._last: Report | None = None
         self._life: _LifeKnown | None = None
@@ -192,7 +197,7 @@ class IncidentWatcher:
             return
         life = replace(_of_start(report), model=None if before is None else before.engine.model)
         evidence = self._evidence("start_failed", life, report, failure.summary.removeprefix(PREFIX))
-        evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance))
+        evidence = replace(evidence, start=FailedStart(id=failure.recorder_instance, story=_UNTOLD))
         instance = None if failure.is_silent else failure.recorder_instance
         if self._incidents.has_log and self._begun_at <= failure.at:
             self._unsaid.append((evidence, instance))
@@ -201,9 +206,13 @@ class IncidentWatcher:
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
         if life.records and all(record.status == "ended" for record in life.records):
-            self._history.record("state", CLOSED_IN_ORDER)
+            self._has_ended_in_order(CLOSED_IN_ORDER)
         else:
             self._open("died", life, report, reason)
+
+    def _has_ended_in_order(self, how: str) -> None:
+        self._history.record("state", how)
+        self._ended_in_order()
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
         """Return the ranks whose process counts more failures than before."""
@@ -263,11 +272,13 @@ class IncidentWatcher:
         events = tuple(reversed(self._history.events(since=at - SPAN_SECONDS, limit=MAX_EVENTS)))
         (_, readings), stuck = self._history.readings(at - SPAN_SECONDS, 0), report.progress
         ranks = _with_records(from_history(life.ranks, readings), life.records)
+        # An end that nobody saw, since others answer already, was after the last reading.
+        unseen = [rank.taken_at for rank in life.ranks] if kind == "died" and report.engine.traits.is_up else []
         # A rank that outlived a kill may have reported it after the last report.
         self._oom_kills.notice(rank.reading for rank in ranks if rank.reading is not None)
         return Evidence(
             kind=kind,
-            at=at,
+            at=min(max(unseen, default=at), at),
             engine=replace(report.engine, model=report.engine.model or life.model, **life.load),
             ranks=ranks,
             ranks_expected=life.ranks_expected,
@@ -344,7 +355,8 @@ class IncidentWatcher:
                 evidence, instance = self._evidence("start_failed", _of_start(report), report, reason), None
                 self._history.record("state", f"{PREFIX}{reason or 'its log says why'}")
             self._may_be_open = True
-            await self._write(evidence if is_silent and evidence.start else replace(evidence, start=start), instance)
+            known = start if evidence.start is None or not is_silent else replace(start, id=evidence.start.id)
+            await self._write(replace(evidence, start=known), instance)
         self._has_looked = True
         at_once = at_once or not is_absent  # what follows in the log is of an engine that runs
         while self._unsaid and (at_once or self._history.now() - self._unsaid[0][0].at >= LOG_SECONDS):
@@ -364,7 +376,7 @@ class IncidentWatcher:
             return replace(evidence, are_closed=self._are_closed(evidence.instance))
 
         for ended in await self._incidents.complete(at_once=at_once, again=again):
-            self._history.record("state", f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
+            self._has_ended_in_order(f"{ENDED_IN_ORDER}; incident {ended.id} is withdrawn")
 
     def _are_closed(self, instance: str | None) -> bool:
         """Return whether every worker closed its recorder: vLLM first stops to listen, and then ends them."""
@@ -387,12 +399,14 @@ class IncidentWatcher:
         evidence = await self._with_host(evidence)
         opened = await self._incidents.open_incident(evidence)
         if opened is None:
-            self._history.record("state", CLOSED_IN_ORDER if evidence.are_closed else ENDED_IN_ORDER)
+            self._has_ended_in_order(CLOSED_IN_ORDER if evidence.are_closed else ENDED_IN_ORDER)
             return
         headline, is_new = opened
         if is_new:
             self._history.record("incident", f"incident {headline.id}: {headline.summary}")
             log.warning("incident %s: %s", headline.id, headline.summary)
+        elif headline.kind == "start_failed":  # each takes as long as a start: no storm
+            self._history.record("incident", f"incident {headline.id}, {headline.count} times: {headline.summary}")
         if self._incidents.problem is not None:
             log.warning("%s", self._incidents.problem)
 

@@ -236,7 +236,6 @@ class EngineLog:
         return told_by(lines).story().messages
 
     def end(self) -> LogPosition | None:
-        """Return where the log ends now; ``None`` where it does not exist."""
         return position_of_end(self._path)
 
     def story(

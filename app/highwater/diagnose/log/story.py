@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
@@ -17,6 +18,7 @@ from highwater.text.printable import plain
 
 # Of one message: the first ones, which are nearest to the cause, and the last one.
 FIRST_LINES = 2
+_GIVES_POOL: Final = re.compile(r"non-default args: .*'kv_cache_memory_bytes': (?!None)")
 _ONE_OF: Final = 10  # lines of an understood log is a record of vLLM's, requests and tracebacks aside
 
 
@@ -32,6 +34,7 @@ class LogStory:
         ended_in_order: The engine logged an orderly shutdown.
         problem: Why the log was not read, in one sentence.
         is_cut: What stands before the lines read may be the last words, too: it is not known to be old.
+        gives_pool: The engine was started with ``--kv-cache-memory-bytes``.
     """
 
     lines: int = 0
@@ -45,6 +48,7 @@ class LogStory:
     ended_in_order: bool = False
     problem: str | None = None
     is_cut: bool = False
+    gives_pool: bool = False
 
     @property
     def was_understood(self) -> bool:
@@ -103,6 +107,7 @@ class StoryTold:
         self._lines = self._understood = self._foreign = self._doubtful = 0
         self._matches, self._failed, self.words = LogMatches(), FailedAllocations(), LastWords(of_start=of_start)
         self._begin = self._end = Moment()
+        self._gives_pool = False
 
     def add(self, text: str, lines: Iterable[RecognizedLine]) -> None:
         lines = tuple(map(self._believed, lines))
@@ -115,6 +120,7 @@ class StoryTold:
         self._end = self._end.next(text, (found.line for found in lines))
         self._begin = self._begin if self._begin.time is not None else self._end
         for found in lines:
+            self._gives_pool |= _GIVES_POOL.match(found.line.message) is not None
             self._matches.add(found.known, found.line, self._end)
             self._failed.add(found, self._end)
             self.words.add(found, self._end)
@@ -142,6 +148,7 @@ class StoryTold:
             ended_in_order=self.words.stop is not None and not self.words.stop.is_old(self._end),
             problem=problem,
             is_cut=is_cut and not self._begin.is_old(self._end, within),
+            gives_pool=self._gives_pool,
         )
 
 

@@ -7,9 +7,10 @@ topic's file, a line here that says where it applies, and its sentences in findi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from highwater.diagnose.advice import without_effect
+from highwater.diagnose.advice import for_given_pool, without_effect
 from highwater.diagnose.case import Case
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, weightiest_first, without_advice
@@ -34,6 +35,7 @@ OF_INCIDENTS: Final[tuple[IncidentRule, ...]] = (
     ending.long_step,
     ending.ended_by_signal,
     ending.kill_not_known,
+    ending.cause_not_known,
     policy.policy,
     device.device_had_room,
     ending.no_readings,
@@ -72,6 +74,8 @@ def judged(case: Case, internal_error: Failed | None = None) -> list[Finding]:
     is_explained = any(one.name == growth.without_expandable_segments.__name__ for one in causes)
     if is_explained and not any(rank.now.shared_with for rank in case.ranks):
         pointless |= {"other_processes"}
+    if case.is_pool_given:
+        found = [replace(one, advice=for_given_pool(one.advice)) for one in found]
     return [without_advice(one, pointless) for one in found]
 
 

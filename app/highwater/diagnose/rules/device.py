@@ -136,7 +136,7 @@ def over_budget(case: Case) -> Finding | None:
 
 def _excess_bytes(rank: RankCase) -> int | None:
     used, requested = rank.peak.used_bytes, rank.now.budget.requested_bytes
-    return used - requested if used and requested else None
+    return used - requested if used and requested and not rank.now.launch.kv_cache_given else None
 
 
 def skew(case: Case) -> Finding | None:

@@ -56,6 +56,13 @@ def kill_not_known(case: Case, evidence: Evidence) -> Finding | None:
     )
 
 
+def cause_not_known(case: Case, evidence: Evidence) -> Finding | None:
+    is_shown = evidence.ended_by_signal is not None or (evidence.oom_kills is not None and evidence.oom_kills.count > 0)
+    if case.kind not in {"died", "start_failed"} or is_shown or evidence.hang is not None or _says_why(case):
+        return None
+    return finding("cause_not_known", is_log_read=case.log.lines > 0)
+
+
 def _says_why(case: Case) -> bool:
     """Return whether the log says why the engine ended, or that it ended by itself: with an exception of its own."""
     raised, evidence = case.log.exception, case.evidence

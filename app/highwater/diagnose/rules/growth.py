@@ -118,7 +118,6 @@ def growth(case: Case) -> Finding | None:
 
 
 def meaning(component: str, device_type: str | None) -> str:
-    """Return what a component is, on this kind of device."""
     if component == "non_torch_bytes" and device_type == "cpu":
         return "On CPU that is the process's heap, its libraries and its stacks; release gives back what is free in it."
     return COMPONENT_MEANING[component]

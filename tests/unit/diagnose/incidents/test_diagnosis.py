@@ -132,6 +132,8 @@ def facts(
 FOUND: list[tuple[str, str, Evidence]] = [
     ("killed_by_kernel", "likely", evidence("died", oom_kills=OomKills(count=1, where="counted where rank 0 runs"))),
     ("killed_by_kernel", "clue", evidence("out_of_memory", oom_kills=OomKills(count=2, where="counted by rank 0"))),
+    ("cause_not_known", "clue", evidence("died")),
+    ("cause_not_known", "clue", evidence("start_failed", oom_kills=OomKills(count=0, where="counted"))),
     ("kill_not_known", "clue", evidence("died")),
     ("kill_not_known", "clue", evidence("died", ended_by_signal=9, host=facts(fill=0.5, together=3))),
     ("kill_not_known", "note", evidence("died", host=facts(fill=0.5))),
@@ -249,6 +251,9 @@ FOUND: list[tuple[str, str, Evidence]] = [
 NOT_FOUND: list[tuple[str, Evidence]] = [
     ("killed_by_kernel", evidence("died")),
     ("killed_by_kernel", evidence("died", oom_kills=OomKills(count=0, where="counted where rank 0 runs"))),
+    ("cause_not_known", evidence("hung")),
+    ("cause_not_known", evidence("died", ended_by_signal=11)),
+    ("cause_not_known", evidence("died", oom_kills=OomKills(count=1, where="counted"))),
     ("kill_not_known", evidence("hung")),
     ("kill_not_known", evidence("died", ended_by_signal=11)),
     ("kill_not_known", evidence("died", oom_kills=OomKills(count=0, where="counted"))),
@@ -338,7 +343,7 @@ def test_it_is_found(name, weight, given):
     assert "None" not in finding.title + finding.text
     assert not finding.title[0].isupper() or finding.title.startswith("PyTorch")
     assert finding.text.endswith(".")
-    assert finding.figures or name in {"no_readings", "kill_not_known"}
+    assert finding.figures or name in {"no_readings", "kill_not_known", "cause_not_known"}
     assert 0 not in finding.figures.values() or name != "kill_not_known"
 
 
@@ -408,7 +413,7 @@ def test_killed_with_plenty_of_memory_names_no_memory_as_the_cause():
     """What is known first, what is known to be fine, and no guess: memory had grown, and was not short."""
     assert headline(evidence("died", reason="connection refused", **GREW), KILLED) == (
         "The engine died: the log says that a worker's process ended; one of the engine's processes was ended by "
-        "signal 9 (SIGKILL); device memory was not short (every rank had at least 22,420.0 MiB free); it is not known "
+        "signal 9 (SIGKILL); device memory was not short (every rank had at least 21.89 GiB free); it is not known "
         "whether the kernel killed it for host memory. What the sidecar saw: connection refused"
     )
 
@@ -417,7 +422,7 @@ def test_nothing_in_the_log_and_plenty_of_memory_guesses_nothing():
     """The real engine says `exit code: None` of a worker that was killed."""
     said = headline(evidence("died", **GREW), KILLED.replace("-9", "None"))
     assert said.endswith(
-        "the log says that a worker's process ended; device memory was not short (every rank had at least 22,420.0 MiB "
+        "the log says that a worker's process ended; device memory was not short (every rank had at least 21.89 GiB "
         "free); it is not known whether the kernel killed it for host memory"
     )
 
@@ -515,7 +520,7 @@ def test_a_hang_says_which_step_and_that_memory_was_not_short():
     said = headline(evidence("hung", rank(step_seconds=61.0), **GREW))
     assert said == (
         "The engine hung: rank 0 had been in one step for 1 min 1 s; device memory was not short (every rank had at "
-        "least 22,420.0 MiB free)"
+        "least 21.89 GiB free)"
     )
 
 
@@ -680,8 +685,8 @@ def test_the_summary_names_the_cause_before_the_consequence():
     given = evidence("died", rank(reading(used=FULL)), reason="connection refused")
     log = story_of(["EngineDeadError", "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB"])
     assert summarize(given, diagnose(given, log), log) == (
-        "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872.0 MiB "
-        "free of 62,420.0. What the sidecar saw: connection refused"
+        "The engine died: the log says that an operator's workspace found no room on the NPU; rank 0 had 872 MiB "
+        "free of 60.96 GiB. What the sidecar saw: connection refused"
     )
 
 
@@ -704,7 +709,7 @@ def test_a_release_is_advised_where_it_would_have_given_much():
     """By the worker's own figure."""
     found = unused(reserve(3_000 * MIB, split=100))
     assert found.weight == "likely"
-    assert "A release would have given 3,000.0 MiB back to the device." in found.text
+    assert "A release would have given 2.93 GiB back to the device." in found.text
     assert found.figures["releasable_bytes"] == 3_000 * MIB
     assert ADVICE["release"] in found.advice
 

@@ -133,7 +133,7 @@ async def test_a_start_that_the_kernel_kills_is_an_incident_an_event_and_a_resta
     report = await one.start(1)
     said = (
         "it was killed by the kernel for memory while it started: API server 672 MiB at its peak, EngineCore 625 MiB "
-        "at its peak, worker 572 MiB at its peak; container at 1,250.0 of 1,250.0 MiB; oom_kill 1"
+        "at its peak, worker 572 MiB at its peak; container at 1.22 GiB of 1.22 GiB; oom_kill 1"
     )
     incident = await one.only()
     assert (incident.kind, incident.reason, incident.count) == ("start_failed", said, 1)
@@ -152,6 +152,11 @@ async def test_a_crash_loop_is_one_incident_with_a_count(pod, log):
         report = await one.start(number)
     incident = await one.only()
     assert (incident.count, incident.ended_at, report.engine.restarts) == (3, None, 3)
+    assert [told.partition(": ")[0] for told in one.core.summaries("incident")] == [
+        f"incident {incident.id}",
+        f"incident {incident.id}, 2 times",
+        f"incident {incident.id}, 3 times",
+    ]
     assert report.engine.hint.startswith(
         "the engine's last 3 starts ended before it was ready; the last one was killed by the kernel for memory 1 min"
     )
@@ -250,6 +255,20 @@ async def test_an_end_that_may_be_a_planned_stop_is_an_event_and_a_loop_of_them_
     assert WHY in report.engine.hint
 
 
+async def test_no_report_leads_with_an_older_start_than_the_last(pod):
+    """One that may have been stopped comes after one that the kernel killed."""
+    one = pod()
+    await one.tick()
+    assert (await one.start(1)).start_failure is not None
+    one.clock.advance(700.0)
+    one.write(2)
+    await one.tick()
+    one.remove()
+    report = await one.idle(60.0)
+    assert (report.start_failure, report.engine.restarts) == (None, 2)
+    assert "the last one ended 1 min" in report.engine.hint
+
+
 async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(pod):
     one = pod()
     await one.tick()
@@ -259,7 +278,7 @@ async def test_a_crash_of_a_loading_enginecore_is_an_incident_from_the_first_on(
         next(one.folder.glob("highwater-1-*.process")).unlink()
         report = await one.idle(60.0)
         assert ((await one.only()).count, report.engine.restarts) == (number, number)
-    left = "ended from outside or by a crash: EngineCore 625 MiB at its peak; container at 625.0 of 1,250.0 MiB"
+    left = "ended from outside or by a crash: EngineCore 625 MiB at its peak; container at 625 MiB of 1.22 GiB"
     assert (await one.only()).summary == f"The engine did not start: it ended before it was ready; {WHY}; {left}"
 
 

@@ -122,7 +122,7 @@ TOLD = [
     "vLLM 0.12.0 Qwen/Qwen3-VL-8B at http://127.0.0.1:8000: gone",
     "The engine died",
     "an operator's workspace found no room on the NPU",
-    "rank 0 had 872.0 MiB free of 62,420.0",
+    "rank 0 had 872 MiB free of 60.96 GiB",
     "--gpu-memory-utilization",
     "Costs:",
     "61,548.0",
@@ -244,7 +244,7 @@ def test_each_rank_has_its_line():
     places = [tuple(map(float, place.split(","))) for place in points.split()]
     assert places == sorted(places)
     assert places[0][1] > places[-1][1]
-    assert re.search(r"rank 0 used 40,000.0 to 61,548.0 MiB in 0\.\d s, 61,548.0 at the end\.", Page(shown).text)
+    assert re.search(r"rank 0 used 39\.06 GiB to 60\.11 GiB in 0\.\d s, 60\.11 GiB at the end\.", Page(shown).text)
 
 
 # --- words ---
@@ -253,15 +253,15 @@ def test_each_rank_has_its_line():
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("free_bytes", 180 * MIB, "free 180.0 MiB"),
-        ("rank 0 used_bytes", 1536 * MIB, "rank 0 used 1,536.0 MiB"),
+        ("free_bytes", 180 * MIB, "free 180 MiB"),
+        ("rank 0 used_bytes", 1536 * MIB, "rank 0 used 1.50 GiB"),
         ("bytes_per_second", MIB, "slope +60.0 MiB a minute"),
         ("kv_cache_usage_ratio", 0.97, "kv cache usage 97.0%"),
         ("age_seconds", 0.5, "age 0.5 s"),
         ("rank", "rank 1", "rank 1"),
         ("rise", 3, "rise 3"),
         ("capacity_bytes", None, "capacity bytes not known"),
-        ("free_bytes", float("nan"), "free nan MiB"),
+        ("free_bytes", float("nan"), "free nan B"),
     ],
 )
 def test_figures_have_their_units(name, value, shown):
@@ -296,7 +296,8 @@ def test_a_list_tells_each_in_short():
     """Also why one cannot be read."""
     other = Headline(schema=2, id="20261122T000000Z-died", kind=None, at=None, problem="is of schema 2")
     text = headlines_text([other, incident().headline])
-    assert text.endswith("\n`highwater incidents ID` shows one of them, with what to change\n")
+    assert text.endswith("\n`highwater incidents 20261121T143233Z-died` shows what to change; so does each ID\n")
+    assert "`highwater incidents ID` shows" in headlines_text([other])
     assert text.startswith(
         "20261122T000000Z-died\n   it is of schema 2\n\n20261121T143233Z-died  (died)\n   2026-11-21 14:32:33Z"
     )

@@ -21,6 +21,7 @@ from highwater.host.past import HostFacts
 from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import ProcessMemory
 from highwater.readings.engine import EngineStatus, StartedRank, StartFailure
+from highwater.readings.event import Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.report import Report
 from tests.fakes.engine import IMAGE_BYTES, IMAGES, USED_AFTER, USED_READY, Core, core_on
@@ -51,6 +52,7 @@ class Boxed:
             stopped_processes=lambda: self.stopped,
             oom_kills=self.oom_kills,
             read_host=self._read_host,
+            ended_in_order=core.poller.note_stop,
             internal_error=self._count,
         )
         core.poller.listeners.append(self.box.notice)
@@ -233,6 +235,12 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     await one.tick()
     assert await one.kinds() == []
     assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
+    engine = (await one.tick()).engine
+    assert (engine.state, engine.stopped_at, engine.traits.level) == ("gone", one.clock.now - 2.0, "warn")
+    one.fake.down = False
+    one.fake.start_again()
+    engine = (await one.tick()).engine
+    assert (engine.stopped_at, engine.traits.level) == (None, "good")
 
 
 async def test_a_second_death_is_a_second_incident(either):
@@ -775,6 +783,9 @@ async def test_a_life_that_nobody_saw_begin_has_its_own_evidence_too(either):
     last, first = await either.incidents.headlines()
     assert (first.kind, last.kind) == ("died", "died")
     assert "other processes answer in its place" in first.summary
+    read_last, seen = 2.0, either.clock.now
+    assert first.at < first.ended_at <= seen
+    assert first.ended_at - first.at >= read_last
     incident = await either.incidents.read(last.id)
     assert incident is not None
     assert [(rank.pid, rank.status, rank.doing) for rank in incident.ranks] == [
@@ -811,7 +822,7 @@ async def test_what_was_noticed_is_written_beside_the_poller(one):
     with one.core.history.watch() as queue:
         await one.core.tick()
         await one.core.tick()
-        while (told := await queue.get()) is None or told.kind != "event" or told.value.kind != "incident":
+        while not isinstance(told := await queue.get(), Event) or told.kind != "incident":
             pass
     task.cancel()
     await asyncio.wait({task})
@@ -983,6 +994,8 @@ async def test_a_start_that_failed_is_an_incident_without_a_log_too(boxed, tmp_p
     assert incident.engine.model == one.fake.model
     assert incident.reason == "rank 0 (pid 4242 on node-a) failed in phase kv_cache after 2.0 s: ValueError: too long"
     assert [[each.name for each in rank.reading.start] for rank in incident.ranks] == [["init", "kv_cache"]] * 2
+    silence = "which lines of the engine's log are of this start is not known"
+    assert [note for note in incident.notes if "engine_log is not set" not in note] == ([silence] if has_log else [])
     one.fake.down = False
     one.fake.start_again()
     await one.tick()
@@ -1024,3 +1037,4 @@ async def test_an_orderly_end_by_the_log_is_an_event(boxed, tmp_path):
         await one.tick()
     assert await one.kinds() == []
     assert any("ended in order, as its log says" in summary for summary in one.core.summaries("state"))
+    assert (await one.tick()).engine.stopped_at is not None

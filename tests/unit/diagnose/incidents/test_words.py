@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
+from highwater.diagnose.advice import ADVICE
+from highwater.diagnose.evidence import OomKills
 from highwater.diagnose.finding import all_advice
-from highwater.diagnose.incidents.diagnosis import advised, diagnose, ended_in_order, summarize
+from highwater.diagnose.incidents.diagnosis import advised, case_of, diagnose, ended_in_order, summarize
 from highwater.diagnose.incidents.incidents import Incidents
 from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.text import incident_markdown
@@ -18,8 +21,8 @@ from highwater.diagnose.log.story import NO_LOG, LogStory, story_of
 from highwater.host.past import Fill, HostFacts
 from highwater.host.processor_cache import ProcessorCaches
 from highwater.host.reading import HostReading
-from highwater.readings.rank import Device
-from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading
+from highwater.readings.rank import Device, Launch
+from tests.fakes.incident import AT, MIB, TOTAL, evidence, incident, rank, reading, unknown
 
 SHORT = "device memory was not short"
 CORE = "(EngineCore pid=900) ERROR 09-02 08:04:02 [core.py:1512] "
@@ -44,7 +47,7 @@ def said(given, log: LogStory) -> str:
 def test_a_log_that_is_silent_and_understood_acquits_the_device(prefix):
     """With readings that show room: then, and only then."""
     log = story_of([f"{prefix}{line}" for line in (GONE, API)])
-    assert f"{SHORT} (every rank had at least 22,420.0 MiB free)" in said(evidence("died"), log)
+    assert f"{SHORT} (every rank had at least 21.89 GiB free)" in said(evidence("died"), log)
     room = next(one for one in diagnose(evidence("died"), log) if one.name == "device_had_room")
     assert room.text.endswith("the device's memory is not what ended it.")
 
@@ -144,7 +147,7 @@ def test_an_exception_that_may_be_of_memory_is_no_alibi(raised):
     """Nobody knows it, and it does not say that memory was enough."""
     log = story_of([TRACE, f"{WORKER}{raised}", DEAD])
     assert "not short" not in said(evidence("died"), log)
-    assert "22,420.0 MiB free" in said(evidence("died"), log)
+    assert "21.89 GiB free" in said(evidence("died"), log)
 
 
 def test_an_illegal_access_is_no_shortage():
@@ -159,7 +162,7 @@ def test_an_illegal_access_is_no_shortage():
 def test_an_old_reading_acquits_nothing(age, words):
     given = evidence("died", rank(reading(taken_at=AT - age)))
     told = said(given, story_of([GONE]))
-    assert f"every rank had at least 22,420.0 MiB free{words}" in told
+    assert f"every rank had at least 21.89 GiB free{words}" in told
     assert (SHORT in told) is (words == "")
     room = next(one for one in diagnose(given, story_of([GONE])) if one.name == "device_had_room")
     assert ("What was free at the end is not known" in room.text) is (words != "")
@@ -171,7 +174,7 @@ def test_readings_of_some_ranks_acquit_nothing():
     eight = tuple(reading(number) for number in range(8))
     for given in (replace(evidence("died", *seven), ranks_expected=8), evidence("died", *seven, baseline=eight)):
         told = said(given, story_of([GONE]))
-        assert "7 of 8 ranks had at least 22,420.0 MiB free" in told
+        assert "7 of 8 ranks had at least 21.89 GiB free" in told
         assert "not short" not in told
     assert SHORT in said(replace(evidence("died", *seven), ranks_expected=7), story_of([GONE]))
 
@@ -225,7 +228,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
     log = story_of([GONE, f"{CORE}EngineCore encountered a fatal error.", f"{CORE}RuntimeError: cancelled", API])
     assert said(evidence("died"), log) == (
         "The engine died: the log says that a worker's process ended; device memory was not short (every rank had at "
-        "least 22,420.0 MiB free); it is not known whether the kernel killed it for host memory"
+        "least 21.89 GiB free); it is not known whether the kernel killed it for host memory"
     )
     fill = Fill(at=AT - 3, used_bytes=2500 * MIB, whole_bytes=5000 * MIB, is_limited=True)
     looked = evidence(
@@ -238,7 +241,7 @@ def test_silence_says_what_is_not_known_of_host_memory():
 def test_an_exception_that_the_log_does_not_show_acquits_nothing():
     assert said(evidence("died"), story_of([f"{WORKER}WorkerProc hit an exception.", TRACE])) == (
         "The engine died: Worker_TP0 (pid 4242) hit an exception that the log does not show; every rank had at least "
-        "22,420.0 MiB free"
+        "21.89 GiB free"
     )
 
 
@@ -357,6 +360,40 @@ def settings_of(given, log: LogStory) -> list[str]:
     findings = diagnose(given, log)
     of_messages = (advice for message in advised(log, findings) for advice in message.advice)
     return [advice.setting for advice in (*of_messages, *all_advice(findings))]
+
+
+GIVEN = (
+    "(APIServer pid=1) INFO 11-28 10:31:49 [api_utils.py:286] non-default args: {'kv_cache_memory_bytes': 268435456}"
+)
+OOM = f"{WORKER}torch.OutOfMemoryError: CUDA out of memory."
+
+
+@pytest.mark.parametrize("by", ["log", "worker", None])
+def test_a_share_is_advised_only_where_it_counts(by):
+    """Not of an engine that was started with its KV cache's size, by its command line or its worker."""
+    log = story_of([GIVEN, OOM] if by == "log" else [OOM])
+    now = reading(free_bytes=951 * MIB, used_bytes=TOTAL - 951 * MIB, launch=Launch(kv_cache_given=by == "worker"))
+    given = evidence("died", rank(now))
+    messages = advised(log, diagnose(given, log), is_pool_given=case_of(given, log).is_pool_given)
+    advice = [each for message in messages for each in message.advice] + [*all_advice(diagnose(given, log))]
+    settings = {each.setting for each in advice}
+    assert ("--gpu-memory-utilization" in settings) is (by is None)
+    assert ("--kv-cache-memory-bytes" in settings) is (by is not None)
+
+
+def test_figures_of_another_machine_are_called_an_example():
+    """They were measured there."""
+    for each in ADVICE.values():
+        for text in (each.change, each.cost):
+            assert not re.search(r"\d+\.\d+ GiB|\d\d GiB|\d\d,\d{3}", text) or "For example" in text, text
+
+
+@pytest.mark.parametrize("kind", ["died", "start_failed"])
+def test_an_end_without_a_word_says_where_to_look(kind):
+    """In the container's last state, its limits and its last lines; also where the kernel counted no kill."""
+    for kills in (None, OomKills(count=0, where="the container's own")):
+        found = all_advice(diagnose(evidence(kind, rank(unknown()), oom_kills=kills)))
+        assert {"last_state", "last_lines"} <= {name for name, each in ADVICE.items() if each in found}
 
 
 def test_figures_replace_what_the_message_advises():

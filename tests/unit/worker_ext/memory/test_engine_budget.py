@@ -116,3 +116,11 @@ def test_tensors_of_one_allocation_count_once(tensors, expected):
     worker = story()
     worker.model_runner.kv_cache_config.kv_cache_tensors = [SimpleNamespace(**tensor) for tensor in tensors]
     assert read_engine_budget(worker, None)["kv_cache"]["tensor_bytes"] == expected
+
+
+@pytest.mark.parametrize(("device", "weights"), [("cpu", None), ("npu", -5)])
+def test_on_a_cpu_the_machines_growth_is_not_taken_for_weights(device, weights):
+    """Model runner V2 keeps it; it is negative where another process ends meanwhile."""
+    worker = story()
+    worker.model_runner.model_memory_usage, worker.device_config = -5, SimpleNamespace(device_type=device)
+    assert read_engine_budget(worker, None)["memory"]["weights_bytes"] == weights

@@ -243,7 +243,7 @@ class Index:
         return self.figures()
 
     def figures(self) -> dict[str, object] | None:
-        return self.index.figures(self.worker, state_of(self.worker).ledger)
+        return self.index.figures(self.worker)
 
     def rows(self) -> list[tuple[str, int, float, int]]:
         return [(name.rstrip(b"\0").decode(), *rest) for name, *rest in ROW.iter_unpack(self.index.table()[1])]
