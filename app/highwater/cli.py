@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
@@ -23,9 +24,6 @@ from highwater.commands.policy import policy
 from highwater.commands.restore import restore
 from highwater.commands.serve import serve
 from highwater.commands.snapshot import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The list in `highwater --help`, at most 45 characters for each command. A test compares it with the commands.
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -63,10 +61,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class _Grouped(click.Group):
-    """A group that lists its commands by topic."""
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists."""
         del ctx
         for title, commands in COMMANDS.items():
             with formatter.section(title):

@@ -43,43 +43,36 @@ class EngineError(HighwaterError):
 
     reason = "error"
 
+    def __init_subclass__(cls, *, reason: str | None = None) -> None:
+        cls.reason = reason or cls.reason
 
-class EngineUnreachable(EngineError):
+
+class EngineUnreachable(EngineError, reason="unreachable"):
     """No connection to the engine could be made, or it broke before a response."""
-
-    reason = "unreachable"
 
 
 class EngineNotListening(EngineUnreachable):
     """Connections are refused: no process has the port, or the socket."""
 
 
-class EngineUntrusted(EngineUnreachable):
+class EngineUntrusted(EngineUnreachable, reason="untrusted"):
     """The engine listens, but TLS fails: one side does not accept the other's certificate, or speaks no TLS."""
 
-    reason = "untrusted"
 
-
-class EngineUnresponsive(EngineError):
+class EngineUnresponsive(EngineError, reason="unresponsive"):
     """The engine took the request and did not respond within the deadline."""
 
-    reason = "unresponsive"
 
-
-class EngineRefused(EngineError):
+class EngineRefused(EngineError, reason="refused"):
     """The engine responded with an HTTP status that means no."""
-
-    reason = "refused"
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
         super().__init__(message)
 
 
-class EngineGarbled(EngineError):
+class EngineGarbled(EngineError, reason="garbled"):
     """The engine's response is not what the contract allows."""
-
-    reason = "garbled"
 
 
 class SidecarError(HighwaterError):
@@ -93,11 +86,8 @@ class SidecarUnreachable(SidecarError):
 class SidecarRefused(SidecarError):
     """The sidecar responded with an error.
 
-    Attributes:
-        status: The HTTP status.
-        code: The error's code, for programs; empty where it has none.
-        message: The sidecar's, without advice.
-        body: The response as parsed JSON; ``None`` where it is not JSON. A refused reclaim (409) has its results.
+    ``code`` is for programs, empty where it has none; ``message`` is the sidecar's, without advice; ``body`` is its
+    parsed JSON, ``None`` where it is not JSON. A refused reclaim (409) has its results.
     """
 
     def __init__(self, text: str, *, status: int, code: str, message: str, body: Any = None) -> None:  # noqa: ANN401 - JSON

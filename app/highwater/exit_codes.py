@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 OK: Final = 0
-FAILED: Final = 1
-"""click's, too, for an error that ends a command with one line."""
-INVALID: Final = 2
-"""click's, too, for a command line that cannot be understood."""
+FAILED: Final = 1  # click's, too, for an error that ends a command with one line
+INVALID: Final = 2  # click's, too, for a command line that cannot be understood
 NO_SIDECAR: Final = 3
 CANNOT_LISTEN: Final = 4
 

@@ -51,10 +51,7 @@ def without_credentials(url: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class MayHoldSecret:
-    """Marks the type of a field whose value may hold a secret: ``Annotated[str, MayHoldSecret(...)]``.
-
-    ``shown`` returns what of an invalid value an error may show; without it nothing is shown.
-    """
+    """Marks a type whose value may hold a secret; ``shown`` returns what of it an error may show (else nothing)."""
 
     shown: Callable[[object], object] | None = None
 

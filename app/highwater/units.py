@@ -1,8 +1,9 @@
-"""Bytes, shares and spans of time as people read them, and whole numbers rounded up."""
+"""Bytes, shares and spans of time as people read them; whole numbers rounded up; sums of sizes, any of them unknown."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 KIB: Final = 1024
@@ -16,13 +17,20 @@ _SPANS: Final = ((_DAY, "d", "h", HOUR_SECONDS), (HOUR_SECONDS, "h", "min", _MIN
 
 
 def ceil_div(value: int, by: int) -> int:
-    """Return a quotient of whole numbers, rounded up."""
     return -(-value // by)
 
 
 def round_up(size: int, multiple: int) -> int:
-    """Return the least multiple that holds a size."""
     return ceil_div(size, multiple) * multiple
+
+
+def difference(now: int | None, was: int | None) -> int | None:
+    return None if now is None or was is None else now - was
+
+
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 def mib(size: float | None, *, signed: bool = False) -> str:

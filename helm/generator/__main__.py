@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 from helm.generator import schema
-from helm.generator.settings import signals
 
 HELM = Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, str]:
     """Return the text of every generated file, by its path under `helm/`."""
-    return {"values.schema.json": schema.text(), "files/signals.json": json.dumps(signals(), indent=2) + "\n"}
+    return {"values.schema.json": schema.text(), "files/signals.json": json.dumps(schema.signals(), indent=2) + "\n"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""values.schema.json: the types of `values.yaml` beside this file as JSON Schema, and `config` from the settings."""
+"""values.schema.json: the types of `values.yaml` beside this file as JSON Schema, and `config` from the settings.
+
+Helm refuses an unknown setting before the sidecar does.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from typing import Any
 
 import yaml
 
-from helm.generator.settings import config_schema
+from highwater.policy.rules import ALL_REMEDIES, FALLING_SIGNALS, RATIO_SIGNALS, SIGNAL_REMEDIES
+from highwater.settings.settings import Settings
 
 Schema = dict[str, Any]
 
 _PLAN: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "values.yaml").read_text(encoding="utf-8"))
+# The settings that the chart sets from other values: where the engine listens, and Secrets.
+CHARTS_OWN = frozenset({"engine_url", "admin_token", "tls", "engine_tls"})
+_OMITTED = ("title", "default", "writeOnly")
 # A section that is enabled must have at least one entry under this key.
 _REQUIRED_IF_ENABLED = {"ingress": "hosts", "httpRoute": "parentRefs"}
 
@@ -44,7 +51,11 @@ def _named(name: str) -> Schema:
 def values_schema() -> Schema:
     """Return the schema of all values; parent charts share `global` and may have keys of their own there."""
     table = schema_of(_PLAN["values"])
-    table["properties"]["config"] = _config()
+    table["properties"]["config"] = config = config_schema()
+    # Probes and Services need these: they must be set, and ports are above 1023 because no container runs as root.
+    config["properties"]["host"] = _named("NOT_EMPTY")
+    for key in ("port", "control_port"):
+        config["properties"][key] = _named("OPEN_PORT") | {"description": config["properties"][key]["description"]}
     table["properties"]["global"] = {"type": "object", "properties": {"imageRegistry": _named("REGISTRY")}}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -61,15 +72,66 @@ def values_schema() -> Schema:
     }
 
 
-def _config() -> Schema:
-    schema = config_schema()
-    # Probes and Services need these: they must be set, and ports are above 1023 because no container runs as root.
-    schema["properties"]["host"] = _named("NOT_EMPTY")
-    for key in ("port", "control_port"):
-        schema["properties"][key] = _named("OPEN_PORT") | {"description": schema["properties"][key]["description"]}
-    return schema
+def config_schema() -> dict[str, Any]:
+    """Return an object schema without references, every key optional, null for the default."""
+    whole = Settings.model_json_schema()
+    config = _table(whole, whole["$defs"], without=CHARTS_OWN)
+    rule = config["properties"]["policy"]["properties"]["rules"]["items"]
+    # Settings check these names in code; a key that a rule requires is never null.
+    properties = rule["properties"]
+    properties["signal"]["enum"] = [*SIGNAL_REMEDIES]
+    properties["remedies"]["items"]["enum"] = [*ALL_REMEDIES]
+    properties["remedies"]["uniqueItems"] = True
+    for key in rule["required"]:
+        properties[key]["type"] = "string"
+    return config
+
+
+def signals() -> dict[str, list[str]]:
+    """Return the signals by kind: the templates compare two values of a rule, which a schema cannot."""
+    return {
+        "falling": sorted(FALLING_SIGNALS),
+        "ratios": sorted(RATIO_SIGNALS),
+        "withoutRemedies": sorted(signal for signal, remedies in SIGNAL_REMEDIES.items() if not remedies),
+    }
+
+
+def _table(
+    schema: dict[str, Any], definitions: dict[str, Any], without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    properties = {
+        key: _or_null(_plain(value, definitions)) for key, value in schema["properties"].items() if key not in without
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without references, titles and defaults (values.yaml has them)."""
+    if "$ref" in schema:
+        return _plain(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "properties" in schema:
+        table = _table(schema, definitions)
+        return table | ({"required": schema["required"]} if "required" in schema else {})
+    plain = {key: value for key, value in schema.items() if key not in _OMITTED}
+    if "anyOf" in plain:  # a value or null: null is let through anyway
+        (only,) = (_plain(part, definitions) for part in plain.pop("anyOf") if part != {"type": "null"})
+        plain |= only
+    if plain.pop("format", None) == "path":
+        plain["pattern"] = "^/"
+    if "items" in plain:
+        plain["items"] = _plain(plain["items"], definitions)
+    return plain
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    # Helm removes a key that is overridden with null; a key that is null otherwise is left to its default too.
+    nullable = dict(schema)
+    if isinstance(nullable.get("type"), str):
+        nullable["type"] = [nullable["type"], "null"]
+    if "enum" in nullable:
+        nullable["enum"] = [*nullable["enum"], None]
+    return nullable
 
 
 def text() -> str:
-    """Return the text of values.schema.json."""
     return json.dumps(values_schema(), indent=2) + "\n"

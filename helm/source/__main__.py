@@ -13,7 +13,6 @@ ALERTS = SOURCE.parent / "alerts" / "highwater.rules.yaml"
 
 
 def files() -> dict[str, str]:
-    """Return the name and text of every dashboard."""
     return {f"highwater-{name}.json": dashboard(SOURCE / f"{name}.yaml") for name in ("server", "fleet")}
 
 

@@ -15,8 +15,7 @@ from helm.source.metrics import names_in
 from helm.source.panels import DATASOURCE, GRAFANA, Json, Query, panel
 
 GRID_WIDTH = 24
-Plan: TypeAlias = dict[str, Any]
-"""A dashboard, a variable or a panel as YAML holds it."""
+Plan: TypeAlias = dict[str, Any]  # a dashboard, a variable or a panel as YAML holds it
 
 
 def dashboard(path: Path) -> str:

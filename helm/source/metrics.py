@@ -49,11 +49,7 @@ OWN = {name: (_TYPES[name], meaning) for name, meaning in re.findall(r"^# HELP (
 
 
 def names_in(expression: str) -> list[str]:
-    """Return the families that a PromQL expression reads, in its order, each once.
-
-    Raises:
-        UnknownMetricError: One of them is not exported.
-    """
+    """Return the families that a PromQL expression reads, in its order, each once. Raises UnknownMetricError."""
     without_text = re.sub(r'"[^"]*"', '""', expression)
     return list(dict.fromkeys(_family(name) for name in _NAME.findall(without_text)))
 
@@ -68,7 +64,6 @@ def _family(name: str) -> str:
 
 
 def help_of(family: str) -> str:
-    """Return the HELP text of a family."""
     if family in OWN:
         return OWN[family][1]
     return (ENGINE_FAMILIES | ENGINE_HISTOGRAMS | PROMETHEUS_FAMILIES)[family]

@@ -29,12 +29,9 @@ GRAFANA: Json = yaml.safe_load((Path(__file__).parent / "grafana.yaml").read_tex
 
 @dataclass(frozen=True)
 class Query:
-    """One query of a panel.
+    """One query of a panel, in PromQL; ``legend`` is the name of its series.
 
-    Attributes:
-        expr: PromQL.
-        legend: The name of its series.
-        column: Of a table: the `name`, `unit` and `steps` of the column of its values; without a name it is not shown.
+    ``column``: of a table, `name`, `unit` and `steps` of the column of its values; without a name it is not shown.
     """
 
     expr: str
@@ -43,11 +40,7 @@ class Query:
 
 
 def described(text: str, queries: Sequence[Query]) -> str:
-    """Return the panel's own sentence, and the meaning of each family that it reads.
-
-    Raises:
-        UnknownMetricError: A query reads what is not exported.
-    """
+    """Return the panel's own sentence, and the meaning of each family that it reads. Raises UnknownMetricError."""
     families = dict.fromkeys(family for query in queries for family in names_in(query.expr))
     return "\n".join([text, "", *(f"- `{family}`: {help_of(family)}" for family in families)])
 
@@ -66,16 +59,9 @@ def panel(
 ) -> Json:
     """Return a panel as Grafana keeps it, without its number and place.
 
-    Args:
-        kind: `stat`, `series`, `states` or `table`.
-        title: Its title.
-        text: What it shows, for somebody who sees it for the first time.
-        queries: The queries drawn.
-        unit: Grafana's name of the unit.
-        empty: The text without data.
-        width: Of 24; None: that of the kind.
-        height: In rows; None: that of the kind.
-        options: The arguments of the kind's function below.
+    `kind` is `stat`, `series`, `states` or `table`, whose function below takes the `options`; `text` says what it shows
+    to somebody who sees it for the first time. `unit` is Grafana's name, `empty` the text without data, `width` of 24,
+    `height` in rows; None: that of the kind.
     """
     made = deepcopy(GRAFANA["kinds"][kind])
     made |= {"title": title, "description": described(text, queries), "datasource": DATASOURCE}

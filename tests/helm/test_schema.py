@@ -11,7 +11,7 @@ import yaml
 from helm_python import HelmRenderError, HelmValuesError
 
 from helm.generator.__main__ import files as generated
-from helm.generator.settings import CHARTS_OWN
+from helm.generator.schema import CHARTS_OWN
 from highwater.errors import SettingsError
 from highwater.settings.keys import is_list, keys, variable
 from highwater.settings.sources import load

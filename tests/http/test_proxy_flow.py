@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from highwater.proxy.chunks import LINES_AT_ONCE
 from highwater.proxy.client import STEPS_PER_TURN, ClientConnection
 from highwater.proxy.destination import Destination
 from highwater.proxy.failures import Failure
+from highwater.proxy.incoming import LINES_AT_ONCE
 from highwater.proxy.proxy import Proxy
 from tests.fakes.upstream import Upstream
 from tests.http.conftest import AllProxied, Front, Observed, serving

@@ -22,33 +22,28 @@ T = TypeVar("T")
 class RequestError(Exception):
     code = "failed"
 
+    def __init_subclass__(cls, *, code: str) -> None:
+        cls.code = code
 
-class UnknownOpError(RequestError):
-    code = "unknown_op"
+
+class UnknownOpError(RequestError, code="unknown_op"):
+    """No operation has that name."""
 
 
-class BadPayloadError(RequestError):
+class BadPayloadError(RequestError, code="bad_payload"):
     """The payload is not a JSON object, or a key or value of it is invalid."""
 
-    code = "bad_payload"
 
-
-class RefusedError(RequestError):
+class RefusedError(RequestError, code="refused"):
     """The request is valid, but serving it here and now would be dangerous, or would have no effect."""
 
-    code = "refused"
 
-
-class UnavailableError(RequestError):
+class UnavailableError(RequestError, code="unavailable"):
     """The device, or this version of its torch, does not support it; another try changes nothing."""
 
-    code = "unavailable"
 
-
-class NoSpaceError(RequestError):
+class NoSpaceError(RequestError, code="no_space"):
     """A file would not leave the disk the room that it should have."""
-
-    code = "no_space"
 
 
 class UnreadableError(Exception):

@@ -96,19 +96,13 @@ class MemoryExtension:
     def highwater_rpc(self, op: object = "", payload: object = "{}", *excess: object, **unknown: object) -> str:
         """Run one operation on this worker's memory, and return one JSON object in ASCII, whatever the arguments are.
 
-        An exception would do more than fail this call: the replies of all ranks would stay one behind.
-        `collective_rpc` raises at the first failure and leaves the other ranks' replies queued (vllm 0.12.0
-        v1/executor/multiproc_executor.py:343, vllm 0.32.0 v1/executor/multiproc_executor.py:443).
+        An exception would do more than fail this call: the replies of all ranks would stay one behind. `collective_rpc`
+        raises at the first failure and leaves the other ranks' replies queued (vllm 0.12.0
+        v1/executor/multiproc_executor.py:343, vllm 0.32.0 v1/executor/multiproc_executor.py:443). Only what ends the
+        process passes: as `answer` raises.
 
-        Args:
-            op: An operation's name, such as `memory`; `hello` lists them.
-            payload: The operation's arguments as the text of one JSON object.
-            excess: Refused in the response: a call that does not fit the signature would raise before the first line.
-            unknown: Refused for the same reason.
-
-        Raises:
-            SystemExit: vLLM's worker received SIGTERM.
-            KeyboardInterrupt: The process is to end, and nobody waits for replies then.
+        `payload` is the text of one JSON object. What does not fit the signature (`excess`, `unknown`) is refused in
+        the response: a call that does not fit would raise before the first line.
         """
         try:
             return answer(self, op, payload, excess, unknown)

@@ -24,13 +24,9 @@ ROOT = Path("/")
 def new_file(path: Path, mode: int) -> Iterator[int]:
     """Open a new file that replaces the one at a path once the block ends, or leaves nothing where it raises.
 
-    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed.
-
-    Yields:
-        A descriptor to read and write by. The caller closes it, except where the block raises.
-
-    Raises:
-        OSError: The file cannot be made.
+    The mode is the file's, whatever the process's umask; a link at the path is replaced, not followed. Yields a
+    descriptor to read and write by, which the caller closes, except where the block raises. Raises OSError: it cannot
+    be made.
     """
     hidden = path.with_name(f".{path.name}.tmp")
     descriptor = _open_new(hidden)
@@ -76,8 +72,7 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
-    group: str
-    """The directory of the file system that is mounted; of a cgroup file system, a group."""
+    group: str  # the directory of the file system that is mounted; of a cgroup file system, a group
     point: str
     kind: str
     options: str
@@ -179,8 +174,7 @@ def is_remote(kind: str | None) -> bool:
 
 
 _RING = re.compile(r"\.?highwater-([0-9a-f]{16})-[0-9]{1,10}\.ring(?:\.tmp)?", re.ASCII)
-_SILENT_SECONDS = 60.0
-"""A recorder writes once a second at least."""
+_SILENT_SECONDS = 60.0  # a recorder writes once a second at least
 _SILENT_SECONDS_WITHOUT_ROOM = 5.0
 KEPT_STARTS = 8
 _MAX_SCANNED = 1024
@@ -205,13 +199,8 @@ def remove_old_rings(
     """Remove the recorder files of silent starts but for the last ones; what cannot be removed stays.
 
     A sidecar removes them ten minutes after their writers fell silent. Where none runs, an engine that crashes again
-    and again would fill a file system in memory with them.
-
-    Args:
-        directory: The recorders' folder; it may be missing.
-        instance: The start that is under way: none of its files is removed.
-        has_room: Whether there is room for another file; without, no silent start is kept.
-        clock: Unix seconds.
+    and again would fill a file system in memory with them. None of the start under way (`instance`) is removed; without
+    room for another file, no silent start is kept. `clock` is Unix seconds.
     """
     starts: dict[str, list[tuple[float, str]]] = {}
     with suppress(OSError), os.scandir(directory) as entries:

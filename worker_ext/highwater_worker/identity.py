@@ -21,7 +21,6 @@ _STARTED_FIELD = 22
 
 
 def identity(worker: object) -> dict[str, Any]:
-    """Return `rank`, `local_rank`, `dp_rank`, `tp_rank`, `pp_rank`, `host`, `pid` and `pid_started`."""
     attempt = Notes().attempt  # of no use here: it is the head of an error's response, too
     return {
         "rank": attempt("rank", lambda: whole(look_up(worker, "rank"))),
@@ -43,10 +42,7 @@ def boot_id(root: Path = ROOT) -> str:
 def pid_started(root: Path = ROOT, pid: int | str = "self") -> int:
     """Return a process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
 
-    Raises:
-        OSError: The kernel does not report it.
-        ValueError: The report is not understood.
-        IndexError: Likewise.
+    Raises OSError where the kernel does not report it, ValueError or IndexError where the report is not understood.
     """
     # The second field is the program's name, in brackets, with whatever it likes between them (proc_pid_stat(5)).
     _, _, after = (root / f"proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")

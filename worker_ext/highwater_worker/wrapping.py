@@ -55,10 +55,7 @@ def notice_calls(
 
 
 def unwrap_method(worker: Any, name: str, wrapper: object) -> bool:  # noqa: ANN401 - as above
-    """Put back the method that `wrapper` replaced; a foreign wrapper put over it since stays, with this one inside.
-
-    Return False where `wrapper` was not in place.
-    """
+    """Put back the method that `wrapper` replaced; return False where it stays, as inside a foreign wrapper."""
     if vars(worker).get(name) is not wrapper:
         return False
     inner = getattr(wrapper, "__wrapped__", None)

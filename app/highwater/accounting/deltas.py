@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.devices import card, once_per_card
-from highwater.accounting.known_sizes import difference, sum_known
 from highwater.accounting.rank_key import rank_key
 from highwater.readings.rank import Components, RankReading
 from highwater.readings.remedy import RankDelta
+from highwater.units import difference, sum_known
 
 
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:

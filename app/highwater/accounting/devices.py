@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from highwater.accounting.known_sizes import sum_known
 from highwater.accounting.rank_key import rank_key
 from highwater.readings.rank import RankReading, WorkerMemory
+from highwater.units import sum_known
 
 
 def card(reading: RankReading) -> str:

@@ -8,7 +8,6 @@ from highwater.readings.rank import EncoderCacheTotals, RankReading
 
 
 def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
-    """Return the encoder cache over all ranks; ``None`` where no rank has one (text-only models)."""
     caches = [rank.encoder_cache for rank in ranks if rank.encoder_cache is not None]
     if not caches:
         return None

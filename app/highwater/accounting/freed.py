@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater.accounting.components import COMPONENT_NAMES
-from highwater.accounting.known_sizes import difference, sum_known
 from highwater.accounting.rank_key import key_of, rank_key
 from highwater.accounting.remedies import TRAITS, RemedyTraits
 from highwater.readings.policy import RankFreed
 from highwater.readings.rank import Components, RankReading
+from highwater.units import difference, sum_known
 
 
 @dataclass(frozen=True, slots=True)

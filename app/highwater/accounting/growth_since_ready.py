@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 from highwater.accounting.deltas import compare, total
 from highwater.accounting.devices import first_of_each_card
-from highwater.accounting.known_sizes import difference, sum_known
 from highwater.accounting.pace import NO_TRACK, Track
 from highwater.accounting.rank_key import RankKey, rank_key
 from highwater.accounting.time_to_full import time_to_full
 from highwater.readings.growth import Growth
 from highwater.readings.rank import RankReading
+from highwater.units import difference, sum_known
 
 
 def growth_since_ready(

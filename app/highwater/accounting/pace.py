@@ -41,13 +41,10 @@ HASTY: Final = Patience((0.5,), is_strict=False)
 
 @dataclass(frozen=True)
 class Track:
-    """A rank's recent readings, of one process, oldest first.
+    """A rank's recent readings, of one process, oldest first; times are monotonic seconds.
 
-    Attributes:
-        at: Monotonic seconds; ``used``: the device's used bytes then.
-        cut_at: The last reset, mark or change of the engine's state.
-        reliefs: When remedies gave memory back, oldest first.
-        part: Returns a component's bytes at the same readings.
+    ``used`` are the device's bytes at the times ``at``, and ``part`` returns a component's. ``cut_at`` is the last
+    reset, mark or change of the engine's state; ``reliefs`` are the times when remedies gave memory back.
     """
 
     at: Sequence[float]
@@ -80,7 +77,6 @@ class Pace(NamedTuple):
     """A pace, and the line that it is of.
 
     Attributes:
-        first: The first reading of its window; ``seconds``: the window.
         now: The used bytes now, by the line; ``scatter``: how far readings are from it.
         to_come: The bytes that still come if it goes on to slacken as it does; infinite where it does not.
         is_kinked: Whether it has slackened before: memory may be levelling off.
@@ -96,7 +92,6 @@ class Pace(NamedTuple):
 
 
 def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
-    """Return the rank's pace; ``None`` where it is unknown."""
     at = track.at
     start = bisect_left(at, track.cut_at) if patience.is_strict else 0
     tried, is_kinked = -1, False
@@ -159,7 +154,6 @@ class _Line:
         return True
 
     def pace(self, *, is_kinked: bool) -> Pace:
-        """Return its slope as the pace."""
         at, used = self._late
         to_come = math.inf
         if self.ratio < (1 if is_kinked else 1 - self._doubt):

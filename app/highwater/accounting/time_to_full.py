@@ -34,8 +34,7 @@ def seconds_until(
 ) -> float | None:
     """Return the seconds until so many bytes are used up.
 
-    ``None`` where that is unknown, beyond ``horizon`` (seconds), or where the pace is noise: below ``slowest`` (bytes
-    per second).
+    ``None``: unknown, beyond ``horizon`` (seconds), or the pace is noise: below ``slowest`` (bytes per second).
     """
     if room_bytes is None or bytes_per_second is None or bytes_per_second < slowest:
         return None

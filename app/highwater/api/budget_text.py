@@ -9,7 +9,7 @@ from highwater.diagnose.budget import Explained
 from highwater.plan.budget import RankBudget
 from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView
-from highwater.plan.explanation import Explanation, tightest
+from highwater.plan.explanation import tightest
 from highwater.plan.pool_view import PoolView
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
@@ -58,7 +58,11 @@ def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, in
 def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
     """Return the whole explanation; ``with_bar`` draws the tightest rank as a bar of letters."""
     explanation = answer.explanation
-    parts = [_headline(answer), *explanation.problems]
+    version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
+    ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
+    what = explanation.model or explanation.architecture or ""
+    state = "" if answer.engine_state is None else f": {answer.engine_state}"
+    parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
     rank = tightest(explanation.ranks)
     if rank is not None:
         parts += [_bar(rank) if with_bar else "", _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
@@ -66,15 +70,6 @@ def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
         parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
         parts.append(explanation.paragraph)
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _headline(answer: Explained) -> str:
-    explanation = answer.explanation
-    version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
-    ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""
-    what = explanation.model or explanation.architecture or ""
-    state = "" if answer.engine_state is None else f": {answer.engine_state}"
-    return f"{version}{ascend} {what}".rstrip() + state
 
 
 def _bar(rank: RankBudget) -> str:
@@ -221,10 +216,12 @@ def _is_short(row: tuple[str, str, str, str]) -> bool:
 def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, str, str, str]]:
     """Return what differs between two starts: its name, the figure before, the one after, and by how much."""
     before, after = old_answer.explanation, new_answer.explanation
+    # The served model is not known while the engine is unreachable.
+    names = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
     plain = [
         ("vLLM", before.vllm_version, after.vllm_version),
         ("vllm-ascend", before.ascend_version, after.ascend_version),
-        *_models(before, after),
+        *((what, old, new) for what, old, new in names if old is not None and new is not None),
         *((name, getattr(before.limits, name, None), getattr(after.limits, name, None))
           for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "async_scheduling")),
         *((name, before.parallel.get(name), after.parallel.get(name))
@@ -252,12 +249,6 @@ def comparison(old_answer: Explained, new_answer: Explained) -> list[tuple[str, 
         if old_pool.tokens_meaning != pool.tokens_meaning and old_pool.tokens != pool.tokens:
             rows.append(("what tokens means", old_pool.tokens_meaning or UNKNOWN, pool.tokens_meaning or UNKNOWN, ""))
     return rows
-
-
-def _models(before: Explanation, after: Explanation) -> list[tuple[str, str | None, str | None]]:
-    """Return the model's names that both have: the served one is not known while the engine is unreachable."""
-    pairs = [("model", before.model, after.model), ("architecture", before.architecture, after.architecture)]
-    return [(what, old, new) for what, old, new in pairs if old is not None and new is not None]
 
 
 def _rank_differences(before: RankBudget, after: RankBudget) -> list[tuple[str, str, str, str]]:

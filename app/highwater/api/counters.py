@@ -18,10 +18,7 @@ _RESET_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Counters:
-    """Counts for the parts of the sidecar, which call it as their observer.
-
-    ``changes`` increases with each change of the values, and of the policy; ``traffic`` is the proxy's observer.
-    """
+    """Observes the sidecar's parts, and counts; ``changes`` increases with each change of a value, or of the policy."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

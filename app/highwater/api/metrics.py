@@ -105,12 +105,7 @@ _RANK_COUNTERS: tuple[tuple[str, str, Callable[[RankReading], float | None]], ..
 
 
 class _Part(Collector, Generic[_T]):
-    """Families of the page that show one value, rendered again when it changes.
-
-    Args:
-        read: Returns the value as it stands; None: no families.
-        families: Makes its families.
-    """
+    """Families of the page for what ``read`` returns, rendered again when it changes; ``None``: no families."""
 
     def __init__(self, read: Callable[[], _T], families: Callable[[_T], Iterable[Metric]]) -> None:
         self._read = read
@@ -126,27 +121,16 @@ class _Part(Collector, Generic[_T]):
         return self._text
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families of the value that was read last."""
         return () if self._value is None else self._families(self._value)
 
 
 class Exporter:
-    """The page of metrics.
+    """The page of metrics; the callables return each part's value as it stands.
 
     Args:
-        counters: The counts of what happens; also an attribute.
-        report: Returns the last report.
-        policy: Returns the policy as it stands.
-        held: Returns the number of requests held at the gate.
-        connections: Returns the proxy's connections.
-        dropped_lines: Returns the number of lines that the access log lost.
-        incidents: Returns the number of incidents of each kind.
-        growth: Returns the verdicts on growth.
-        host: Returns host memory as it was read last.
-        oom_kills: Returns how many processes of the engine the kernel has killed for memory, over all its lives.
+        oom_kills: Of processes of the engine, over all its lives.
         process: Reads the sidecar's own process; once a second at most, since a descriptor is a file to list.
-        process_memory_limit: Returns the bytes that it may use; ``None`` without a limit. As often.
-        clock: Monotonic seconds.
+        process_memory_limit: Bytes; ``None`` without a limit. As often.
     """
 
     def __init__(
@@ -201,7 +185,6 @@ class Exporter:
         )
 
     def page(self) -> bytes:
-        """Return all families in the classic text format, as they stand."""
         return b"".join(part.text() for part in self._parts)
 
 
@@ -225,7 +208,6 @@ def _report_families(report: Report) -> Iterator[Metric]:
     yield from _engine_families(report)
     if not report.stale:
         yield from _rank_families(report.ranks)
-        yield from _device_families(report.ranks)
         yield from _growth_families(report)
 
 
@@ -300,12 +282,9 @@ def _rank_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
         entries.append(((*labels, "host"), cache.host_entries))
     yield gauge("encoder_cache_bytes", "Bytes of encoder outputs kept.", by_residency, sizes)
     yield gauge("encoder_cache_entries", "Encoder outputs kept.", by_residency, entries)
-
-
-def _device_families(ranks: tuple[RankReading, ...]) -> Iterator[Metric]:
     text = "Always 1; the device's identity, as its own exporter knows it, and its product name are labels."
-    labels = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
-    yield gauge("device_info", text, labels, [((*_labels(rank), *_identity(rank)), 1.0) for rank in ranks])
+    with_identity = (*_RANK_LABELS, "dp_rank", "physical_index", "uuid", "product")
+    yield gauge("device_info", text, with_identity, [((*_labels(rank), *_identity(rank)), 1.0) for rank in ranks])
     text = "Memory of all devices, each counted once."
     yield from known("devices_memory_total_bytes", text, device_total(ranks))
     text = "Memory in use on all devices, each counted once, however many ranks it has."

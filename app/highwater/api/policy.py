@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from highwater.api.problems import ProblemAnswer
 from highwater.api.services import Services
-from highwater.policy.settings import PolicyChange, PolicySettings
-from highwater.policy.store import PolicyStore
+from highwater.policy.settings import PolicyChange
 from highwater.readings.event import Caller, Event
 from highwater.readings.policy import PolicyStatus
 from highwater.readings.schema import SCHEMA
@@ -43,20 +42,15 @@ def policy_router(services: Services) -> APIRouter:
         """
         services.governor.check(change.rules or ())
         policy = await services.policy.change(change)
-        summary = _summary(policy, services.policy)
+        named = ", ".join(rule.name for rule in policy.rules) or "none"
+        kept = f"kept in {services.policy.kept_in}" if services.policy.kept_in else "until the next restart"
+        until = "as configured" if services.policy.source == "settings" else kept
+        summary = f"policy changed: mode {policy.mode}, rules {named}; {until}"
         services.governor.replace_policy(policy.rules, policy.mode, summary, caller=caller)
         services.exporter.counters.policy_changed()
         return JSONResponse(_shown(services))
 
     return router
-
-
-def _summary(policy: PolicySettings, store: PolicyStore) -> str:
-    named = ", ".join(rule.name for rule in policy.rules) or "none"
-    until = f"kept in {store.kept_in}" if store.kept_in else "until the next restart"
-    if store.source == "settings":
-        until = "as configured"
-    return f"policy changed: mode {policy.mode}, rules {named}; {until}"
 
 
 def _shown(services: Services) -> dict[str, Any]:

@@ -32,11 +32,7 @@ _HEADERS: Final = {
 
 
 def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
-    """Serve each runbook as a page (``.html``) and as it was written (``.md``), and a list of them.
-
-    Args:
-        folder: Holds the runbooks, read once; None: the installation has none, and every one is a 404.
-    """
+    """Serve a list of the runbooks, and each as a page and as it was written; 404 where none is installed."""
     paths = [] if folder is None else sorted(folder.glob("Highwater*.md"))
     pages = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     router = APIRouter(include_in_schema=False)  # no interface for programs

@@ -4,8 +4,6 @@ The token comes from the environment or from the sidecar's own file, and is no f
 user of a machine.
 """
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load an HTTP client
-
 from __future__ import annotations
 
 import io
@@ -73,10 +71,7 @@ class NoSidecar(click.ClickException):
 
 @contextmanager
 def sidecar_at(url: str, *, timeout_seconds: float | None = None, with_token: bool = False) -> Iterator[SidecarClient]:
-    """Connect to the sidecar at ``url``; an error ends the command with one line.
-
-    Reading needs no token, and what is not sent cannot leak.
-    """
+    """Connect to the sidecar; an error ends the command with one line. What reads sends no token: it cannot leak."""
     from highwater.client.sidecar import SidecarClient
 
     seconds = ASK_SECONDS if timeout_seconds is None else timeout_seconds

@@ -11,7 +11,6 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -43,12 +42,8 @@ class SidecarClient:
     """One sidecar, by its base URL; without a scheme ``http://``. A context manager.
 
     ``token_source`` says where the token was found, or why none was. ``timeout_seconds`` is for one whole response; to
-    connect takes five at most.
-
-    Raises:
-        SidecarUnreachable: URL or token cannot be used at all. Raised by every call: no response, or one that no
-            sidecar sends.
-        SidecarRefused: Raised by every call: the sidecar responded with an error.
+    connect takes five at most. Every call raises SidecarUnreachable without a response, or for one that no sidecar
+    sends (the constructor, where URL or token cannot be used), and SidecarRefused for an error.
     """
 
     def __init__(
@@ -58,20 +53,22 @@ class SidecarClient:
         self._seconds = timeout_seconds
         self._has_token = bool(token)
         self._token_source = token_source or "HIGHWATER_ADMIN_TOKEN"
+        if token and not token.isprintable():  # no header can carry it, and the library's complaint would show it
+            raise SidecarUnreachable(
+                f"{self._token_source} holds a line break or another control character; take it out"
+            )
         self._client = httpx.Client(
             # The system's authorities, and those that SSL_CERT_FILE names.
             verify=ssl.create_default_context(),
             trust_env=False,
             timeout=httpx.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds)),
-            headers={b"Authorization": _authorization(token, self._token_source)} if token else None,
+            headers={b"Authorization": f"Bearer {token}".encode()} if token else None,
         )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -101,10 +98,8 @@ class SidecarClient:
     def events(self) -> Iterator[tuple[str, Any]]:
         """Return event names and parsed data of ``GET /memory/events``, live, the present report first.
 
-        Ends when the sidecar closes the stream: because it stops, or because too little was read.
-
-        Raises:
-            SidecarUnreachable: Also when it breaks, or has been silent for 20 seconds.
+        Ends when the sidecar closes the stream: because it stops, or because too little was read. Raises
+        SidecarUnreachable also when it breaks, or has been silent for 20 seconds.
         """
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         with (
@@ -159,8 +154,13 @@ class SidecarClient:
             body = json.loads(content)
         except (ValueError, RecursionError):
             body = None
-        self._refuse_path(status, content)
-        if _DATA_PORT in content.decode(errors="replace"):
+        parts, text = urlsplit(self.url), content.decode(errors="replace")
+        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in text:
+            raise _unreachable(
+                f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
+                f"{parts.scheme}://{parts.netloc}"
+            )
+        if _DATA_PORT in text:
             raise _unreachable(
                 f"{self.url} is the port for requests to the model; the sidecar's own paths are on its control "
                 "port (control_port): name that with --url or HIGHWATER_URL"
@@ -169,17 +169,8 @@ class SidecarClient:
         if error is None:
             raise self._no_sidecar(f"{status} {response.reason_phrase}".rstrip(), response.headers)
         code, message = error
-        text = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
-        raise SidecarRefused(text, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
-
-    def _refuse_path(self, status: int, content: bytes) -> None:
-        """Raise where a sidecar does not know the path, and the URL has one in front of it."""
-        parts = urlsplit(self.url)
-        if status == _NOT_FOUND and parts.path and _NO_OWN_PATH in content.decode(errors="replace"):
-            raise _unreachable(
-                f"the sidecar serves nothing below {self.url}; give its URL without the path {parts.path}, such as "
-                f"{parts.scheme}://{parts.netloc}"
-            )
+        shown = plain(f"{message}{self._advice(status)}", _REFUSAL_LENGTH)
+        raise SidecarRefused(shown, status=status, code=code, message=plain(message, _REFUSAL_LENGTH), body=body)
 
     def _advice(self, status: int) -> str:
         if status == _UNAUTHORIZED and self._has_token:
@@ -234,13 +225,6 @@ def _base(url: str) -> str:
     if "@" in full.partition("?")[0]:  # also within the path: of a password with a slash, say
         raise SidecarUnreachable("the URL carries a user name; the token belongs in HIGHWATER_ADMIN_TOKEN")
     return full.partition("?")[0].partition("#")[0].rstrip("/")
-
-
-def _authorization(token: str, source: str) -> bytes:
-    # Header values cannot carry them, and the library's own complaint would show the token.
-    if not token.isprintable():
-        raise SidecarUnreachable(f"{source} holds a line break or another control character; take it out")
-    return f"Bearer {token}".encode()
 
 
 def _error_of(body: object) -> tuple[str, str] | None:

@@ -1,7 +1,5 @@
 """``highwater demo``: a real engine on CPU, watched and then acted on."""
 
-# ruff: noqa: PLC0415 - `serve` must not load what only the demonstration needs
-
 from __future__ import annotations
 
 import signal

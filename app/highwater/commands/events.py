@@ -1,7 +1,5 @@
 """``highwater events``: what happened, as lines for people or programs, once or as it happens."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 import json

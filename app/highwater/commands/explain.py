@@ -1,7 +1,5 @@
 """``highwater explain``: why the memory of a running engine is as it is, and what moved between two starts."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

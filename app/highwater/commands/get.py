@@ -1,7 +1,5 @@
 """``highwater get``: any path of the control plane, with the token, for runbooks without curl."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 import json
@@ -10,6 +8,7 @@ import sys
 import click
 
 from highwater.client.options import control_of, examples, url_option
+from highwater.text.printable import printable
 
 GET_SECONDS = 60.0
 _TEXT = ("text/", "application/openmetrics-text")
@@ -36,24 +35,14 @@ def get(path: str, url: str) -> None:
         raise click.UsageError("PATH has a letter that a URL cannot have; write it as %XX")
     with control_of(url, timeout_seconds=GET_SECONDS) as sidecar:
         media_type, content = sidecar.get_content(wanted)
-    _print(media_type, content)
-
-
-def _print(media_type: str, content: bytes) -> None:
-    from highwater.text.printable import printable
-
     if media_type == "application/json":
-        click.echo(_indented(content))
+        try:
+            click.echo(json.dumps(json.loads(content), indent=1))
+        except (ValueError, RecursionError) as exc:
+            raise click.ClickException("the answer says that it is JSON, and is not") from exc
     elif media_type.startswith(_TEXT):
         click.echo(printable(content.decode(errors="replace"), keep="\n\t"), nl=not content.endswith(b"\n"))
     elif sys.stdout.isatty():
         raise click.ClickException(f"it is {len(content):,} bytes of {media_type or 'no type'}: send them into a file")
     else:
         sys.stdout.buffer.write(content)
-
-
-def _indented(content: bytes) -> str:
-    try:
-        return json.dumps(json.loads(content), indent=1)
-    except (ValueError, RecursionError) as exc:
-        raise click.ClickException("the answer says that it is JSON, and is not") from exc

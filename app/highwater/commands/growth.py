@@ -1,7 +1,5 @@
 """``highwater growth``: the verdict on every series of memory, with rates of leaks and when they fill it."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

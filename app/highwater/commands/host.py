@@ -1,7 +1,5 @@
 """``highwater host``: the pod's memory by process and kind."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

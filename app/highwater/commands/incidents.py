@@ -1,7 +1,5 @@
 """``highwater incidents``: why the engine died, from a sidecar or from its files."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

@@ -1,7 +1,5 @@
 """``highwater measure``: runs any load and reports how memory changed under it and what each remedy freed."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import sys

@@ -1,7 +1,5 @@
 """``highwater plan``: the KV cache that a vLLM command line makes for a model, from its config.json alone."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

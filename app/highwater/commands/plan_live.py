@@ -1,7 +1,5 @@
 """``highwater plan --live`` and ``--wish``: a running engine's plan under other flags, and the flags for a wish."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what only this command needs
-
 from __future__ import annotations
 
 import json

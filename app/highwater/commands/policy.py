@@ -1,10 +1,9 @@
 """``highwater policy``: the policy in force, and changing it while the sidecar runs."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -12,8 +11,6 @@ import click
 from highwater.client.options import control_of, examples, json_option, show, sidecar_at, url_option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from highwater.readings.policy import RuleStatus
 
 # The sidecar writes it to its state file before it answers.

@@ -1,7 +1,5 @@
 """``highwater restore``: the way back from a trim."""
 
-# ruff: noqa: PLC0415 - `highwater --help` loads nothing but click
-
 from __future__ import annotations
 
 from typing import Any

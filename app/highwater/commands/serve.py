@@ -1,7 +1,5 @@
 """``highwater serve``: the settings as flags, and the sidecar that runs with them."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load the server, nor the settings (see _Serve)
-
 from __future__ import annotations
 
 import errno

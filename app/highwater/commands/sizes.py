@@ -17,7 +17,7 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 def size_given(text: str) -> int:
     """Return a size in bytes: ``1GiB``, ``512MiB``, ``1.5GB``, or plain. Raises ValueError for others, and zero."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError  # noqa: PLC0415 - `highwater plan` loads without it
+    from pydantic import ByteSize, TypeAdapter, ValidationError  # `highwater plan` loads without it
 
     try:
         size = int(TypeAdapter(ByteSize).validate_python(text))

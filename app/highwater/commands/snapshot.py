@@ -1,18 +1,14 @@
 """``highwater snapshot``: PyTorch's memory snapshots taken and listed."""
 
-# ruff: noqa: PLC0415 - `highwater --help` must not load what one command needs
-
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from highwater.client.options import control_of, examples, json_option, url_option
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # It is written while the engine is stopped, and once more than that to learn its size.
 _TAKE_SECONDS = 300.0

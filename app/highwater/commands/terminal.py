@@ -3,8 +3,6 @@
 Their work is done by the modules beside this one. Nothing but click is loaded here: ``highwater --help`` is immediate.
 """
 
-# ruff: noqa: PLC0415 - see above: each command loads what it needs
-
 from __future__ import annotations
 
 import json

@@ -70,9 +70,7 @@ def default_token_file(port: int, environ: Mapping[str, str]) -> Path | None:
 def read_token(path: Path) -> str:
     """Read the token in a file; line ends and blanks around it do not count.
 
-    Raises:
-        FileNotFoundError: It does not exist.
-        TokenUnusable: It cannot be read, others can read it, or its content is not a token.
+    Raises FileNotFoundError, or TokenUnusable: it cannot be read, others can read it, or its content is not a token.
     """
     try:
         content = read_private(path, max_bytes=MAX_FILE_BYTES)
@@ -138,16 +136,10 @@ def is_loopback(host: str) -> bool:
 
 
 class AdminToken:
-    """The token in force.
+    """The token in force: the one given, or that of a file, which may be made for this run alone (``is_temporary``).
 
-    Args:
-        given: The setting itself; no file is read then.
-        path: The file that holds it; ``None`` where no place for one is known.
-        is_temporary: True if the file is made for this run, and removed with it.
-        clock: Monotonic seconds.
-
-    Attributes:
-        problem: Why no token is in force, in one sentence; ``None`` where one is.
+    ``path`` is ``None`` where no place for a file is known; ``clock`` is monotonic seconds. ``problem`` is why no token
+    is in force, in one sentence.
     """
 
     def __init__(

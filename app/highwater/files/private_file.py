@@ -25,8 +25,7 @@ class NotPrivate(Exception):
 def replace_private(path: Path, content: bytes) -> None:
     """Write the whole file, mode 0600, on the disk when this returns. Its folder must exist; a link is replaced.
 
-    Raises:
-        OSError: It could not be written; the former file still stands.
+    Raises OSError where it could not be written; the former file still stands.
     """
     # mkstemp opens with O_CREAT, O_EXCL and O_NOFOLLOW, and with mode 0600.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
@@ -55,30 +54,23 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
         OSError: It cannot be read; ``FileNotFoundError`` where it does not exist.
     """
     try:
-        descriptor = _open(path)
+        status = path.lstat()
+        if is_link := stat.S_ISLNK(status.st_mode):
+            _check_owner(status)
+        descriptor = open_regular(path, follows_link=is_link)
     except NotARegularFileError as exc:
         raise NotPrivate("is not a file") from exc
     with os.fdopen(descriptor, "rb") as file:
-        _check_private(os.fstat(descriptor))
+        found = os.fstat(descriptor)
+        _check_owner(found)
+        others = 0o037 if found.st_uid == _ROOT else 0o077
+        if found.st_mode & others:
+            mode = stat.S_IMODE(found.st_mode)
+            raise NotPrivate(f"can be read by other users (mode {mode:04o}); chmod 600 it")
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise NotPrivate(f"has more than {max_bytes} bytes")
     return content
-
-
-def _open(path: Path) -> int:
-    status = path.lstat()
-    if is_link := stat.S_ISLNK(status.st_mode):
-        _check_owner(status)
-    return open_regular(path, follows_link=is_link)
-
-
-def _check_private(found: os.stat_result) -> None:
-    _check_owner(found)
-    others = 0o037 if found.st_uid == _ROOT else 0o077
-    if found.st_mode & others:
-        mode = stat.S_IMODE(found.st_mode)
-        raise NotPrivate(f"can be read by other users (mode {mode:04o}); chmod 600 it")
 
 
 def _check_owner(found: os.stat_result) -> None:

@@ -26,11 +26,8 @@ class FileTooLargeError(OSError):
 def open_regular(path: Path | str, *, follows_link: bool = False) -> int:
     """Open a regular file for reading, and return its descriptor.
 
-    A link is followed only with ``follows_link``: an operator's own path may be one, a foreign file's never.
-
-    Raises:
-        NotARegularFileError: It is something else, or a link.
-        OSError: It cannot be opened.
+    A link is followed only with ``follows_link``: an operator's own path may be one, a foreign file's never. Raises
+    OSError; NotARegularFileError for something else, or a link.
     """
     # Checked before it is opened, because opening a device can have an effect; and again after that, because another
     # file may be there by then. Without O_NONBLOCK a named pipe would wait.
@@ -54,10 +51,7 @@ def read_regular(
 ) -> bytes:
     """Read a regular file of at most ``max_bytes``, or its ``first_bytes``.
 
-    Raises:
-        NotARegularFileError: It is something else, or a link.
-        FileTooLargeError: It has more bytes.
-        OSError: It cannot be read.
+    Raises OSError; NotARegularFileError, FileTooLargeError.
     """
     with os.fdopen(open_regular(path, follows_link=follows_link), "rb") as file:
         if first_bytes is None:

@@ -50,9 +50,8 @@ class _Loader(yaml.SafeLoader):
 def read_settings_file(path: str) -> dict[str, Any]:
     """Return the settings in a file whose name ends in ``.toml``, ``.yaml`` or ``.yml``.
 
-    Raises:
-        SettingsError: It cannot be read, is not a regular file, has over 1 MiB, or is not a table; in one line that
-            never quotes its content, which may be the token.
+    Raises SettingsError where it cannot be read, is not a regular file, has over 1 MiB, or is not a table; its one line
+    never quotes the content, which may be the token.
     """
     name, suffix = masked(path), Path(path).suffix
     if suffix not in {".toml", ".yaml", ".yml"}:

@@ -35,14 +35,10 @@ class _Unusable(Exception):
 
 
 class StateFile:
-    """The state file. Without a path nothing is kept and nothing is read.
+    """The state file; without a path nothing is kept and nothing is read.
 
-    Args:
-        path: Its absolute path, in a folder that exists; no folder is ever made.
-
-    Attributes:
-        path: The same, symbolic links followed.
-        problem: What was wrong with it at the start, in one sentence; ``None`` if nothing was.
+    ``path`` must be absolute, in a folder that exists: none is ever made. Links are followed. ``problem`` is what was
+    wrong with it at the start, in one sentence.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -138,7 +134,6 @@ def _sections(content: bytes) -> dict[str, dict[str, Any]]:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the file to a name that nothing has yet."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise _Unusable("it is no file of ours")
     stamp = int(time.time())

@@ -139,10 +139,7 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
 
 
 def trouble(exc: BaseException) -> str | None:
-    """Return why TLS with the engine fails, by an exception and its causes, with the setting to change.
-
-    None means that the exception is about something else.
-    """
+    """Return why TLS with the engine fails, and the setting to change; None: the exception is about something else."""
     cause: BaseException | None = exc
     while cause is not None and (not isinstance(cause, ssl.SSLError) or isinstance(cause, _NO_TROUBLE)):
         cause = cause.__cause__ or cause.__context__

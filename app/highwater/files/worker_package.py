@@ -56,9 +56,7 @@ class CopiedPackage:
 def copy_worker_package(folder: Path) -> CopiedPackage:
     """Copy the worker package that is installed beside this one, in place of an older copy.
 
-    Raises:
-        WorkerPackageError: The package is not installed as files, the folder holds something else, or it cannot be
-            written.
+    Raises WorkerPackageError: it is not installed as files, the folder holds something else, or cannot be written.
     """
     version, files = _installed()
     try:
@@ -121,7 +119,9 @@ def _installed() -> tuple[str, dict[str, bytes]]:
             raise WorkerPackageError(f"the installed {DISTRIBUTION} has no {name}: install it again")
         files[f"{metadata}/{name}"] = text.encode()
     files[f"{metadata}/INSTALLER"] = b"highwater\n"
-    files[f"{metadata}/RECORD"] = _record(files, f"{metadata}/RECORD")
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(content).digest()) for name, content in files.items()}
+    lines = [f"{name},sha256={digests[name].rstrip(b'=').decode()},{len(files[name])}" for name in files]
+    files[f"{metadata}/RECORD"] = "\n".join([*lines, f"{metadata}/RECORD,,", ""]).encode()
     return installed.version, files
 
 
@@ -135,16 +135,6 @@ def _sources(package: Path) -> Iterator[Path]:
 
 def _metadata_name(version: str) -> str:
     return f"{_METADATA_PREFIX}{version}{_METADATA_SUFFIX}"
-
-
-def _record(files: Mapping[str, bytes], own_name: str) -> bytes:
-    """Return the list of the files, as an installer writes it."""
-    lines = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
-    return "\n".join([*lines, f"{own_name},,", ""]).encode()
-
-
-def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 @contextmanager

@@ -37,11 +37,9 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """All ranks at one time; at the peak each rank at its own.
+    """All ranks at one time; at the peak each rank at its own, and ``at`` is ``None``.
 
-    Attributes:
-        name: ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
-        at: The time; ``None`` where the ranks' times differ.
+    ``name`` is ``ready``, ``before``, ``peak``, ``after``, or ``after`` and a remedy.
     """
 
     name: str
@@ -55,11 +53,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """The command, secrets masked, and how it ended.
+    """The command, secrets masked, and how it ended; ``seconds`` are by this process's own clock.
 
-    Attributes:
-        seconds: Its duration, on this process's own clock.
-        exit_code: As a shell reports it: 128 and the number for a signal.
+    ``exit_code`` is as a shell reports it: 128 and the number for a signal.
     """
 
     command: tuple[str, ...]
@@ -132,10 +128,7 @@ class Experiment:
         return tuple(moment for moment in self.moments if moment.name.startswith(f"{AFTER} "))
 
     def change(self, earlier: str, later: str, part: str, keys: Container[RankKey] | None = None) -> int | None:
-        """Return how a part moved between two moments, over these ranks or all.
-
-        ``None`` where that is not known of one of them, or where it is another process.
-        """
+        """Return how a part moved between two moments, of these ranks or all; ``None``: unknown, or a new process."""
         start, end = self.moment(earlier), self.moment(later)
         if start is None or end is None:
             return None

@@ -21,14 +21,9 @@ class CannotWriteReport(HighwaterError):
 class ReportFiles:
     """The two files of one experiment.
 
-    Args:
-        out: Their path with or without one of the suffixes, or a folder; ``None``: the working folder. Without a name
-            it is made of the time.
-        force: Whether existing files are replaced.
-        now: Unix seconds.
-
-    Raises:
-        CannotWriteReport: Nothing can be written there, or a file exists.
+    ``out`` is their path with or without one of the suffixes, or a folder (``None``: the working folder), in which the
+    name is made of the time (``now``, Unix seconds). Raises CannotWriteReport: nothing can be written there, or a file
+    exists and ``force`` does not replace it.
     """
 
     def __init__(self, out: Path | None, *, force: bool, now: float) -> None:

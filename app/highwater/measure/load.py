@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from highwater.exit_codes import NOT_EXECUTABLE, NOT_FOUND, by_signal
@@ -26,11 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LoadNotStarted(Exception):
-    """The command cannot be run.
-
-    Attributes:
-        exit_code: As a shell reports it: 126 not executable, 127 not found.
-    """
+    """The command cannot be run; ``exit_code`` is a shell's: 126 not executable, 127 not found."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -40,14 +36,8 @@ class LoadNotStarted(Exception):
 class Interrupts:
     """Counts the signals to stop, and raises ``KeyboardInterrupt`` for those that are not to wait.
 
-    The first one, while ``is_patient``, ends the load in order; a second one ends all but the report. A context manager
-    for the main thread.
-
-    Attributes:
-        count: The number of signals so far.
-        last: The last of them.
-        is_patient: Whether the next one is only counted. A second one never is.
-        ignores_signals: Whether every signal is only counted, as while the report is written.
+    The first one, while ``is_patient``, ends the load in order; a second one ends all but the report. While that is
+    written every signal is only counted (``ignores_signals``). A context manager for the main thread.
     """
 
     def __init__(self) -> None:
@@ -63,9 +53,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._count) for number in handled}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -58,7 +58,6 @@ def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[RankKey, f
 
 
 def _sampled(rank: Mapping[str, Any], at: float, row: Mapping[str, Any]) -> RankReading:
-    """Return what history and recorders keep of a rank as a reading, which has more fields than they keep."""
     point = MemoryPoint.of_row(float(at), row)
     return RankReading(
         rank=rank["rank"],

@@ -85,12 +85,10 @@ class Measurement:
     _notes: list[str] = field(default_factory=list)
 
     def run(self) -> Experiment:
-        """Measure.
+        """Measure. Raises what ends it before the load starts.
 
-        Raises:
-            CannotMeasure: There is no engine to observe, or nothing is reported of its memory.
-            SidecarError: No sidecar responds, or it refuses marks; the load has not been started.
-            LoadNotStarted: The load cannot be run.
+        CannotMeasure: there is no engine to observe, or nothing is reported of its memory. SidecarError: no sidecar
+        responds, or it refuses marks. LoadNotStarted: the load cannot be run.
         """
         report = self._prepare()
         load = Load(self.command, self.interrupts)
@@ -131,7 +129,6 @@ class Measurement:
         return report
 
     def _read_ready(self, report: Report) -> tuple[RankReading, ...]:
-        """Return the first reading after the engine was ready, where the sidecar still has it."""
         since = report.growth.baseline_taken_at
         if since is None:
             return ()

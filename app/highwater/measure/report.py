@@ -8,7 +8,7 @@ from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.rank_key import RankKey, rank_key
-from highwater.diagnose.advice import COMPONENT_MEANING, Advice
+from highwater.diagnose.advice import COMPONENT_MEANING
 from highwater.diagnose.case import highest, name_of, part_of, total
 from highwater.diagnose.finding import Finding, all_advice
 from highwater.diagnose.markdown import block, chart, code, moment, section, table, text
@@ -61,6 +61,7 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
 
 def report(experiment: Experiment, *, written_at: float) -> str:
     found = findings(experiment)
+    changes = (f"- {code(one.setting)}: {text(one.change)} *Costs:* {text(one.cost)}" for one in all_advice(found))
     engine = experiment.engine
     device = " ".join(part for part in (device_title(experiment.device), experiment.device.name) if part)
     parts = [
@@ -75,7 +76,7 @@ def report(experiment: Experiment, *, written_at: float) -> str:
         *section("Remedies", _remedies(experiment)),
         *section("Encoder cache", _encoder_cache(experiment)),
         *section("What happened meanwhile", _events(experiment)),
-        *section("What to change", ["\n".join(map(_change, all_advice(found)))]),
+        *section("What to change", ["\n".join(changes)]),
         *section("Set-up", ["\n".join(_setup(experiment))]),
         *section("What the numbers mean", ["\n".join(_meanings(experiment))]),
         *section("Not known, or not done", map(text, experiment.notes)),
@@ -92,10 +93,6 @@ def _finding(finding: Finding) -> str:
     # A capital, unless it begins with a name.
     title = finding.title if "_" in first else finding.title[:1].upper() + finding.title[1:]
     return f"- **{text(title)}** ({WEIGHT_WORDS[finding.weight]}). {text(finding.text)}{see}"
-
-
-def _change(advice: Advice) -> str:
-    return f"- {code(advice.setting)}: {text(advice.change)} *Costs:* {text(advice.cost)}"
 
 
 def _figures(experiment: Experiment) -> str:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from highwater.accounting.rank_key import RankKey, rank_key
@@ -117,9 +116,7 @@ class Sampler(threading.Thread):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self.join(JOIN_SECONDS)  # it may be waiting for a response, and holds nothing up if it goes on
 
@@ -168,14 +165,11 @@ class Sampler(threading.Thread):
         self.recorded = self.recorded or bool(known)
         others = [point for point in history_ranks(history["readings"]) if rank_key(point) not in known]
         self.series.add(sorted([*recorded, *others], key=lambda point: point.taken_at))
-        self._count(history)
-        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
-        # An event may come after a sample that is younger; what comes twice is known by its time.
-        newest = min(self.series.last_at().values(), default=0.0)
-        self._since = max(self._since, newest - OVERLAP_SECONDS)
-
-    def _count(self, history: Mapping[str, Any]) -> None:
         last = self.traffic[-1][0] if self.traffic else 0.0
         self.traffic += [each for each in traffic_of(history["readings"]) if each[0] > last]
         if len(self.traffic) > MAX_TRAFFIC:
             self.traffic = _halved(self.traffic, lambda each: each[1].requests_running or 0)
+        self._events |= {(event.id, event.at): event for event in events_of(history["events"])}
+        # An event may come after a sample that is younger; what comes twice is known by its time.
+        newest = min(self.series.last_at().values(), default=0.0)
+        self._since = max(self._since, newest - OVERLAP_SECONDS)

@@ -28,20 +28,15 @@ def raise_limit() -> int:
 
 
 def room_at_most(*, has_control_port: bool = False) -> int:
-    """Return how many clients may be connected to the data plane once the limit is raised.
-
-    Clients of a control port take descriptors too.
-    """
+    """Return how many clients may be connected to the data plane, beside a control port's, once the limit is raised."""
     return _room(resource.getrlimit(resource.RLIMIT_NOFILE)[1], has_control_port)
 
 
 def default_connections(*, has_control_port: bool = False) -> int:
-    """Return how many clients may be connected to the data plane where no setting limits them."""
     return min(_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0], has_control_port), MAX_CONNECTIONS)
 
 
 def control_connections() -> int:
-    """Return how many clients may be connected to a port that serves the control plane alone."""
     return _for_control(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

@@ -5,7 +5,8 @@ Every broad ``except`` that does not raise again moves one of these counters; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -15,18 +16,8 @@ Part: TypeAlias = Literal[
 
 
 class InternalErrors:
-    """Counts them, by the part that caught one."""
-
     def __init__(self) -> None:
-        parts: tuple[Part, ...] = get_args(Part)
-        self._counts: dict[Part, int] = dict.fromkeys(parts, 0)
-
-    @property
-    def counts(self) -> Mapping[Part, int]:
-        return self._counts
+        self.counts: Counter[Part] = Counter(dict.fromkeys(get_args(Part), 0))
 
     def counter(self, part: Part) -> Callable[[], None]:
-        return partial(self._count, part)
-
-    def _count(self, part: Part) -> None:
-        self._counts[part] += 1
+        return partial(self.counts.update, (part,))

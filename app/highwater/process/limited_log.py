@@ -18,10 +18,7 @@ def printable(text: bytes | str) -> str:
 
 
 class LimitedLog:
-    """Passes a few lines per kind and period on to a logger, and counts the rest.
-
-    The first line of the next period says how many were left out.
-    """
+    """Passes a few lines per kind and period on to a logger; the next period's first line counts those left out."""
 
     def __init__(
         self,
@@ -38,10 +35,7 @@ class LimitedLog:
         self._periods: dict[str, tuple[float, int]] = {}  # kind: (start of its period, lines seen in it)
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
-        """Log one line, unless its kind, one of a bounded set, has had its share in this period.
-
-        A client's text in the arguments must go through ``printable``.
-        """
+        """Log a line of a kind, of a bounded set, at its rate; a client's text must go through ``printable``."""
         now = self._clock()
         start, seen = self._periods.get(kind, (float("-inf"), 0))
         if now - start >= self._period_seconds:

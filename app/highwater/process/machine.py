@@ -9,16 +9,11 @@ from typing import Final
 
 # Fields of /proc/<pid>/stat, counted from behind the command's name; proc(5).
 _STATE, _PARENT, _STARTED = 0, 1, 19
-STOPPED_STATES: Final = frozenset("Tt")
-"""A process's states while a signal or a debugger has stopped it."""
+STOPPED_STATES: Final = frozenset("Tt")  # a process's states while a signal or a debugger has stopped it
 
 
 class Machine:
-    """The clocks and the processes of this machine.
-
-    ``clock`` is Unix seconds; ``monotonic`` is ``CLOCK_MONOTONIC``, which its processes share; ``proc`` is the folder
-    in which the kernel shows them.
-    """
+    """The clocks (Unix seconds, and ``CLOCK_MONOTONIC``, which all processes share) and processes of this machine."""
 
     def __init__(
         self,
@@ -59,10 +54,7 @@ def boot_id(proc: Path = Path("/proc")) -> str | None:
 def parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
     """Return a process's parent, and its start in ticks since boot.
 
-    Raises:
-        OSError: The process does not exist, or is hidden.
-        ValueError: The kernel's line is not understood.
-        IndexError: It is cut.
+    Raises OSError (it does not exist, or is hidden); ValueError or IndexError for a line that is not understood.
     """
     fields = _stat_fields(proc, pid)
     return int(fields[_PARENT]), int(fields[_STARTED])

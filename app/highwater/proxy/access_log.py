@@ -13,13 +13,15 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from typing import Any, NamedTuple, TextIO, cast
 
-from highwater.process.limited_log import LimitedLog
+from highwater.process.limited_log import LimitedLog, printable
+from highwater.proxy.request_head import RequestHead
 from highwater.proxy.traffic import Result
 
 STANDARD_OUTPUT = "-"
@@ -34,15 +36,11 @@ log = logging.getLogger("highwater.access_log")
 class EndedRequest(NamedTuple):
     """One line. A value that does not apply, or was not known when the request ended, is ``None``."""
 
-    peer: str
-    """The client's address and port."""
+    peer: str  # the client's address and port
     method: str | None
-    path: str | None
-    """As sent, without the query, made printable and cut."""
-    path_class: str | None
-    """As in the metrics; ``sidecar`` for the sidecar's paths."""
-    status: int
-    """The status that the client saw; 499 if it left before."""
+    path: str | None  # as sent, without the query, made printable and cut
+    path_class: str | None  # as in the metrics; ``sidecar`` for the sidecar's paths
+    status: int  # the status that the client saw; 499 if it left before
     result: Result
     reason: str | None
     """As in ``highwater_proxy_refused_total`` or ``highwater_proxy_upstream_errors_total``; None: it is complete."""
@@ -51,18 +49,58 @@ class EndedRequest(NamedTuple):
     response_bytes: int
     duration_seconds: float
     time_to_first_byte_seconds: float | None
-    held_seconds: float
-    """The time that it waited at the gate."""
+    held_seconds: float  # the time that it waited at the gate
     engine_connection_reused: bool | None
+
+
+class RequestRecord:
+    """The figures of one request, which grow until it ends; `EndedRequest` says what each of them is.
+
+    ``head`` is empty where it could not be read; ``started`` is by ``time.perf_counter``; ``request_bytes`` are the
+    body's alone.
+    """
+
+    # Defaults here and not in __init__: a plain request changes few of them.
+    status: int | None = None
+    result: Result = "complete"
+    reason: str | None = None
+    request_bytes = 0
+    response_bytes = 0
+    first_byte_seconds: float | None = None
+    held_seconds = 0.0
+    was_reused: bool | None = None
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        self.started = time.perf_counter()
+
+    def note_first_byte(self) -> None:
+        self.first_byte_seconds = time.perf_counter() - self.started
+
+    def ended(self, peer: str, path_class: str | None, status: int, seconds: float) -> EndedRequest:
+        return EndedRequest(
+            peer=peer,
+            method=printable(self.head.method) or None,
+            path=printable(self.head.path) or None,
+            path_class=path_class,
+            status=status,
+            result=self.result,
+            reason=self.reason,
+            request_id=self.head.request_id().decode(),
+            request_bytes=len(self.head.raw) + self.request_bytes,
+            response_bytes=self.response_bytes,
+            duration_seconds=seconds,
+            time_to_first_byte_seconds=self.first_byte_seconds,
+            held_seconds=self.held_seconds,
+            engine_connection_reused=self.was_reused,
+        )
 
 
 class AccessLog:
     """Writes ended requests to a file, or to standard output (``-``); ``dropped`` counts the lines that it could not.
 
-    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``.
-
-    Raises:
-        OSError: The file cannot be opened.
+    The file is opened again once it was moved or removed, which is checked before each line and at ``reopen``. Raises
+    OSError where it cannot be opened.
     """
 
     def __init__(self, where: str, *, queue_lines: int = QUEUE_LINES) -> None:

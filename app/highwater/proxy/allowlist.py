@@ -14,8 +14,7 @@ from highwater.flaws import masked
 
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
-NO_ROOT_PATH = "/"
-"""Its value for an engine that has none: all is served at the root."""
+NO_ROOT_PATH = "/"  # its value for an engine that has none: all is served at the root
 
 # What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is for browsers (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -102,26 +101,33 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 class RequestPath(NamedTuple):
     """The path of one request, percent-decoded once; `read_path` makes it."""
 
-    raw: bytes
-    """As sent."""
+    raw: bytes  # as sent
     decoded: str
-    flaw: str | None
-    """The reason why its form is refused; None where it is not."""
+    flaw: str | None  # the reason why its form is refused; None where it is not
 
 
 def read_path(raw: bytes) -> RequestPath:
     """Decode a path as the engine will, and check its form."""
     unquoted = unquote_to_bytes(raw)
     decoded = unquoted.decode("utf-8", "replace")
-    return RequestPath(raw, decoded, _flaw(raw, unquoted, decoded))
+    # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
+    flaws = (
+        (
+            not _PATH.fullmatch(raw),
+            "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'",
+        ),
+        ("\ufffd" in decoded and decoded.encode() != unquoted, "its percent escapes are not UTF-8"),
+        (_HIDDEN.search(decoded), "a percent escape hides a backslash, a semicolon or a control character"),
+        ("//" in decoded, "it has an empty segment"),
+        ("." in decoded and not {".", ".."}.isdisjoint(decoded.split("/")), "it has a '.' or '..' segment"),
+        ("%" in decoded and _ESCAPE.search(decoded), "it is percent-encoded twice"),
+    )
+    return RequestPath(raw, decoded, next((flaw for found, flaw in flaws if found), None))
 
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """A request refused with an HTTP status and a sentence for the client, or admitted.
-
-    The route of an admitted request is the decoded path as the engine's routes have it, without a root path.
-    """
+    """A request refused with an HTTP status and a sentence for the client, or admitted: ``route`` has no root path."""
 
     admitted: bool
     status: int = 200
@@ -143,16 +149,13 @@ class AllowList:
     Args:
         extra_paths: Paths that the operator adds. An entry that ends in ``/`` is one more place where clients find the
             API: below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
-            endpoints too; ``/collective_rpc`` opens by none.
+            endpoints too; ``/collective_rpc`` opens by none. Raises ValueError for that, or if it never matches.
         root_path: The engine's root path as the operator set it.
         unset_root_path: The engine's root path as it last reported it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.
         knows_root_path: True if it is certain which root path the engine has, or that it has none. While it is not, a
             path that would be a control endpoint below some root path is refused.
         has_metrics: True if the engine's ``/metrics`` can be read.
-
-    Raises:
-        ValueError: An entry could never match, or names a path that no entry may open.
     """
 
     extra_paths: tuple[str, ...] = ()
@@ -252,7 +255,6 @@ def _below(prefix: str | None, path: str) -> str | None:
 
 
 def root_path_flaw(root_path: str) -> str | None:
-    """Return what is wrong with a root path's form; None where nothing is."""
     if root_path == NO_ROOT_PATH:
         return None
     if root_path.endswith("/"):
@@ -260,22 +262,6 @@ def root_path_flaw(root_path: str) -> str | None:
     if "%" in root_path or read_path(root_path.encode()).flaw:
         return "must be a plain path such as '/llm'"
     return None
-
-
-def _flaw(raw: bytes, unquoted: bytes, path: str) -> str | None:
-    # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
-    flaws = (
-        (
-            not _PATH.fullmatch(raw),
-            "it must start with '/' and hold only the characters of an RFC 3986 path, without ';'",
-        ),
-        ("\ufffd" in path and path.encode() != unquoted, "its percent escapes are not UTF-8"),
-        (_HIDDEN.search(path), "a percent escape hides a backslash, a semicolon or a control character"),
-        ("//" in path, "it has an empty segment"),
-        ("." in path and not {".", ".."}.isdisjoint(path.split("/")), "it has a '.' or '..' segment"),
-        ("%" in path and _ESCAPE.search(path), "it is percent-encoded twice"),
-    )
-    return next((flaw for found, flaw in flaws if found), None)
 
 
 def _is_never(decoded: str) -> bool:

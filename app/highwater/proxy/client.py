@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from highwater.proxy.clients import Clients
+from highwater.proxy.clients import Clients, UnreadWatch
 from highwater.proxy.destination import LIVE_STREAM, Destination
 from highwater.proxy.exchange import EngineExchange
 from highwater.proxy.failures import BadRequest, Failure, error_response
@@ -22,7 +22,6 @@ from highwater.proxy.request_head import NOT_HTTP, RequestHead, has_bare_line_fe
 from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.sidecar import SidecarExchange
 from highwater.proxy.transports import FULL_READ_BYTES, ReadSide, WriteSide, has_hung_up, keep_alive
-from highwater.proxy.unread import UnreadWatch
 
 log = logging.getLogger("highwater.proxy")
 
@@ -88,7 +87,6 @@ class ClientConnection(Client):
     # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read and write, unless too many clients are connected."""
         self.transport = cast("asyncio.Transport", transport)
         self.read_side = ReadSide(self.transport)
         self.write_side = WriteSide(self.transport, self._proxy.write_batch)
@@ -183,10 +181,7 @@ class ClientConnection(Client):
             self.write_side.close()
 
     def _take(self, data: bytes, at: int) -> int:
-        """Take a head, or a piece of a body, from a place in the data; return the place behind it.
-
-        It is the same place where the next request must wait, for its bytes or for the one before it.
-        """
+        """Take a head, or a piece of a body; return the place behind it, or the same where a request must wait."""
         incoming = self._receiving
         if incoming is None:
             return self._take_head(data, at) if self._current is None and not self._is_full else at
@@ -351,7 +346,6 @@ class ClientConnection(Client):
         self.write_side.finish()
 
     def tick(self) -> None:
-        """Count one tick, and act on a deadline that has passed."""
         self._quiet += 1
         if not self._is_old:  # a connection that is over at once is spared these calls
             self._is_old = True
@@ -360,15 +354,16 @@ class ClientConnection(Client):
             if self._quiet > self._proxy.linger_ticks:
                 self.write_side.abort()
         elif self._current is None:
-            self._check_unsent()
+            unsent = self.transport.get_write_buffer_size()
+            if unsent:
+                self._quiet = 0  # it is not idle
+            if self._unread.is_over(unsent):
+                self.write_side.abort()
             if self._quiet > self._patience():
                 self.write_side.close()
         elif isinstance(self._current.exchange, SidecarExchange):  # the proxy ticks the exchanges
             self._current.exchange.tick()
-        self._look_for_client()
-
-    def _look_for_client(self) -> None:
-        """Notice that a client left while it is not read; not in a tunnel, whose last bytes are for the engine."""
+        # A client that leaves while it is not read; not in a tunnel, whose last bytes are for the engine.
         is_tunnel = self._receiving is not None and self._receiving.head.websocket
         if self.read_side.is_held and not is_tunnel and has_hung_up(self.transport):
             self.write_side.abort()
@@ -381,18 +376,7 @@ class ClientConnection(Client):
         is_within_request = self._is_within_head or self._receiving is not None
         return self._proxy.client_ticks if is_within_request else self._proxy.client_idle_ticks
 
-    def _check_unsent(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        is_over = self._unread.is_over(unsent)
-        if unsent:
-            self._quiet = 0  # it is not idle
-        if is_over:
-            self.write_side.abort()
-
 
 def protocol(proxy: Proxy, route: Route, clients: Clients | None = None) -> Callable[..., ClientConnection]:
-    """Return the factory of uvicorn's protocol for each connection of a port: its ``http=``.
-
-    Without clients of its own it is the port that requests for the engine come to.
-    """
+    """Return uvicorn's ``http=`` for a port; without clients of its own it is the one for requests to the engine."""
     return partial(ClientConnection, proxy, Port(route, proxy.clients if clients is None else clients))

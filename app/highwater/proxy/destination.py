@@ -44,8 +44,7 @@ class Destination:
     refusal: Failure | None = None
 
 
-LIVE_STREAM = "live_stream"
-"""The path class of a sidecar path whose response does not end by itself."""
+LIVE_STREAM = "live_stream"  # the path class of a sidecar path whose response does not end by itself
 
 
 def path_class(path: str) -> str:
@@ -55,5 +54,4 @@ def path_class(path: str) -> str:
 
 
 def method_class(method: bytes) -> str:
-    """Name a method with one of a few words, as a metric's label."""
     return _METHODS.get(method, "other")

@@ -8,7 +8,6 @@ import time
 from enum import Enum
 
 from highwater.proxy.destination import SAFE_METHODS, method_class
-from highwater.proxy.endings import ending_before_response, ending_within_response
 from highwater.proxy.failures import (
     CLIENT_LEFT,
     CLIENT_NOT_READING,
@@ -19,6 +18,8 @@ from highwater.proxy.failures import (
     UPLOAD_STALLED,
     Failure,
     body_too_slow,
+    ending_before_response,
+    ending_within_response,
     error_response,
 )
 from highwater.proxy.gate import Admission, Shed
@@ -26,8 +27,8 @@ from highwater.proxy.proxy import Proxy
 from highwater.proxy.request_head import NEVER_A_TRAILER, Header, RequestHead
 from highwater.proxy.response_head import ResponseHead
 from highwater.proxy.roles import Client, Exchange, Requester
+from highwater.proxy.transports import WaitingPieces
 from highwater.proxy.upstream import EngineConnection
-from highwater.proxy.waiting import WaitingPieces
 
 
 class State(Enum):
@@ -295,7 +296,6 @@ class EngineExchange(Exchange, Requester):
             self._pieces.send(self._engine.write_side)
 
     def engine_failed(self, failure: Failure) -> None:
-        """Repeat the request where that is safe, else fail it."""
         engine, self._engine = self._engine, None
         unsent = None
         if engine is not None:
@@ -306,7 +306,11 @@ class EngineExchange(Exchange, Requester):
             self._end()
             self._client.cut(reset=False)
         elif failure is DISCONNECTED and engine is not None and engine.served and self._may_repeat(unsent):
-            self._repeat(unsent or [])
+            self._has_repeated = True
+            self._proxy.pool.retries += 1
+            self._state = State.CONNECTING
+            self._waiting.put_back((unsent or [])[1:])  # the head is written anew
+            self._task = self._proxy.spawn(self._open())
         else:
             self.fail(failure)
 
@@ -318,13 +322,6 @@ class EngineExchange(Exchange, Requester):
         """
         changes_nothing = self.head.method in SAFE_METHODS and not self.head.has_body
         return not self._has_repeated and (unsent is not None or changes_nothing)
-
-    def _repeat(self, unsent: list[bytes]) -> None:
-        self._has_repeated = True
-        self._proxy.pool.retries += 1
-        self._state = State.CONNECTING
-        self._waiting.put_back(unsent[1:])  # the head is written anew
-        self._task = self._proxy.spawn(self._open())
 
     def client_full(self) -> None:
         self._client_is_full = True
@@ -424,26 +421,15 @@ class EngineExchange(Exchange, Requester):
         self._quiet += 1
         if self._quiet > self._patience:
             if self._state is State.TUNNEL:
-                self._end_idle_tunnel()
+                self.engine_failed(RESPONSE_STALLED)
             else:
                 self.fail(self._stalled())
         elif self._engine is not None and not (self._has_request or self._engine_is_full):
-            self._wait_for_body()
-
-    def _wait_for_body(self) -> None:
-        """Fail a body that comes too slowly: no piece renews this time."""
-        self._body_ticks += 1
-        limits = self._proxy.limits
-        allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
-        if self._body_ticks * limits.tick_seconds > allowed:
-            self.fail(body_too_slow(limits.body_bytes_per_second))
-
-    def _end_idle_tunnel(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.cut()
-        self._end()
-        self._client.cut(reset=False)
+            self._body_ticks += 1  # no piece renews this time
+            limits = self._proxy.limits
+            allowed = limits.slow_body_seconds + self.request_bytes / limits.body_bytes_per_second
+            if self._body_ticks * limits.tick_seconds > allowed:
+                self.fail(body_too_slow(limits.body_bytes_per_second))
 
     def _stalled(self) -> Failure:
         if self._state is State.RESPONDING:

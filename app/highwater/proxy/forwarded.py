@@ -18,10 +18,7 @@ _PLAIN_HOST = re.compile(rb"[A-Za-z0-9.:\[\]_-]+")
 
 
 class Forwarding:
-    """The headers for one client's connection.
-
-    The mode `replace` writes them in place of the client's own, `append` behind them.
-    """
+    """The headers for one client's connection: `replace` writes them in place of its own, `append` behind them."""
 
     def __init__(self, mode: Mode, peer: bytes | None, scheme: bytes) -> None:
         self._appends = mode == "append"

@@ -28,10 +28,7 @@ _SIDECAR_FOLDERS = ("/dashboard/", "/docs/", "/memory/", "/policy/")
 
 @dataclass(frozen=True, slots=True)
 class SidecarPaths:
-    """The paths that the sidecar serves itself: exact ones, prefixes of those with a variable part.
-
-    The response to a live path does not end by itself.
-    """
+    """The sidecar's own paths: exact ones, and prefixes; the response to a live one does not end by itself."""
 
     exact: frozenset[str]
     prefixes: tuple[str, ...] = ()
@@ -44,11 +41,8 @@ class SidecarPaths:
 class Front:
     """Decides where each request goes on a port that requests for the engine come to.
 
-    Args:
-        sidecar_paths: The paths that the control plane serves.
-        allowed: Decides about all others.
-        has_control_port: The sidecar's paths are served on another port. Here they are refused, whatever the allow list
-            says, and the engine's own metrics can be read.
+    Where the sidecar ``has_control_port``, its own paths are refused here, whatever the allow list says, and the
+    engine's own metrics can be read.
     """
 
     def __init__(self, sidecar_paths: SidecarPaths, allowed: AllowList, *, has_control_port: bool = False) -> None:
@@ -58,14 +52,10 @@ class Front:
         self._remembered = lru_cache(maxsize=1024)(self._decide)
 
     def learn_root_path(self, root_path: str | None) -> str | None:
-        """Compare the engine's root path with the setting, and use it where no setting names one.
+        """Use the engine's root path where the setting names none, and return what is wrong with the setting.
 
-        Args:
-            root_path: As the engine reports it: empty where it has none; None where it does not report it, or where it
-                may have been restarted with another since.
-
-        Returns:
-            What is wrong with the setting, or None.
+        ``root_path`` is empty where the engine has none; None where it does not report it, or where it may have been
+        restarted with another since.
         """
         is_set, was_known = self._allowed.root_path, self._allowed.knows_root_path
         is_known = is_set is not None and was_known if root_path is None else is_set in (None, root_path)

@@ -36,13 +36,7 @@ class Shed(Exception):
 
 
 class Admission:
-    """One admitted request; it counts until it leaves.
-
-    Attributes:
-        has_response: The engine's response has begun.
-        is_open_ended: It lasts as long as its client wants.
-        since: The time of its admission, by the gate's clock.
-    """
+    """One admitted request, ``since`` a time by the gate's clock; it may last as long as its client wants."""
 
     __slots__ = ("has_response", "is_open_ended", "since")
 
@@ -53,8 +47,6 @@ class Admission:
 
 
 class Timer(Protocol):
-    """A call that is still to come."""
-
     def cancel(self) -> None:
         """Do not make the call."""
 
@@ -62,11 +54,8 @@ class Timer(Protocol):
 class Gate:
     """Counts requests under way, and holds new ones while it is closed.
 
-    Args:
-        hold_seconds: The longest wait; then a request is shed.
-        max_held: Requests that may wait at once.
-        clock: Monotonic seconds.
-        later: Calls back after so many seconds; the event loop's where ``None``.
+    At most ``max_held`` wait, for ``hold_seconds`` each; then a request is shed. ``clock`` is monotonic seconds;
+    ``later`` calls back after so many seconds, the event loop's where ``None``.
     """
 
     def __init__(
@@ -133,11 +122,7 @@ class Gate:
         return admission
 
     async def enter(self) -> Admission:
-        """Admit one request, now or when the gate opens; ``leave`` must follow.
-
-        Raises:
-            Shed: It waited too long, or too many wait.
-        """
+        """Admit one request, now or later; ``leave`` must follow. Raises Shed: it waited too long, or too many wait."""
         if (admission := self.try_enter()) is not None:
             return admission
         if self.held >= self._max_held:

@@ -1,21 +1,111 @@
-"""One request as it is received: its head, and what of its body has come. No I/O."""
+"""One request as it is received: its head, and what of its body has come. No I/O.
+
+llhttp does not report where in its input a chunked body (RFC 9112 7.1) ended, and what follows may be another request;
+so the lines of chunk sizes are read here, to the letter. Trailers are checked by llhttp, as heads are.
+"""
 
 from __future__ import annotations
 
-from highwater.proxy.chunks import Chunks
-from highwater.proxy.failures import BadRequest
+import re
+
+import httptools
+
+from highwater.proxy.failures import BadRequest, Failure
 from highwater.proxy.proxy import Proxy
-from highwater.proxy.request_head import Header, RequestHead
+from highwater.proxy.request_head import NOT_HTTP, Header, RequestHead
 from highwater.proxy.roles import Exchange
+
+# Extensions are between the client and us (RFC 9112 7.1.1), and are dropped.
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+# Lines that one call takes at most; a body may have a line for every three bytes.
+LINES_AT_ONCE = 128
+
+
+class _Trailers:
+    def __init__(self) -> None:
+        self.headers: list[Header] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+
+class Chunks:
+    """One body. A line, or the trailers together, of more than `max_line_bytes` are too large."""
+
+    def __init__(self, too_large: Failure, max_line_bytes: int) -> None:
+        self._too_large = too_large
+        self._max_line_bytes = max_line_bytes
+        self._start = b""  # of a line that is not complete
+        self._left = 0  # of a chunk's data
+        self._is_behind_data = False  # where its line end must come
+        self._is_behind_chunks = False
+        self._trailer_lines = b""
+        self.is_complete = False
+        self.trailers: tuple[Header, ...] = ()
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """Take as many chunks out of the data as may be taken at once; return their body, and the rest of the data.
+
+        The rest is for the next call, or, where the body is complete, another request's. Raises BadRequest: no chunks.
+        """
+        if self._start:
+            data, self._start = self._start + data, b""
+        pieces: list[bytes] = []
+        at = lines = 0
+        while not self.is_complete and lines < LINES_AT_ONCE:
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    break
+                self._is_behind_data = True
+            end = data.find(b"\r\n", at)
+            if (len(data) if end < 0 else end) - at > self._max_line_bytes:
+                raise BadRequest(self._too_large)
+            if end < 0:
+                self._start = data[at:]
+                at = len(data)
+                break
+            self._take_line(data[at:end])
+            at = end + 2
+            lines += 1
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[at:]
+
+    def _take_line(self, line: bytes) -> None:
+        if self._is_behind_chunks:
+            self._trailer_lines += line + b"\r\n"
+            if len(self._trailer_lines) > self._max_line_bytes:
+                raise BadRequest(self._too_large)
+            if not line:
+                self._read_trailers()
+        elif self._is_behind_data:
+            if line:
+                raise BadRequest(NOT_HTTP)
+            self._is_behind_data = False
+        else:
+            size = _SIZE.fullmatch(line)
+            if size is None:
+                raise BadRequest(NOT_HTTP)
+            self._left = int(size[1], 16)
+            self._is_behind_chunks = not self._left
+
+    def _read_trailers(self) -> None:
+        parsed = _Trailers()
+        try:
+            httptools.HttpRequestParser(parsed).feed_data(b"GET / HTTP/1.1\r\n" + self._trailer_lines)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            raise BadRequest(NOT_HTTP) from None
+        self.trailers = tuple(parsed.headers)
+        self.is_complete = True
 
 
 class IncomingRequest:
-    """A request that is being received, or served.
+    """A request that is being received, or served by ``exchange``; without one, the rest of its body is dropped.
 
-    Attributes:
-        exchange: Serves it; without one, the rest of the body is dropped.
-        is_complete: All of it has come. A WebSocket's bytes end with the connection alone.
-        trailers: Of a chunked body that is complete.
+    A WebSocket's bytes end with the connection alone: it is never complete. ``trailers`` are of a complete chunked
+    body.
     """
 
     exchange: Exchange | None = None
@@ -34,8 +124,7 @@ class IncomingRequest:
     def take(self, data: bytes, at: int) -> tuple[bytes, int]:
         """Take a piece of the body from a place in the data; return it, without chunks, and the place behind it.
 
-        Raises:
-            BadRequest: The data is not in chunks, or the body is too large.
+        Raises BadRequest where the data is not in chunks, or the body is too large.
         """
         if self.head.websocket:
             return data[at:] if at else data, len(data)

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 class ProxyLimits:
     """Sizes in bytes, times in seconds."""
 
-    max_header_bytes: int = 64 * 1024
-    """A larger request head gets 431."""
-    max_body_bytes: int = 256 * 1024 * 1024
-    """A larger request body gets 413."""
+    max_header_bytes: int = 64 * 1024  # a larger request head gets 431
+    max_body_bytes: int = 256 * 1024 * 1024  # a larger request body gets 413
     connect_seconds: float = 5.0
     first_byte_seconds: float = 600.0
     """From the request's last byte to the response's head: prefill behind a queue takes minutes. 0: no limit."""
@@ -22,12 +20,10 @@ class ProxyLimits:
     slow_body_seconds: float = 300.0
     """The longest wait for all pieces of an upload, and a second more for each body_bytes_per_second that came: a byte
     now and then buys no time."""
-    body_bytes_per_second: int = 512
-    """No link that carries images, and no live audio, is slower."""
+    body_bytes_per_second: int = 512  # no link that carries images, and no live audio, is slower
     keepalive_seconds: float = 4.0
     """Idle engine connections are dropped before uvicorn, the engine's server, drops them after 5 s."""
-    client_keepalive_seconds: float = 620.0
-    """A client's connection on which nothing happens is closed."""
+    client_keepalive_seconds: float = 620.0  # a client's connection on which nothing happens is closed
     client_wait_seconds: float = 75.0
     """For a request's head from its first byte, for the whole body of a request to a sidecar path, and for a client to
     take a response that the sidecar made."""

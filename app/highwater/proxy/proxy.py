@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from highwater.process.limited_log import LimitedLog, printable
-from highwater.proxy.access_log import AccessLog
-from highwater.proxy.address import port_of
+from highwater.proxy.access_log import AccessLog, RequestRecord
 from highwater.proxy.clients import Clients
 from highwater.proxy.failures import (
     ENGINE_FAULTS,
@@ -26,31 +25,26 @@ from highwater.proxy.failures import (
 from highwater.proxy.forwarded import Forwarding, Mode
 from highwater.proxy.gate import Gate
 from highwater.proxy.limits import ProxyLimits
-from highwater.proxy.record import RequestRecord
 from highwater.proxy.request_head import RequestHead
 from highwater.proxy.response_head import EngineOrigin
 from highwater.proxy.roles import Client, Exchange
 from highwater.proxy.traffic import Connections, ProxyTraffic, Result
 from highwater.proxy.transports import WriteBatch
-from highwater.proxy.upstream import ConnectionPool
+from highwater.proxy.upstream import ConnectionPool, port_of
 
 log = logging.getLogger("highwater.proxy")
 
 
 class Proxy:
-    """The engine, as its clients see it.
+    """The engine, as its clients see it; ``upstream`` is ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
     Args:
-        upstream: The engine: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         tls: For an engine on https; the system's authorities where ``None``.
-        forwarded: How the headers that name the client to the engine are written.
         withhold: Removes the lines of each request's head that are not for the engine.
-        internal_error: Counts an unexpected exception.
 
     Attributes:
         exchanges: The requests under way.
-        clients: The clients of the port that requests for the engine come to.
-        control_clients: The clients of the port that serves the control plane alone.
+        clients: Of the port that requests for the engine come to; ``control_clients``: of the control plane's own.
     """
 
     def __init__(
@@ -102,35 +96,19 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pool: ConnectionPool | None = None
-        self._write_batch: WriteBatch | None = None
+        self.write_batch = WriteBatch()
 
     def _ticks(self, seconds: float) -> float:
         return math.ceil(seconds / self.limits.tick_seconds) if seconds else math.inf
 
     @property
     def pool(self) -> ConnectionPool:
-        """The connections to the engine, between ``start`` and ``aclose``.
-
-        Raises:
-            RuntimeError: The proxy has not been started.
-        """
+        """The connections to the engine, between ``start`` and ``aclose``; raises RuntimeError elsewhere."""
         if self._pool is None:
             raise RuntimeError("the proxy has not been started")
         return self._pool
 
-    @property
-    def write_batch(self) -> WriteBatch:
-        """The writes of this turn of the loop, from ``start`` on.
-
-        Raises:
-            RuntimeError: The proxy has not been started.
-        """
-        if self._write_batch is None:
-            raise RuntimeError("the proxy has not been started")
-        return self._write_batch
-
     def connections(self) -> Connections:
-        """Return the connections that are open now, and the requests sent so far."""
         pool = self._pool
         return Connections(
             clients=len(self.clients),
@@ -178,12 +156,10 @@ class Proxy:
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:
-        self._write_batch = WriteBatch()
-        is_unix = self._parts.scheme == "unix"
         self._pool = ConnectionPool(
             host=self._parts.hostname or "",
             port=port_of(self._parts),
-            socket_path=self._parts.path if is_unix else None,
+            socket_path=self._parts.path if self._parts.scheme == "unix" else None,
             tls=self._tls,
             write_batch=self.write_batch,
             connect_seconds=self.limits.connect_seconds,

@@ -66,12 +66,8 @@ _NO_CALLBACKS = _NoCallbacks()  # of a parser that only checks the form
 class RequestHead:
     """A request's head as the client sent it, with the empty line at its end; `parse_head` makes one.
 
-    Attributes:
-        declared_bytes: The length of a counted body; 0 without one.
-        expects_continue: The client sends the body only after a 100.
-        keep_alive: The client's connection may serve another request.
-        websocket: It asks to speak WebSocket.
-        host: As the client sent it; empty without one.
+    ``declared_bytes`` is the length of a counted body; with ``expects_continue`` the client sends it only after a 100;
+    with ``keep_alive`` the client's connection may serve another request.
     """
 
     # Defaults here and not in __init__: most heads change none of them.
@@ -96,11 +92,7 @@ class RequestHead:
             self.is_http10, self.keep_alive = True, False
 
     def read_taken_out(self) -> None:
-        """Read the lines that do not travel.
-
-        Raises:
-            BadRequest: They contradict each other, or cannot be passed on.
-        """
+        """Read the lines that do not travel. Raises BadRequest: they contradict each other, or cannot be passed on."""
         hosts = framings = 0
         parts = self._parts
         for at in range(1, len(parts), 3):
@@ -178,16 +170,13 @@ class RequestHead:
         if self.is_http10:
             lines = lines.replace(b" HTTP/1.0\r\n", b" HTTP/1.1\r\n", 1)
         if self._tokens and self._tokens - _PLAIN_TOKENS:
-            lines = self._less_named(lines)
+            first, *rest = lines.split(b"\r\n")
+            named = self._tokens
+            kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
+            lines = b"\r\n".join([first, *kept])
         if forwarding is not None:
             lines = forwarding.rewrite(lines, self.host)
         return b"%b%b%bx-request-id: %b\r\n\r\n" % (lines[:-2], host_line, framing, self.request_id())
-
-    def _less_named(self, lines: bytes) -> bytes:
-        first, *rest = lines.split(b"\r\n")
-        named = self._tokens or set()
-        kept = (line for line in rest if line.partition(b":")[0].lower() not in named)
-        return b"\r\n".join([first, *kept])
 
     def for_sidecar(self) -> bytes:
         """Return the head for the sidecar's own server: as it came, without a request for another protocol."""
@@ -201,22 +190,15 @@ def parse_head(raw: bytes) -> RequestHead | Failure:
     headers that llhttp found.
     """
     try:
-        return _parsed(raw)
-    except BadRequest as bad:
-        return bad.failure
-
-
-def _parsed(raw: bytes) -> RequestHead:
-    try:
         httptools.HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # the head is complete, and asks for another protocol
     except httptools.HttpParserError:
-        raise BadRequest(NOT_HTTP) from None
+        return NOT_HTTP
     first = raw[: raw.index(b"\r")].split(b" ")
     # llhttp overlooks line ends before the method.
     if len(first) != 3 or first[2] not in _VERSIONS or not first[0][:1].isalpha():  # noqa: PLR2004 - method, target, version
-        raise BadRequest(NOT_HTTP)
+        return NOT_HTTP
     method, target, version = first
     absolute = None if target.startswith(b"/") else _ABSOLUTE.fullmatch(target)
     if absolute is not None:
@@ -224,9 +206,12 @@ def _parsed(raw: bytes) -> RequestHead:
         target = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
         raw = b"%b %b %b%b" % (method, target, version, raw[raw.index(b"\r") :])
     head = RequestHead(raw, method, target, is_http10=version == _HTTP10)
-    head.read_taken_out()
+    try:
+        head.read_taken_out()
+    except BadRequest as bad:
+        return bad.failure
     if absolute is not None and absolute[1].lower() != head.host.lower():
-        raise BadRequest(bad_request("the target's authority must be the Host"))
+        return bad_request("the target's authority must be the Host")
     return head
 
 

@@ -38,10 +38,8 @@ def with_one_length(head: bytes) -> bytes | None:
 class EngineOrigin:
     """The engine's name for itself in `Location`: the `Host` of the request to it, which clients cannot reach.
 
-    Args:
-        authority: The engine's host, and its port if it has one.
-        root_path: The prefix below which the engine serves all paths as well. A proxy that takes it off on a client's
-            way here does not put it back into a response; with it the client's next request comes here either way.
+    A proxy that takes the root path off on a client's way here does not put it back into a response; with it the
+    client's next request comes here either way.
     """
 
     def __init__(self, authority: str, root_path: str = "") -> None:
@@ -83,10 +81,7 @@ class ResponseHead:
         self.until_close = self.has_body and not self.chunked and b"\ncontent-length:" not in lowered
 
     def surplus_bytes(self, body_bytes: int) -> int:
-        """Return how many of the bytes after the head are more than the whole body that it declares.
-
-        0 for a chunked one: where that ended only the parser knows.
-        """
+        """Return by how much the body is longer than declared; 0 for a chunked one, whose end the parser knows."""
         if not self.has_body:
             return body_bytes
         length = None if self.chunked else _LENGTH.search(self._lowered)
@@ -100,10 +95,7 @@ class ResponseHead:
         return self.chunked and not b"\r\n\r\n".endswith(data[len(data.rstrip(b"\r\n")) :])
 
     def for_client(self, request_id: bytes, *, close: bool, unchunked: bool = False) -> bytes:
-        """Return the head for the client; `unchunked`, for HTTP/1.0, without the body's framing.
-
-        The request's id is added unless the engine has set one of its own.
-        """
+        """Return the head for the client, with the request's id where it has none; `unchunked` for HTTP/1.0."""
         if not unchunked and _REWRITTEN.search(self._lowered) is None:
             lines, has_id = self.raw[:-2], False
         else:

@@ -6,9 +6,9 @@ import asyncio
 
 from mypy_extensions import trait
 
+from highwater.proxy.access_log import RequestRecord
 from highwater.proxy.failures import Failure
 from highwater.proxy.forwarded import Forwarding
-from highwater.proxy.record import RequestRecord
 from highwater.proxy.request_head import Header
 from highwater.proxy.response_head import ResponseHead
 from highwater.proxy.transports import ReadSide, WriteSide, peer_of
@@ -17,85 +17,55 @@ from highwater.proxy.transports import ReadSide, WriteSide, peer_of
 class Exchange(RequestRecord):
     """One request of a client and its response; notified of what the client does."""
 
-    def start(self) -> None:
-        raise NotImplementedError
+    def start(self) -> None: ...
 
-    def body(self, piece: bytes) -> None:
-        raise NotImplementedError
+    def body(self, piece: bytes) -> None: ...
 
-    def body_ends(self, trailers: tuple[Header, ...]) -> None:
-        raise NotImplementedError
+    def body_ends(self, trailers: tuple[Header, ...]) -> None: ...
 
-    def client_full(self) -> None:
-        raise NotImplementedError
+    def client_full(self) -> None: ...
 
-    def client_ready(self) -> None:
-        raise NotImplementedError
+    def client_ready(self) -> None: ...
 
-    def client_left(self) -> None:
-        raise NotImplementedError
+    def client_left(self) -> None: ...
 
     def fail(self, failure: Failure) -> None:
         """End it, with an error for the client where one can still be sent."""
-        raise NotImplementedError
 
-    def shutdown(self) -> None:
-        raise NotImplementedError
+    def shutdown(self) -> None: ...
 
-    def tick(self) -> None:
-        raise NotImplementedError
+    def tick(self) -> None: ...
 
 
 @trait
 class Requester:
-    """The sender of a request to the engine; notified of what the engine does.
-
-    Attributes:
-        to_head: The request is a HEAD.
-        wants_bare_body: The client cannot read chunks.
-        wants_tunnel: The request is for a WebSocket.
-    """
+    """The sender of a request to the engine; ``wants_bare_body``: without chunks, ``wants_tunnel``: a WebSocket."""
 
     to_head: bool
     wants_bare_body: bool
     wants_tunnel: bool
 
-    def interim_response(self, raw: bytes) -> None:
-        raise NotImplementedError
+    def interim_response(self, raw: bytes) -> None: ...
 
-    def response_begins(self, head: ResponseHead, data: bytes) -> None:
-        raise NotImplementedError
+    def response_begins(self, head: ResponseHead, data: bytes) -> None: ...
 
-    def response_continues(self, data: bytes) -> None:
-        raise NotImplementedError
+    def response_continues(self, data: bytes) -> None: ...
 
-    def response_ends(self, *, reusable: bool) -> None:
-        raise NotImplementedError
+    def response_ends(self, *, reusable: bool) -> None: ...
 
     def tunnel_opens(self, head: ResponseHead) -> None:
         """Take the 101 by which the engine switched protocols; bytes follow."""
-        raise NotImplementedError
 
     def engine_failed(self, failure: Failure) -> None:
         """Take the end of the connection, or of what could be understood of it."""
-        raise NotImplementedError
 
-    def engine_full(self) -> None:
-        raise NotImplementedError
+    def engine_full(self) -> None: ...
 
-    def engine_ready(self) -> None:
-        raise NotImplementedError
+    def engine_ready(self) -> None: ...
 
 
 class Client:
-    """A client's connection.
-
-    Attributes:
-        transport: Of the connection.
-        read_side: Held while the client's bytes cannot be taken.
-        write_side: The only writer to the client.
-        forwarding: Adds headers that name the client to the engine, if any.
-    """
+    """A client's connection. ``read_side`` is held while bytes cannot be taken; only ``write_side`` writes."""
 
     transport: asyncio.Transport
     read_side: ReadSide
@@ -115,12 +85,9 @@ class Client:
         """Close at once; bytes that the client has not taken are lost."""
         self.write_side.abort()
 
-    def tick(self) -> None:
-        raise NotImplementedError
+    def tick(self) -> None: ...
 
-    def response_done(self, *, close: bool) -> None:
-        raise NotImplementedError
+    def response_done(self, *, close: bool) -> None: ...
 
     def cut(self, *, reset: bool) -> None:
         """End the response here, incomplete; `reset` where the connection's end alone would look clean."""
-        raise NotImplementedError

@@ -34,21 +34,13 @@ class Connections:
     engine_active: int = 0
     engine_idle: int = 0
     tunnels: int = 0
-    requests_on_new: int = 0
-    """Requests sent to the engine over a connection that was opened for them."""
-    requests_on_reused: int = 0
-    """Requests sent to the engine over a connection that had served another one."""
+    requests_on_new: int = 0  # requests sent to the engine over a connection that was opened for them
+    requests_on_reused: int = 0  # requests sent to the engine over a connection that had served another one
     retries: int = 0
 
 
 class Histogram:
-    """Values counted by bucket.
-
-    Attributes:
-        bounds: Upper ones, in rising order.
-        counts: The values in each bucket; one more than bounds, for those above the last.
-        total: The sum of the values.
-    """
+    """Values counted by bucket: ``bounds`` are upper ones, ``counts`` one more, ``total`` the sum of the values."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -74,11 +66,8 @@ class PathClass:
 class ProxyTraffic:
     """The counters of proxied requests; every key comes from a small fixed set.
 
-    Attributes:
-        under_way: Requests that have begun and not ended.
-        classes: The counters of those that ended, by path class.
-        upstream_errors: Requests that the engine failed, by reason.
-        refused: Requests that were not passed on, or not to their end, by reason.
+    ``classes`` are those that ended, by path class; ``upstream_errors`` those that the engine failed, and ``refused``
+    those that were not passed on, or not to their end, by reason.
     """
 
     def __init__(self) -> None:

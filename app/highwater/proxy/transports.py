@@ -15,6 +15,8 @@ import struct
 # buffer. One upload would keep every stream waiting.
 FULL_READ_BYTES = 256 * 1024
 _MUCH_BYTES = 32 * 1024
+# Pieces that wait for the engine; above it the client is not read.
+_MAX_WAITING_BYTES = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 # The far end has closed its side, or the connection is closed; reported for a socket that is not read, too.
 _HANGS_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -65,12 +67,11 @@ class WriteBatch:
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._sides: list[WriteSide] = []
 
     def add(self, side: WriteSide) -> None:
         if not self._sides:
-            self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._sides.append(side)
 
     def _flush(self) -> None:
@@ -184,3 +185,36 @@ class ReadSide:
         """Let the other connections have their turn after a read that filled the buffer."""
         self.hold("turn")
         asyncio.get_running_loop().call_soon(self.let_go, "turn")
+
+
+class WaitingPieces:
+    """Pieces in the order in which they go to the engine; too many of them stop the client's read side."""
+
+    __slots__ = ("_bytes", "_pieces", "_read_side")
+
+    def __init__(self, read_side: ReadSide) -> None:
+        self._read_side = read_side
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self._bytes > _MAX_WAITING_BYTES:
+            self._read_side.hold("waiting")
+
+    def put_back(self, pieces: list[bytes]) -> None:
+        self._pieces[:0] = pieces
+        self._bytes += sum(len(piece) for piece in pieces)
+
+    def send(self, write_side: WriteSide) -> None:
+        if self._pieces:
+            for piece in self._pieces:
+                write_side.write(piece)
+            self.drop()
+
+    def drop(self) -> None:
+        if self._bytes:
+            self._pieces.clear()
+            self._bytes = 0
+            self._read_side.let_go("waiting")

@@ -10,6 +10,7 @@ import errno
 import ssl
 from collections import deque
 from typing import Any, cast
+from urllib.parse import SplitResult
 
 import httptools
 
@@ -35,18 +36,19 @@ _INTERIM = b"HTTP/1.1 1"
 _MAX_HEAD_BYTES = 256 * 1024
 # This process, or the machine, may have no more files open.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def port_of(url: SplitResult) -> int:
+    """Return the port that a URL names, or its scheme's; 0 for a socket's path."""
+    return url.port or _DEFAULT_PORTS.get(url.scheme, 0)
 
 
 class EngineConnection:
     """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
 
-    Attributes:
-        read_side: Held while the client takes no more.
-        write_side: The only writer to the engine.
-        is_counted: The pool counts it as open.
-        ends: The addresses of this end and the far one, where the pool counts them.
-        served: Requests served so far.
-        idle_since: Loop time.
+    ``ends`` are the addresses of this end and the far one, once the pool counts it as open (``is_counted``); ``served``
+    is a number of requests; ``idle_since`` is loop time.
     """
 
     transport: asyncio.Transport
@@ -126,7 +128,6 @@ class EngineConnection:
         """Let the transport close: the engine will send no more."""
 
     def pause_writing(self) -> None:
-        """Stop the client: the socket's buffer and the transport's are full."""
         if self._requester is not None:
             self._requester.engine_full()
 
@@ -181,7 +182,6 @@ class EngineConnection:
         self.data_received(mended + ends + body)
 
     def _hand_on(self, requester: Requester, data: bytes) -> None:
-        """Hand on data of a response, and not what follows it."""
         if self._response is not None:
             self._body(requester, self._response, data)
         elif self._status != _NONE:
@@ -227,8 +227,8 @@ class EngineConnection:
                 data = data[:-surplus]
                 self._keeps_alive = False
         if self._bare_body is not None:
-            bare = self._bare(self._bare_body)
-            data = bare if response.chunked else data
+            data = b"".join(self._bare_body) if response.chunked else data
+            self._bare_body.clear()
         if self._response is None:
             self._response = response
             requester.response_begins(response, data)
@@ -236,12 +236,6 @@ class EngineConnection:
             requester.response_continues(data)
         if self._has_ended:
             requester.response_ends(reusable=self._keeps_alive and self._bare_body is None)
-
-    @staticmethod
-    def _bare(pieces: list[bytes]) -> bytes:
-        data = b"".join(pieces)
-        pieces.clear()
-        return data
 
     def _switch(self, requester: Requester, data: bytes, offset: int) -> None:
         if self._status != SWITCHING_PROTOCOLS or self._interims or not requester.wants_tunnel:
@@ -290,12 +284,6 @@ class _WithBody:
 
 class ConnectionPool:
     """Idle connections, the last used first, and the way to a new one.
-
-    Args:
-        socket_path: The path of the engine's Unix socket, in place of host and port.
-        connect_seconds: The longest that connecting may take.
-        keepalive_seconds: The longest that a connection may be idle and still be used.
-        origin: The engine's name for itself.
 
     Attributes:
         open: The number of open connections, in use or not.

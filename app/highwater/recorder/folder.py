@@ -27,8 +27,7 @@ from highwater.recorder.untrusted import RingUnusable
 
 SCAN_SECONDS = 1.0
 MAX_FILES = 256
-MAX_ENTRIES = 4096
-"""Of the folder, whatever their names: others may write into it."""
+MAX_ENTRIES = 4096  # of the folder, whatever their names: others may write into it
 MAX_RECORDS = 4096
 
 _TMP_NAME = re.compile(rf"\.({RING_NAME.pattern})\.tmp", re.ASCII)
@@ -55,10 +54,7 @@ class Removal:
 
 
 class RecorderFolder:
-    """The folder, and the rings of one life of the engine (``instance``) in it.
-
-    ``clock`` returns Unix seconds, ``monotonic`` those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
-    """
+    """The folder, and the rings of one life of the engine (``instance``) in it; clocks as in ``Machine``."""
 
     def __init__(
         self,

@@ -13,8 +13,7 @@ from highwater.readings.schema import MAX_NUMBER
 from highwater.recorder.untrusted import RingUnusable, is_within_bounds, json_object
 from highwater.text.table import rank_title
 
-MAX_RANKS: Final = 4096
-"""More ranks than any engine has: files may say anything."""
+MAX_RANKS: Final = 4096  # more ranks than any engine has: files may say anything
 Count: TypeAlias = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Ranks: TypeAlias = Annotated[int, Field(ge=0, le=MAX_RANKS)]

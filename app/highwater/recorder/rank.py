@@ -98,12 +98,9 @@ class RankFile:
         return self.ring.problem or self._sample_problem
 
     def read(self, *, whole_file: bool = False) -> RankRecord:
-        """Return the rank's record as of now.
+        """Return the rank's record as of now. Raises RingUnusable: it cannot be read any more.
 
         ``whole_file``: search the whole file for a sample where none is found at once, because there is no second read.
-
-        Raises:
-            RingUnusable: It cannot be read any more.
         """
         now, wall = self._machine.monotonic(), self._machine.clock()
         bodies: Iterable[Mapping[str, Any]] = self.ring.read()

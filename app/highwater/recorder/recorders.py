@@ -52,11 +52,8 @@ class Recorders:
     """The recorders of one engine's workers, which write into ``folder``, under the same path.
 
     They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
-    those of ``CLOCK_MONOTONIC``, which the workers of this machine share.
-
-    Attributes:
-        records: Their last contents; after the engine's end too.
-        show_starts: Whether this engine's workers start them by themselves, so that an engine that loads is seen.
+    those of ``CLOCK_MONOTONIC``, which the workers of this machine share. ``records`` are their last contents, after
+    the engine's end too; ``show_starts``: the workers start them by themselves, so that an engine that loads is seen.
     """
 
     def __init__(
@@ -175,7 +172,8 @@ class Recorders:
         self.files.follow(instance)
         try:
             responses = await self._start(instance)
-            other = _other_instance(responses)
+            names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
+            other = next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
             if other is not None:
                 # Ours may run on some, also of those engines whose workers do not respond: all must have one name.
                 await self._engine.rpc("recorder_stop", {"instance": instance})
@@ -216,10 +214,7 @@ class Recorders:
     # --- reading ---
 
     async def read(self, *, within_seconds: float | None = None) -> tuple[RankRecord, ...]:
-        """Return every rank's record.
-
-        With ``within_seconds`` it waits, for ``WAIT_SECONDS`` at most, until no reading of a rank that writes is older.
-        """
+        """Return every rank's record; where ``within_seconds``, once no writer's is older, or WAIT_SECONDS passed."""
         if self._monotonic() - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = self._monotonic()
             problems = (await asyncio.to_thread(self.files.remove_stale, STALE_SECONDS)).problems
@@ -313,11 +308,6 @@ class Recorders:
 def _either(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
     known = [value for value in values if value is not None]
     return choose(known) if known else None
-
-
-def _other_instance(responses: Sequence[Mapping[str, Any]]) -> str | None:
-    names = (response.get("instance") for response in responses if response.get("ok") and response.get("other"))
-    return next((name for name in names if isinstance(name, str) and re.fullmatch("[0-9a-f]{16}", name)), None)
 
 
 def _refusal(response: Mapping[str, Any]) -> str:

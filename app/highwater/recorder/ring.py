@@ -96,19 +96,11 @@ class _Layout:
 
 
 class Ring:
-    """One file, held open.
+    """One file, held open: a link is not followed, and a named pipe not waited for.
 
-    Args:
-        path: The file. A link is not followed, and a named pipe not waited for.
-
-    Attributes:
-        identity: The writer.
-        inode: Device and inode: another file under the same name has others.
-        problem: What is wrong with the file at present; ``None`` if nothing is.
-
-    Raises:
-        RingUnusable: The constructor: this version cannot read the file as a ring. Other methods: it can no longer be
-            read.
+    ``inode`` is device and inode: another file under the same name has others. ``problem`` is what is wrong with it at
+    present. The constructor raises RingUnusable where this version cannot read the file as a ring, other methods where
+    it can no longer be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -220,22 +212,18 @@ class Ring:
         highest = records[-1][0]
         if not at_start and highest < self._last + self._window:
             return records
-        end = self._end(highest)
+        # The newest is found by halving: a good record is followed by the next or an older one.
+        end, beyond = highest, highest + self._slots
+        while beyond - end > 1:
+            middle = (end + beyond) // 2
+            if self._is_written(middle, beyond):
+                end = middle
+            else:
+                beyond = middle
         first = max(end - self._window, self._last)
         latest = self._records(first % self._slots, self._window, after=first)
         # Records that were found by a search may be from anywhere in the ring.
         return sorted(latest if at_start else {*records, *latest}, key=_sequence)
-
-    def _end(self, low: int) -> int:
-        """Return the newest record, found by halving: a good record is followed by the next or an older one."""
-        high = low + self._slots
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._is_written(middle, high):
-                low = middle
-            else:
-                high = middle
-        return low
 
     def _is_written(self, sequence: int, before: int) -> bool:
         for near in range(sequence, min(sequence + _GAP_SLOTS, before)):

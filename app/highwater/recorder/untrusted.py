@@ -15,9 +15,8 @@ _MAX_TEXT = 200
 class RingUnusable(Exception):
     """A recorder file that cannot be used.
 
-    Attributes:
-        reason: Begins with one of: truncated, foreign, version, corrupt header, corrupt identity, not a regular file,
-            too large, unreadable.
+    ``reason`` begins with one of: truncated, foreign, version, corrupt header, corrupt identity, not a regular file,
+    too large, unreadable.
     """
 
     def __init__(self, reason: str) -> None:

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Self, TypeAlias
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from highwater.policy.rules import FROZEN, Finite
+from highwater.files.tls import TlsFiles, check_certificate, check_pair
+from highwater.policy.rules import Finite
 from highwater.process.descriptors import room_at_most
 from highwater.proxy.allowlist import AllowList
 from highwater.proxy.forwarded import Mode as ForwardedMode
 from highwater.proxy.limits import ProxyLimits
-from highwater.settings.paths import ExistingFolder
 from highwater.units import KIB, MIB
 
 _LIMITS = ProxyLimits()
+
+
+# Each path is absolute: the sidecar's working directory means nothing to others.
+def _absolute(what: str, is_valid: Callable[[Path], bool]) -> AfterValidator:
+    def check(path: Path) -> Path:
+        if not (path.is_absolute() and is_valid(path)):
+            raise ValueError(f"must be the absolute path of {what}")
+        return path
+
+    return AfterValidator(check)
+
+
+ExistingFolder: TypeAlias = Annotated[Path, _absolute("a folder that exists", Path.is_dir)]
+Folder: TypeAlias = Annotated[Path, _absolute("a folder", lambda path: path.is_dir() or not path.exists())]
+File: TypeAlias = Annotated[Path, _absolute("a file", lambda path: not path.is_dir())]
+FileInFolder: TypeAlias = Annotated[
+    Path,
+    _absolute("a file in a folder that exists", lambda path: path.parent.is_dir() and not path.is_dir()),
+]
 
 
 def too_many(room: int) -> str:
     return f"must be at most {room} under this process's limit of open files (ulimit -Hn)"
 
 
-class ProxySettings(BaseModel):
+class ProxySettings(BaseModel, frozen=True, extra="forbid"):
     """The data plane."""
-
-    model_config = FROZEN
 
     enabled: bool | None = Field(
         None,
@@ -97,10 +116,8 @@ class ProxySettings(BaseModel):
         return paths
 
 
-class GateSettings(BaseModel):
+class GateSettings(BaseModel, frozen=True, extra="forbid"):
     """Holding new requests while a reset waits for a safe moment."""
-
-    model_config = FROZEN
 
     drain_seconds: Finite = Field(
         10.0,
@@ -119,20 +136,16 @@ class GateSettings(BaseModel):
         return self
 
 
-class TrimSettings(BaseModel):
+class TrimSettings(BaseModel, frozen=True, extra="forbid"):
     """Moving encoder outputs to host memory."""
-
-    model_config = FROZEN
 
     host_budget_bytes: int | None = Field(
         None, ge=0, description="host memory for encoder outputs, per rank; unset: half of what the host has free"
     )
 
 
-class IncidentSettings(BaseModel):
+class IncidentSettings(BaseModel, frozen=True, extra="forbid"):
     """Evidence kept when the engine dies, hangs or runs out of memory."""
-
-    model_config = FROZEN
 
     folder: ExistingFolder | None = Field(
         None, description="keeps incidents as files; unset: the newest 16 in memory, until the sidecar ends"
@@ -143,3 +156,65 @@ class IncidentSettings(BaseModel):
     max_bytes: int = Field(
         8 * MIB, ge=256 * KIB, le=64 * MIB, description="the largest incident; a larger one is thinned until it fits"
     )
+
+
+class _KeyPair(BaseModel, frozen=True, extra="forbid"):
+    """A certificate and its key: both or neither, and they must load."""
+
+    cert_file: Path | None
+    key_file: Path | None
+
+    @field_validator("cert_file", "ca_file", check_fields=False)
+    @classmethod
+    def _certificates(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            check_certificate(value)
+        return value
+
+    @field_validator("key_file")
+    @classmethod
+    def _of_the_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        if "cert_file" not in info.data:  # it is invalid, and reported already
+            return key_file
+        cert_file: Path | None = info.data["cert_file"]
+        if cert_file is None and key_file is not None:
+            raise ValueError("is a key without a certificate: cert_file must be given too")
+        if cert_file is not None and key_file is None:
+            raise ValueError(f"must be given too: the key of cert_file ({cert_file})")
+        if cert_file is not None and key_file is not None:
+            try:
+                check_pair(cert_file, key_file)
+            except ValueError as exc:
+                raise ValueError(f"does not serve: {exc}") from exc
+        return key_file
+
+
+class TlsSettings(_KeyPair):
+    """TLS towards clients."""
+
+    cert_file: Path | None = Field(
+        None, description="certificate chain to serve TLS with, PEM, read again when it changes; unset: plain HTTP"
+    )
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(cert_file=self.cert_file, key_file=self.key_file)
+
+
+class EngineTlsSettings(_KeyPair):
+    """TLS towards an engine at an https URL."""
+
+    ca_file: Path | None = Field(
+        None,
+        description="authorities trusted for the engine's certificate, PEM, read again when it changes; unset: the "
+        "system's",
+    )
+    cert_file: Path | None = Field(
+        None, description="certificate chain to present to the engine, PEM, read again when it changes"
+    )
+    key_file: Path | None = Field(None, validate_default=True, description="the key of cert_file, PEM, not encrypted")
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(self.ca_file, self.cert_file, self.key_file)

@@ -11,16 +11,25 @@ from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validato
 
 from highwater.files.admin_token import MIN_LENGTH, is_loopback, is_strong_enough
 from highwater.flaws import MayHoldSecret, without_credentials
-from highwater.policy.rules import FROZEN, Finite
+from highwater.policy.rules import Finite
 from highwater.policy.settings import PolicySettings
 from highwater.process.descriptors import room_at_most
 from highwater.process.log_format import LogFormat
 from highwater.proxy.access_log import STANDARD_OUTPUT
-from highwater.proxy.address import port_of
 from highwater.proxy.allowlist import root_path_flaw
-from highwater.settings.paths import File, FileInFolder, Folder
-from highwater.settings.sections import GateSettings, IncidentSettings, ProxySettings, TrimSettings, too_many
-from highwater.settings.tls import EngineTlsSettings, TlsSettings
+from highwater.proxy.upstream import port_of
+from highwater.settings.sections import (
+    EngineTlsSettings,
+    File,
+    FileInFolder,
+    Folder,
+    GateSettings,
+    IncidentSettings,
+    ProxySettings,
+    TlsSettings,
+    TrimSettings,
+    too_many,
+)
 
 # Records of 2 KiB in one recorder's file, beside less than 1 MiB of other areas; its reader takes no more than 64 MiB
 # (docs/recorder.md).
@@ -44,9 +53,7 @@ def _leads_to(url: str, host: str, port: int | None) -> bool:
     return "localhost" in (name, host) and is_loopback(name) and is_loopback(host)
 
 
-class Settings(BaseModel):
-    model_config = FROZEN
-
+class Settings(BaseModel, frozen=True, extra="forbid"):
     engine_url: Annotated[str, MayHoldSecret(without_credentials)] = Field(
         "http://127.0.0.1:8000", description="the vLLM server: http, https or unix:/path"
     )

@@ -42,8 +42,7 @@ def load(
 ) -> Settings:
     """Load settings from flags (texts by dotted key), a file, the environment and defaults.
 
-    Raises:
-        SettingsError: With every problem found.
+    Raises SettingsError with every problem found.
     """
     env = os.environ if environ is None else environ
     variables = {key: env[variable(key)] for key, _ in keys() if variable(key) in env}

@@ -30,10 +30,7 @@ def plain(text: str, most: int = MAX_LENGTH) -> str:
 
 
 def cleaned(value: _Value, depth: int = MAX_DEPTH, *, most: int = MAX_LENGTH) -> _Value:
-    """Return the value with every text in it plain: dataclasses, mappings, sequences and what they hold.
-
-    Each text is cut to ``most`` characters.
-    """
+    """Return the value with every text in it plain, cut to ``most`` characters: dataclasses, mappings, sequences."""
     result: Any = value
     if isinstance(value, str):
         result = plain(value, most)

@@ -48,12 +48,10 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks that every part reads.
+    """The clocks that every part reads: ``wall``, Unix seconds, for everything that people read.
 
-    Attributes:
-        monotonic: Seconds for everything that waits or measures. Where the recorders' files are read it must be
-            ``CLOCK_MONOTONIC``, which the workers of this machine share.
-        wall: Unix seconds, for everything that people read.
+    ``monotonic`` is for everything that waits or measures. Where the recorders' files are read it must be
+    ``CLOCK_MONOTONIC``, which the workers of this machine share.
     """
 
     monotonic: Callable[[], float] = time.monotonic
@@ -67,7 +65,6 @@ class CoreObserver(PollObserver, RemedyObserver, ActionObserver, Protocol):
 def wire_engine(
     settings: Settings, clocks: Clocks, tls: ssl.SSLContext | None, transport: httpx.AsyncBaseTransport | None
 ) -> Engine:
-    """Return the engine's client; tests replace the network by ``transport``."""
     return Engine(
         settings.engine_url,
         rpc_deadline_seconds=settings.rpc_deadline_seconds,
@@ -125,10 +122,30 @@ class Core:
         )
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
-        self.shared = _shared_devices(self.poller, self.history, recorders, internal_errors)
+        self.shared = SharedDevices(
+            self.poller.current,
+            self.history,
+            recorders=None if recorders is None else recorders.files,
+            nvml=find_nvml(),
+            internal_error=internal_errors.counter("shared_devices"),
+        )
         self.poller.launched = self._launched
-        self.quiescer = _quiescer(settings, clocks, engine, gate)
-        self.relief = self._relief(settings, clocks, observer)
+        self.quiescer = Quiescer(
+            engine,
+            gate,
+            drain_seconds=settings.gate.drain_seconds,
+            impossible=None if settings.has_data_plane else NO_DATA_PLANE,
+            clock=clocks.monotonic,
+        )
+        self.relief = Relief(
+            engine,
+            self.poller,
+            self.history,
+            self.quiescer,
+            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
+            observer=observer,
+            clock=clocks.monotonic,
+        )
         self.governor = self._governor(clocks, observer, internal_errors)
         self.poller.listeners += [self.quiescer.notice, self.governor.notice]
         self.poller.pace = self.governor.poll_interval
@@ -141,17 +158,6 @@ class Core:
         if notice is not None:
             self.history.record(kind, notice)
             log.warning("%s", notice)
-
-    def _relief(self, settings: Settings, clocks: Clocks, observer: RemedyObserver) -> Relief:
-        return Relief(
-            self.engine,
-            self.poller,
-            self.history,
-            self.quiescer,
-            remedies=all_remedies(host_budget_bytes=settings.trim.host_budget_bytes),
-            observer=observer,
-            clock=clocks.monotonic,
-        )
 
     def _governor(self, clocks: Clocks, observer: ActionObserver, internal_errors: InternalErrors) -> Governor:
         return Governor(
@@ -193,26 +199,4 @@ def _rounds(
         observer=observer,
         clock=clocks.monotonic,
         wall_clock=clocks.wall,
-    )
-
-
-def _shared_devices(
-    poller: Poller, history: History, recorders: Recorders | None, internal_errors: InternalErrors
-) -> SharedDevices:
-    return SharedDevices(
-        poller.current,
-        history,
-        recorders=None if recorders is None else recorders.files,
-        nvml=find_nvml(),
-        internal_error=internal_errors.counter("shared_devices"),
-    )
-
-
-def _quiescer(settings: Settings, clocks: Clocks, engine: Engine, gate: Gate) -> Quiescer:
-    return Quiescer(
-        engine,
-        gate,
-        drain_seconds=settings.gate.drain_seconds,
-        impossible=None if settings.has_data_plane else NO_DATA_PLANE,
-        clock=clocks.monotonic,
     )

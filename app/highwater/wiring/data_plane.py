@@ -29,8 +29,6 @@ log = logging.getLogger("highwater")
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """The gate, and the proxy whose requests pass it."""
-
     gate: Gate
     proxy: Proxy
 
@@ -70,10 +68,17 @@ def wire_data_plane(
 ) -> DataPlane:
     """Wire the gate and the proxy; ``withhold`` takes the admin token out of what goes to the engine."""
     gate = Gate(hold_seconds=settings.gate.hold_seconds, max_held=settings.gate.max_held, clock=clocks.monotonic)
+    given = settings.proxy
+    has_control_port = settings.control_port is not None
+    shared = {field.name for field in fields(ProxyLimits)} & type(given).model_fields.keys()
     proxy = Proxy(
         settings.engine_url,
         observer=observer,
-        limits=_limits(settings),
+        limits=ProxyLimits(
+            **given.model_dump(include=shared - {"max_connections"}),
+            max_connections=given.max_connections or default_connections(has_control_port=has_control_port),
+            max_control_connections=control_connections(),
+        ),
         gate=gate,
         tls=tls,
         access_log=None if settings.access_log is None else AccessLog(settings.access_log),
@@ -121,15 +126,4 @@ def _why_no_data_plane(settings: Settings) -> str:
     return (
         "recorder_dir is set, and neither engine_url nor another setting that concerns requests; with "
         "proxy.enabled=true they are passed on"
-    )
-
-
-def _limits(settings: Settings) -> ProxyLimits:
-    given = settings.proxy
-    has_control_port = settings.control_port is not None
-    shared = {field.name for field in fields(ProxyLimits)} & type(given).model_fields.keys()
-    return ProxyLimits(
-        **given.model_dump(include=shared - {"max_connections"}),
-        max_connections=given.max_connections or default_connections(has_control_port=has_control_port),
-        max_control_connections=control_connections(),
     )

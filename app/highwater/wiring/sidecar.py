@@ -48,12 +48,9 @@ class Loops:
 class Sidecar:
     """The wired application: an ASGI application for the sidecar's paths, and the ports in front of it.
 
-    Attributes:
-        ports: The last one serves the control plane. One before it serves the engine's paths alone.
-        begin_stop: Ends live event streams and makes ``/readyz`` report the stop; the server calls it when it is to
-            stop, because it waits for open connections.
-        tls: For clients' connections; None: plain HTTP.
-        access_log: Gets a line for each request that ended; None: disabled.
+    The last port serves the control plane; one before it serves the engine's paths alone. The server calls
+    ``begin_stop`` when it is to stop, because it waits for open connections: it ends live event streams, and
+    ``/readyz`` reports the stop.
     """
 
     ports: tuple[ListeningPort, ...]

@@ -97,7 +97,6 @@ def wire_incidents(
     host: HostWatch,
     verdicts: Callable[[], tuple[SeriesGrowth, ...]],
 ) -> tuple[Incidents, IncidentWatcher, OomKillWatch]:
-    """Return the incidents, the watcher that opens them, and the kernel's kills."""
     store = settings.incidents
     incidents = Incidents(
         IncidentStore(store.folder, keep=store.keep, max_bytes=store.max_bytes),

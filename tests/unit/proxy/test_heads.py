@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from highwater.proxy.chunks import Chunks
 from highwater.proxy.failures import BadRequest, Failure, head_too_large
+from highwater.proxy.incoming import Chunks
 from highwater.proxy.request_head import TAKEN_OUT, RequestHead, parse_head
 from highwater.proxy.response_head import EngineOrigin, ResponseHead, repeats_length, with_one_length
 

@@ -74,8 +74,7 @@ class Accelerator(DeviceFamily):
     def segments(self, index: int | None) -> list[Mapping[str, Any]]:  # noqa: ARG002 - torch shows all devices
         """Return every segment of the allocator, unless the history, which can be huge, would come along.
 
-        Raises:
-            UnreadableError: torch has no ``memory_snapshot``, or records the history of its allocations.
+        Raises UnreadableError: torch has no ``memory_snapshot``, or records the history of its allocations.
         """
         take = look_up(self._module(), "memory_snapshot")
         if take is None:
@@ -113,11 +112,9 @@ class Accelerator(DeviceFamily):
         """Return what `torch.<type>.memory._dump_snapshot` would write.
 
         Not by that function: it writes through links, and torch_npu's starts its profiler too, into the file's folder
-        (torch_npu 2.8.0 npu/memory.py:868). torch shows every device that its process uses, whatever the index.
-
-        Raises:
-            UnavailableError: This version of PyTorch cannot take one.
-            UnreadableError: torch returned no segments.
+        (torch_npu 2.8.0 npu/memory.py:868). torch shows every device that its process uses, whatever the index. Raises
+        UnavailableError where this version of PyTorch cannot take one, UnreadableError where torch returned no
+        segments.
         """
         take = look_up(self._module(), "memory", "_snapshot")
         if take is None:

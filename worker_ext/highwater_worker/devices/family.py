@@ -79,9 +79,7 @@ class DeviceFamily:
     def snapshot(self, index: int | None) -> dict[str, Any]:  # noqa: ARG002 - as above
         """Return every segment and block of torch's allocator, as PyTorch's viewer reads them.
 
-        Raises:
-            UnavailableError: The family, or this version of torch, has none.
-            UnreadableError: The snapshot is of an unknown form.
+        Raises UnavailableError where there is none, UnreadableError for an unknown form.
         """
         raise UnavailableError(f"PyTorch's memory snapshot is not taken on {self.type}; it is on npu and cuda devices")
 

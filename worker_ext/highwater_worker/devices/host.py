@@ -19,8 +19,7 @@ class HostMemory(NamedTuple):
     cgroup_limit_bytes: int | None = None
     node_total_bytes: int | None = None
     node_available_bytes: int | None = None
-    cgroup_oom_kills: int | None = None
-    """Processes of its container that the kernel has killed for memory."""
+    cgroup_oom_kills: int | None = None  # processes of its container that the kernel has killed for memory
 
     @property
     def total_bytes(self) -> int | None:

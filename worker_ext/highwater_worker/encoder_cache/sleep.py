@@ -29,8 +29,7 @@ ALLOCATORS = (
 class SleepRecord:
     def __init__(self) -> None:
         self.is_watching = False
-        self.tags: set[str] = set()
-        """The pools that are asleep, as far as the calls show."""
+        self.tags: set[str] = set()  # the pools that are asleep, as far as the calls show
         self.is_complete = False
         """True where the calls show everything: all pools were put to sleep or woken at once since they are watched."""
 
@@ -86,9 +85,8 @@ def asleep_tags(worker: object, record: SleepRecord) -> list[str] | None:
 def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
     """Check that no memory of the engine's is unmapped; `memory_parts.refuse_suspended` checks that its device answers.
 
-    Raises:
-        RefusedError: Some is. Another process may use what was given up, and what is taken now may be missing when
-            the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
+    Raises RefusedError where some is: another process may use what was given up, and what is taken now may be missing
+    when the engine wakes. Where it is unknown nothing is refused: the caller can read /is_sleeping.
     """
     tags = asleep_tags(worker, record)
     if tags:

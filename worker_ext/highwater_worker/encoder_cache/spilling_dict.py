@@ -71,10 +71,7 @@ class EntryRestorer(Protocol):
 
 
 class SpillingDict(dict[Any, Any]):
-    """A dict of encoder outputs, some of them in host memory.
-
-    Where `restorer` raises, the entry stays spilled.
-    """
+    """A dict of encoder outputs, some of them in host memory; one whose way back fails stays there."""
 
     __slots__ = ("_away", "_clock", "_ledger", "_returned", "_since", "_tick", "_uses", "restorer")
 
@@ -135,10 +132,7 @@ class SpillingDict(dict[Any, Any]):
             self._ledger.spills += 1
 
     def bring_back(self, key: Hashable, value: Spilled, *, is_urgent: bool = False) -> Tensor:
-        """Return a spilled entry's value, on its device again; where that fails, it stays spilled and this raises.
-
-        Others make room for an urgent one.
-        """
+        """Return a spilled entry, on its device again, or raise and leave it; others make room for an urgent one."""
         tensor = self._timed(value, is_urgent=is_urgent)
         # The first origin, however often it goes and comes back.
         self._returned[key] = self.origin(key) or value.origin, value.group

@@ -26,8 +26,7 @@ from highwater_worker.wrapping import unwrap_method, wrap_method
 
 MAX_BLOCKS = 10_000
 """Up to so many a walk is cheap: torch makes a small dict of each block, in a few microseconds."""
-SURE_BYTES = 2 << 20
-"""A look and a release may differ by so much: other threads may allocate between both."""
+SURE_BYTES = 2 << 20  # a look and a release may differ by so much: other threads may allocate between both
 LOOK_AGAIN_SECONDS = 10.0
 LOOK_SHARE = 1000
 """A look is followed by so many times its duration without one: at most a 1000th of the engine's thread."""
@@ -114,10 +113,8 @@ def _segments(device: Device) -> list[Mapping[str, Any]]:
 def kept_bytes(segments: Iterable[Mapping[str, Any]], index: int | None) -> int:
     """Return the free bytes that `empty_cache` would keep and that are not in torch's `inactive_split_bytes`.
 
-    The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses.
-
-    Raises:
-        UnreadableError: The segments do not name their pool.
+    The segments are those of `torch.<type>.memory_snapshot`, of every device that the process uses. Raises
+    UnreadableError where they do not name their pool.
     """
     return sum(map(_kept_of, _of(segments, index)))
 

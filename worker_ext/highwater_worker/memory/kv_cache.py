@@ -13,8 +13,7 @@ from highwater_worker.attributes import look_up, whole
 from highwater_worker.errors import UnreadableError, printable
 from highwater_worker.memory.storages import Storage, Tensor, tensors_in, unique_storages
 
-MAX_KINDS = 24
-"""Layers that differ from one another; no model known has more than a handful."""
+MAX_KINDS = 24  # layers that differ from one another; no model known has more than a handful
 MAX_RUNS = 512
 MAX_GROUPS = 64
 _MAX_FIELDS = 32
@@ -49,10 +48,7 @@ def describe_layers(specs: Mapping[str, object]) -> dict[str, Any]:
 
     So a model of hundreds of layers is described in a few hundred bytes. `specs` is what `get_kv_cache_spec` returns:
     by layer name, vLLM's own description (vllm 0.12.0 v1/kv_cache_interface.py:20, vllm 0.32.0
-    v1/kv_cache_interface.py:165, `KVCacheSpec`).
-
-    Raises:
-        UnreadableError: There are more kinds or runs than a file has room for.
+    v1/kv_cache_interface.py:165, `KVCacheSpec`). Raises UnreadableError for more than a file has room for.
     """
     kinds: list[dict[str, Any]] = []
     runs: list[list[int]] = []

@@ -60,8 +60,7 @@ def suspending_backend(worker: object) -> str | None:
 def refuse_suspended(worker: object) -> None:
     """Check that the device's driver may be called; `sleep.refuse_while_asleep` checks that memory may be touched.
 
-    Raises:
-        RefusedError: A call to its driver might never return.
+    Raises RefusedError where a call to its driver might never return.
     """
     suspended_by = suspending_backend(worker)
     if suspended_by is not None:

@@ -45,15 +45,11 @@ v1/worker/gpu/mm/encoder_runner.py:60, vllm 0.33.0 v1/worker/gpu/mm/encoder_runn
 RETURNS_BYTES = frozenset({"profile", GRAPHS})
 """The phases whose methods return bytes (vllm 0.12.0 v1/worker/gpu_worker.py:366, vllm 0.12.0
 v1/worker/gpu_model_runner.py:4472, vllm 0.32.0 v1/worker/gpu_model_runner.py:6586)."""
-MAX_PHASES = 16
-"""So that an engine which loads its weights many times over does not fill the file with them."""
+MAX_PHASES = 16  # so that an engine which loads its weights many times over does not fill the file with them
 
 
 class StartPhases:
-    """The account of one worker's start; `ended` is called after each phase, on the engine's thread.
-
-    The worker is not kept alive.
-    """
+    """The account of one worker's start, which is not kept alive; calls `ended` after each phase, on its thread."""
 
     def __init__(self, worker: object, ended: Callable[[], None]) -> None:
         self.phases: list[dict[str, Any]] = []
@@ -70,8 +66,7 @@ class StartPhases:
         self._worker = weakref.ref(worker)
         self._ended = ended
         self._host_before: HostMemory | None = None
-        self._capture: object = None
-        """The wrapper of the runner's method, while it is in place."""
+        self._capture: object = None  # the wrapper of the runner's method, while it is in place
 
     @property
     def is_over(self) -> bool:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 _NESTING = 8
-Tensor = Any
-"""A `torch.Tensor`, of which only metadata is read; torch is not there when types are checked."""
+Tensor = Any  # a `torch.Tensor`, of which only metadata is read; torch is not there when types are checked
 
 
 class Storage(NamedTuple):

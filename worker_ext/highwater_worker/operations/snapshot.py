@@ -22,15 +22,13 @@ from highwater_worker.identity import identity
 from highwater_worker.spill.spilling import refuse_now
 from highwater_worker.state import state_of
 
-_ROOM = 2
-"""The free space needed, in file sizes: other ranks write theirs beside it."""
+_ROOM = 2  # the free space needed, in file sizes: other ranks write theirs beside it
 _MAX_TRACE_ENTRIES = 200_000
 """For each device. With stacks of 40 frames that is about 50 MB; the whole of a long history can be gigabytes."""
 _OWNER_ONLY, _WITH_GROUP = 0o600, 0o640
 
 
 def snapshot(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a snapshot, or compute its size."""
     notes = Notes()
     path = None if arguments["dry_run"] else _path(worker, arguments)
     # The allocator's lock is waited for with Python's held, and sleep mode's calls Python under its own.

@@ -45,12 +45,8 @@ def begin_recorder(worker: object, options: Options, notes: Notes, *, is_startin
     """Start a recorder in the place of any other, and return it; `notes` gets the values that will not be recorded.
 
     While the model is not loaded yet (`is_starting`), it is unknown whether there will be an encoder cache, and perhaps
-    no sidecar removes the files of earlier starts.
-
-    Raises:
-        RefusedError: The folder is not on this machine.
-        NoSpaceError: The disk has no room for the file.
-        OSError: The file cannot be made.
+    no sidecar removes the files of earlier starts. Raises RefusedError where the folder is not on this machine, OSError
+    where the file cannot be made.
     """
     state = state_of(worker)
     kind = file_system_of(options.directory)
@@ -119,9 +115,7 @@ def options_from(environ: Mapping[str, str], instance: str) -> Options:
     """Return the options in the environment, which has `HIGHWATER_RECORDER_DIR`.
 
     It may have `HIGHWATER_RECORDER_RATE` (samples a second) and `HIGHWATER_RECORDER_SECONDS` (of the past in the file).
-
-    Raises:
-        BadPayloadError: A value is invalid; names the variable, the value and what is valid.
+    Raises BadPayloadError, which names the variable, the value and what is valid.
     """
     directory = environ[DIRECTORY]
     if not directory.startswith("/") or "\0" in directory:
@@ -146,11 +140,8 @@ def instance_of(worker: object) -> str:
     """Return a name that all workers of one life of one engine share, and no others: 16 hexadecimal digits.
 
     vLLM draws an id for each configuration that it makes, and hands it to every process (vllm 0.12.0
-    config/vllm.py:882, vllm 0.32.0 config/vllm.py:2119); of a data-parallel engine under Ray it marks the copies
-    (vllm 0.32.0 v1/engine/utils.py:485).
-
-    Raises:
-        RefusedError: This vLLM has no such id.
+    config/vllm.py:882, vllm 0.32.0 config/vllm.py:2119); of a data-parallel engine under Ray it marks the copies (vllm
+    0.32.0 v1/engine/utils.py:485). Raises RefusedError where this vLLM has no such id.
     """
     engine = look_up(worker, "vllm_config", "instance_id")
     if not isinstance(engine, str) or not engine:

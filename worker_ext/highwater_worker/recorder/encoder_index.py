@@ -37,8 +37,7 @@ _SHARE = 500
 _PASS_SECONDS = 1.0
 _HASH_CHARACTERS = 64
 _MISSING = object()
-_BATCH = 16
-"""Entries between two readings of the clock."""
+_BATCH = 16  # entries between two readings of the clock
 
 
 class _Row(NamedTuple):
@@ -64,18 +63,13 @@ class EncoderIndex:
         self._embeds = self._host_entries = 0
         self._figures: dict[str, Any] | None = None
         self._oldest_seen_at: float | None = None
-        self._keys: Iterator[Any] | None = None
-        """The keys that the pass under way has still to look at."""
-        self._of: int | None = None
-        """The id of the dict that the rows are of."""
-        self._change: object = None
-        """The value of `change` when the last whole pass began."""
-        self._change_then: object = None
-        """Its value when the pass under way began."""
+        self._keys: Iterator[Any] | None = None  # the keys that the pass under way has still to look at
+        self._of: int | None = None  # the id of the dict that the rows are of
+        self._change: object = None  # the value of `change` when the last whole pass began
+        self._change_then: object = None  # its value when the pass under way began
         self._now = self._pass_due = self._slice_due = float("-inf")
         self._is_changed = False
-        self.is_new = True
-        """True where a whole pass has found other rows than `table` returned last."""
+        self.is_new = True  # true where a whole pass has found other rows than `table` returned last
         self.trimmable_bytes: int | None = None
         """The bytes that the device would gain by a trim, as of the last whole pass; None where that is unknown."""
 
@@ -83,10 +77,7 @@ class EncoderIndex:
         """Go on reading, if it is due at `now` (monotonic seconds) and if anything may have changed.
 
         `change` is a value that differs after everything that may have changed the cache; None where that is unseen.
-        With `whole` the cache is read to its end, however long that takes.
-
-        Raises:
-            UnreadableError: The cache is of an unknown kind.
+        With `whole` the cache is read to its end, however long that takes. Raises UnreadableError for an unknown kind.
         """
         self._now = now
         if not whole and now < self._slice_due:
@@ -160,21 +151,6 @@ class EncoderIndex:
             self._keys, self._of = iter(list(dict.keys(cache))), id(cache)
         if not self._go_on(cache, self._keys, now, deadline):
             return False
-        self._conclude(cache)
-        self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
-        return True
-
-    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
-        for number, key in enumerate(keys, 1):
-            value = dict.get(cache, key, _MISSING)
-            row = self._rows.get(key)
-            if value is not _MISSING and (row is None or row.value() is not value):
-                self._put(key, value, read_entry(cache, key, value), now)
-            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
-                return False
-        return True
-
-    def _conclude(self, cache: dict[Any, Any]) -> None:
         for key in [key for key in self._rows if not dict.__contains__(cache, key)]:
             self._count(self._rows.pop(key), -1)
             self._is_changed = True
@@ -188,6 +164,18 @@ class EncoderIndex:
         }
         # Rows come at the end, and one that stays where it is keeps its place.
         self._oldest_seen_at = next((row.seen_at for row in self._rows.values()), None)
+        self._keys, self._change, self._pass_due = None, self._change_then, now + _PASS_SECONDS
+        return True
+
+    def _go_on(self, cache: dict[Any, Any], keys: Iterator[Any], now: float, deadline: float | None) -> bool:
+        for number, key in enumerate(keys, 1):
+            value = dict.get(cache, key, _MISSING)
+            row = self._rows.get(key)
+            if value is not _MISSING and (row is None or row.value() is not value):
+                self._put(key, value, read_entry(cache, key, value), now)
+            if deadline is not None and number % _BATCH == 0 and self._cost_clock() > deadline:
+                return False
+        return True
 
     def _put(self, key: Any, value: object, entry: Entry, now: float) -> None:  # noqa: ANN401 - a dict's
         before = self._rows.get(key)

@@ -38,16 +38,13 @@ _LINGER_SECONDS = 2.0
 _HOST_SECONDS = 1.0
 _SAMPLE_SHARE = 100
 """A sample is followed by so many times its duration without one: at most a 100th of the engine's thread."""
-_RETRY_SECONDS = 1.0
-"""The pause in writing after a write that failed."""
-_STOP_SECONDS = 1.0
-"""The time that a stop waits for the thread, which the disk may hold."""
+_RETRY_SECONDS = 1.0  # the pause in writing after a write that failed
+_STOP_SECONDS = 1.0  # the time that a stop waits for the thread, which the disk may hold
 NOT_ENDED = "has not ended within a second: the disk holds its thread, and it ends once let go"
 _EARLY = 100
 """Above every priority that multiprocessing gives its own finalizers: they take down things still read here."""
 _MAX_NOTES = 4  # in the head of an entry table, which has a fixed size
-_MAX_WAITING = 256
-"""Samples that wait for a disk; older ones are dropped."""
+_MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
 
 
 class Call(NamedTuple):
@@ -90,8 +87,7 @@ class Recorder:
         self.options = options
         self.ring = ring
         self.steps = Steps(clock, self._after_call)
-        self.current: Call | None = None
-        """The operation of this package that is running."""
+        self.current: Call | None = None  # the operation of this package that is running
         self._operations_begun = 0
         # Called on the engine's thread only: the caller may hold the last reference, and would then free its tensors.
         self._worker = weakref.ref(worker, self._forget_worker)
@@ -129,10 +125,8 @@ class Recorder:
     def start(self, notes: Notes) -> None:
         """Count the worker's steps, take a first sample, and start the thread.
 
-        `notes` gets the names of values that will not be recorded.
-
-        Raises:
-            RuntimeError: No thread can be started; everything is as it was then, but for the file.
+        `notes` gets the names of values that will not be recorded. Raises RuntimeError where no thread can be started;
+        everything is as it was then, but for the file.
         """
         worker = self._worker()
         if get_ident() != self._main_thread:
@@ -245,11 +239,19 @@ class Recorder:
             moving=self._moving(now.mono),
             cost_ms=self._last_cost_ms,
         )
-        self._put_sample(encoded(record))
+        body = encoded(record)
+        if self._samples is None:
+            self.ring.write(body)
+        else:
+            self._samples.append(body)
         index = self._sampler.index
         if not self._has_table or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
-            self._put_table(self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b"")
+            table = self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b""
+            if self._samples is None:
+                self.ring.write_table(*table)
+            else:
+                self._table = table
             self._has_table = True
 
     def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
@@ -270,46 +272,31 @@ class Recorder:
             body = encoded({**head, "engine_budget": None})
         return body
 
-    def _put_sample(self, body: bytes) -> None:
-        if self._samples is None:
-            self.ring.write(body)
-        else:
-            self._samples.append(body)
-
-    def _put_table(self, head: bytes, rows: bytes) -> None:
-        if self._samples is None:
-            self.ring.write_table(head, rows)
-        else:
-            self._table = head, rows
-
     # --- on the recorder's thread ---
 
     def run(self) -> None:
-        """Write heartbeats until `stop`: the thread's body."""
         while not self._is_worker_gone:
             if self._wait(self._beat()):
                 break
         self._watchdog.stop()
         self._flush()
-        self._write_heartbeat(self._now(), None, is_last=self._ends_in_order())
+        # In order: no step has failed, and the process that started the worker lives. When EngineCore is killed its
+        # workers end by themselves, as they do when it tells them to.
+        has_lost_parent = parent_process() is not None and os.getppid() != self._parent
+        self._write_heartbeat(self._now(), None, is_last=not (self.steps.has_failed or has_lost_parent))
         self._stopping = True
         self._stacks.close()
         self.ring.close()
         if self._is_worker_gone:
             self._forget_end()
 
-    def _ends_in_order(self) -> bool:
-        """Return whether the engine goes well: no step has failed, and the process that started the worker lives.
-
-        When EngineCore is killed its workers end by themselves, as they do when it tells them to.
-        """
-        has_lost_parent = parent_process() is not None and os.getppid() != self._parent
-        return not (self.steps.has_failed or has_lost_parent)
-
     def _beat(self) -> float:
         """Write everything that is due, and return the seconds until the next time; never raises."""
         now, notes = self._now(), Notes()
-        activity, wait = self._calls_begun(), self._longest_wait()
+        steps, output = self.steps.progress(), self.steps.outputs.oldest()
+        waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
+        waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]
+        activity, wait = self._calls_begun(), min(waits, default=None)
         if activity != self._activity or wait is not None:
             self._activity, self._busy_until = activity, now.mono + _LINGER_SECONDS
         if now.mono >= self._host_due:
@@ -366,12 +353,6 @@ class Recorder:
 
     def _calls_begun(self) -> int:
         return self.steps.calls + self._operations_begun
-
-    def _longest_wait(self) -> tuple[float, int] | None:
-        steps, output = self.steps.progress(), self.steps.outputs.oldest()
-        waits = [(steps.since, steps.thread)] if steps is not None and steps.since is not None else []
-        waits += [(wait.since, wait.thread) for wait in (self.current, output) if wait is not None]
-        return min(waits, default=None)
 
     def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
         """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""

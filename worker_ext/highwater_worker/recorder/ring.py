@@ -29,10 +29,8 @@ _CHECKSUM_BYTES = 4
 _FRAME_BYTES = _SLOT.size + _CHECKSUM_BYTES
 _HEAD_LENGTH = struct.Struct("<I")
 _STACK_HEAD = struct.Struct("<dd")
-_NO_STACK = bytes(16)
-"""Over the beginning of an older stack, so that none is there."""
-_TABLE_HEAD_BYTES = 32 * 1024
-"""The bytes of an entry table besides its rows: its frame, and a JSON object."""
+_NO_STACK = bytes(16)  # over the beginning of an older stack, so that none is there
+_TABLE_HEAD_BYTES = 32 * 1024  # the bytes of an entry table besides its rows: its frame, and a JSON object
 MAX_HEAD_BYTES = _TABLE_HEAD_BYTES - _FRAME_BYTES - _HEAD_LENGTH.size
 MAX_BODY_BYTES = SLOT_BYTES - _FRAME_BYTES
 MAX_HEARTBEAT_BYTES = HEARTBEAT_BYTES - _FRAME_BYTES
@@ -136,14 +134,14 @@ class Ring(OpenFile):
 def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     """Make a file with a header and empty areas, in its whole size, and put it in place of one of the same name.
 
-    The folder is made where it is missing. The identity is one JSON object in ASCII.
-
-    Raises:
-        OSError: It cannot be made, with the reason in words.
+    The folder is made where it is missing. The identity is one JSON object in ASCII. Raises OSError with the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = _header(identity, layout)
+        if len(identity) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
+        sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
+        header = checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)
         # Readable by all: the readers are other users in other containers.
         with new_file(path, _READABLE_BY_ALL) as descriptor:
             os.posix_fallocate(descriptor, 0, layout.nbytes)
@@ -152,10 +150,3 @@ def make_ring(path: Path, identity: bytes, layout: Layout) -> Ring:
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(f"the recorder's file {path} of {layout.nbytes} bytes cannot be made: {reason}") from error
-
-
-def _header(identity: bytes, layout: Layout) -> bytes:
-    if len(identity) > MAX_IDENTITY_BYTES:
-        raise ValueError(f"an identity of {len(identity)} bytes does not fit into {MAX_IDENTITY_BYTES}")
-    sizes = (SLOT_BYTES, layout.slots, HEARTBEAT_BYTES, layout.table_bytes, STACK_BYTES)
-    return checked(_HEADER.pack(_MAGIC, _VERSION, HEADER_BYTES, *sizes, len(identity)), identity)

@@ -51,12 +51,12 @@ class Sampler:
         self._seldom_due = float("-inf")
 
     def memory(self, worker: object, now: float, change: object, *, whole: bool) -> dict[str, Any]:
-        """Return the worker's memory, with the names of the response to `memory`; unknown values are null.
-
-        The other arguments are those of `EncoderIndex.update`.
-        """
+        """Return the memory as the response to `memory` has it, unknown values null; arguments as of `EncoderIndex`."""
         notes, state, reads_all = Notes(), state_of(worker), whole and now >= self._seldom_due
-        device = self._device_of(worker, notes)
+        if self._device is None:  # tried again where it was not found: the worker may not have been ready
+            self._device = notes.attempt("device", lambda: device_of(worker))
+            self.index = None if self._device is None else EncoderIndex(self._device)
+        device = self._device
         host = self._host_memory(device, notes, whole=whole)
         weights, reserve = None, state.allocator_reserve
         if device is not None:
@@ -82,12 +82,6 @@ class Sampler:
         if reads_all:
             self.notes = notes.as_list()
         return memory
-
-    def _device_of(self, worker: object, notes: Notes) -> Device | None:
-        if self._device is None:  # tried again where it was not found: the worker may not have been ready
-            self._device = notes.attempt("device", lambda: device_of(worker))
-            self.index = None if self._device is None else EncoderIndex(self._device)
-        return self._device
 
     def _host_memory(self, device: Device | None, notes: Notes, *, whole: bool) -> HostMemory:
         """Return the other thread's reading; of a CPU, or where nothing waits, with the resident size of now.

@@ -18,8 +18,7 @@ from typing import Any
 
 from highwater_worker.recorder.ring import Ring
 
-LONG_SECONDS = 1.0
-"""A call that has lasted for so long gets a stack."""
+LONG_SECONDS = 1.0  # a call that has lasted for so long gets a stack
 _LONGEST_SECONDS = 30.0
 _MAX_DUMP_BYTES = 256 * 1024
 _MAX_CHARACTERS = 12_000
@@ -57,10 +56,7 @@ class Stacks:
     def look(self, since: float | None, thread: int, now: float) -> str | None:
         """Return the last dump of the call that has lasted for longest, `thread` first; None where none lasts.
 
-        Times are monotonic seconds; `since` is None without a call.
-
-        Raises:
-            OSError: No dump can be taken here.
+        Times are monotonic seconds; `since` is None without a call. Raises OSError where no dump can be taken here.
         """
         if since != self._since:
             self._since, self._text, self._due = since, None, (since or 0.0) + LONG_SECONDS
@@ -73,10 +69,7 @@ class Stacks:
         """Return the call that the engine runs on a thread beside steps and operations, and a time since which it runs.
 
         A dump holds up every thread for a millisecond or so: one is taken every five seconds, and every second while
-        something was found.
-
-        Raises:
-            OSError: No dump can be taken here.
+        something was found. Raises OSError where none can be taken here.
         """
         if now >= self._call_due:
             name = call_of(ordered(self._dump(), thread))
@@ -113,10 +106,7 @@ def ordered(dump: str, thread: int) -> str:
 
 
 def call_of(dump: str) -> str | None:
-    """Return the name of the worker's method that the engine's loop has called, None where it waits or is not seen.
-
-    The first part of the dump is the thread's.
-    """
+    """Return the worker's method that the loop in the dump's first part has called; None: it waits, or is unseen."""
     part = dump.partition("\n\n")[0]
     names = [match.group(1) for match in map(_FRAME.fullmatch, part.splitlines()) if match]
     caller = next((names.index(name) for name in _CALLERS if name in names), 0)
@@ -128,8 +118,7 @@ def is_timer_taken() -> bool:
     return "_pytest.faulthandler" in sys.modules
 
 
-_running: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-"""The watchdogs whose timers are stopped for a fork."""
+_running: weakref.WeakSet[Watchdog] = weakref.WeakSet()  # the watchdogs whose timers are stopped for a fork
 
 
 class Watchdog:

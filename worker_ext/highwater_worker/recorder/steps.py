@@ -60,8 +60,7 @@ class Steps:
         self._clock = clock
         self._on_end = ended
         self.outputs = Outputs(clock)
-        self.calls = 0
-        """The number of calls of the engine that have begun, steps or other."""
+        self.calls = 0  # the number of calls of the engine that have begun, steps or other
         self.has_failed = False
         """True if the last call of a step raised: the engine dies of that, and may end its workers in order."""
         # Replaced by one statement: a reader has all of it old or all of it new.

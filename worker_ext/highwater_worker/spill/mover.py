@@ -157,10 +157,8 @@ class Mover:
         self.copies = HostCopies(device)
         self.entries = self.device_bytes = self.host_bytes = 0
         """Entries moved, the bytes of the device for them, and those that the host had to give."""
-        self.over_budget = 0
-        """Entries that stayed because the host was to give no more."""
-        self.failed = 0
-        """Entries that stayed because a copy failed."""
+        self.over_budget = 0  # entries that stayed because the host was to give no more
+        self.failed = 0  # entries that stayed because a copy failed
         self.remaining_entries = self.remaining_bytes = 0
         self.seconds = 0.0
 

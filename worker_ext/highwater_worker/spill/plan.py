@@ -42,30 +42,25 @@ def read_host_budget(
     engine's other workers on the machine get the same call at the same time.
 
     `taken` are the bytes that this worker has spilled already. `notes` gets the reason where the budget is less than
-    the caller's limit (`given`). Without `host` the host's memory is read.
-
-    Raises:
-        RefusedError: There is no limit, and the host's free memory is unknown.
+    the caller's limit (`given`); without one, and with the host's free memory unknown, this raises RefusedError.
     """
     host = host or read_host(notes)
     if host.free_bytes is None:
         if given is None:
             raise RefusedError("what the host's memory has left cannot be read: give host_budget_bytes")
         return HostBudget(given, taken)
-    share = taken + host.free_bytes // _ranks_on_this_host(worker, notes)
+    parallel = look_up(worker, "vllm_config", "parallel_config")
+    # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
+    local = notes.attempt("host_budget_bytes", lambda: whole(look_up(parallel, "local_world_size")))
+    ranks = local or whole(look_up(parallel, "world_size")) or 1
+    share = taken + host.free_bytes // (
+        max(1, ranks) * max(1, whole(look_up(parallel, "data_parallel_size_local")) or 1)
+    )
     if given is None:
         return HostBudget(share // 2, taken)
     if given > share:
         notes.add("host_budget_bytes", f"{share} instead of {given}: the host has no more left for this worker")
     return HostBudget(min(given, share), taken)
-
-
-def _ranks_on_this_host(worker: object, notes: Notes) -> int:
-    parallel = look_up(worker, "vllm_config", "parallel_config")
-    # Older engines do not show how many of their ranks are on this machine: all of them is the safe assumption.
-    local = notes.attempt("host_budget_bytes", lambda: whole(look_up(parallel, "local_world_size")))
-    ranks = local or whole(look_up(parallel, "world_size")) or 1
-    return max(1, ranks) * max(1, whole(look_up(parallel, "data_parallel_size_local")) or 1)
 
 
 class Target(NamedTuple):
@@ -101,8 +96,7 @@ class SpillPlan(NamedTuple):
     asked_bytes: int | None
     kept_as_needed: int | None
     """Entries that would go, were it not for a running request; None where that is not known."""
-    unspillable: int
-    """Entries that cannot go: not one plain tensor on the device, or views that overlap."""
+    unspillable: int  # entries that cannot go: not one plain tensor on the device, or views that overlap
 
 
 def make_plan(

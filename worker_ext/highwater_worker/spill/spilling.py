@@ -63,15 +63,20 @@ def watch(worker: object, device: Device, state: WorkerState) -> SpillingDict | 
         return None
     _refuse_lasting(worker)
     if spilling_cache(worker) is None:
-        _put_in_place(worker, device, state)
+        owner, name = _owner(worker)
+        holders = other_holders(owner, name)
+        if holders:
+            raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
+        restorer = Restorer(worker, device, state.allocator_reserve)
+        # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
+        setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
     return spilling_cache(worker)
 
 
 def refuse_trim(worker: object) -> None:
     """Check what `watch` checks, without a search through all objects, and put nothing in place.
 
-    Raises:
-        RefusedError: A trim would be refused, or only that search can show it.
+    Raises RefusedError where a trim would be refused, or only that search can show it.
     """
     _refuse_lasting(worker)
     if spilling_cache(worker) is None and not is_held_once(*_owner(worker)):
@@ -151,16 +156,6 @@ def _busy_loop_waits() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _put_in_place(worker: object, device: Device, state: WorkerState) -> None:
-    owner, name = _owner(worker)
-    holders = other_holders(owner, name)
-    if holders:
-        raise RefusedError(f"other code holds the encoder cache's dict ({', '.join(holders)}), and would keep it")
-    restorer = Restorer(worker, device, state.allocator_reserve)
-    # Complete before it is seen: the engine has the old dict until this one statement is done, then the new.
-    setattr(owner, name, SpillingDict(getattr(owner, name), restorer, state.ledger))
 
 
 def _owner(worker: object) -> tuple[Any, str]:

@@ -71,8 +71,7 @@ class Groups:
         self._bytes = self._copy_bytes = 0
         self._of_size: dict[int, int] = {}
         self.device_bytes = self.host_bytes = 0
-        self.spilled_bytes = 0
-        """The bytes of the copies in host memory."""
+        self.spilled_bytes = 0  # the bytes of the copies in host memory
 
     def add(self, entry: Movability) -> None:
         self._count(entry, 1)
@@ -81,10 +80,7 @@ class Groups:
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
-        """Return the storages that may go, and those of them that fit into the host's budget in bytes.
-
-        `needed` are the storages that running requests have yet to read.
-        """
+        """Return the storages that may go, but for `needed` ones, and those that fit into the host's budget (bytes)."""
         kept = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)
         for storage in kept:
@@ -142,11 +138,8 @@ def trimmable_bytes(
 ) -> int:
     """Return the bytes that the device would gain, less what would be kept for the way back.
 
-    `storages_of` returns the storages of the entry with a key.
-
-    Raises:
-        RefusedError: A trim would be refused, or it is unknown whether it would.
-        UnreadableError: The cache is of an unknown kind.
+    `storages_of` returns the storages of the entry with a key. Raises RefusedError where a trim would be refused, or it
+    is unknown whether it would, and UnreadableError for a cache of an unknown kind.
     """
     if find_encoder_cache(worker) is None:
         return 0

@@ -216,7 +216,6 @@ class _Sections:
         return graph, Text(size_text(change, signed=True) if change else "=", "" if change else _DIM)
 
     def _span(self, rank: RankReading) -> _Span | None:
-        """Return the time over which the rank's past is known, a quarter of an hour at most."""
         points = self.view.points(rank, "used_bytes")
         if len(points) < 2:  # noqa: PLR2004 - one point has no past
             return None

@@ -77,10 +77,7 @@ class StackedBar:
 
 @dataclass(frozen=True, slots=True)
 class AreaChart:
-    """An area over time, from the lowest value to the highest; of one line it is a sparkline.
-
-    Movement below ``least_range`` is not drawn at full height, so that noise looks like noise.
-    """
+    """An area over time (of one line: a sparkline); movement below ``least_range`` is not drawn at full height."""
 
     points: Points
     since: float

@@ -11,7 +11,6 @@ import time
 import tty
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -45,9 +44,7 @@ class Screen:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self._give_back()
 
