@@ -6,7 +6,10 @@ from highwater.memory.sources.source import Observation, Source
 
 
 class Health(Source):
-    """``GET /health``, the cheapest request: made where the engine's counts are not read."""
+    """``GET /health``: 503 beside other responses is a dead engine; while vLLM scales every path has it.
+
+    vllm 0.32.0 entrypoints/serve/instrumentator/health.py:32, entrypoints/serve/elastic_ep/middleware.py:37
+    """
 
     name = "health"
 
