@@ -24,9 +24,8 @@ processes gone, or ``/health`` says that it is dead;
 until something shows that the next one loads           gone           503     503          alert, incident
 ======================================================= ============== ======= ============ =======
 
-A starved engine may go on by itself, and what it holds is lost with it: no probe restarts it. Without recorders a dead
-engine and one that loads again look the same, and are ``gone``: in a pod that harms no load, as the kubelet that
-restarts a container begins with its startup probe, and asks the liveness probe once that has succeeded.
+A starved engine may go on by itself: no probe restarts it. Without recorders one that loads again looks as the dead one
+does, ``gone``; a kubelet that restarts a container asks its startup probe first, and the liveness probe not until then.
 
 ``slow`` and ``busy`` stay ready on purpose: the engine goes on with what it has, and a pod that leaves its Service for
 a few seconds pushes its load onto the others, which are slow next.

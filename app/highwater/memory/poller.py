@@ -229,8 +229,9 @@ class Poller:
         self._last = replace(self._last, start_failure=self._start_failure)
         self._history.add(self._last)
         if before.state != verdict.state:
-            self._history.record("state", f"engine {before.state} -> {verdict.state}" + _because(status.hint))
-            log.info("engine %s -> %s%s", before.state, verdict.state, _because(status.hint))
+            change = f"engine {before.state} -> {verdict.state}" + (f": {status.hint}" if status.hint else "")
+            self._history.record("state", change)
+            log.info("%s", change)
         return self.current()
 
     def log_says_start_failed(self, is_silent: bool) -> bool:
@@ -355,7 +356,6 @@ class Poller:
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
         load, recorders = outcome.observation.load or EngineLoad(), self._recorders
-        shows_starts = recorders is not None and recorders.show_starts
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,
@@ -367,9 +367,13 @@ class Poller:
             **{name: getattr(load, name) for name in (*LOAD_FIGURES, "work_done", "work")},
             capabilities=self._rounds.detection.public_capabilities,
             hint=hint,
-            is_loading=True if outcome.is_loading else (False if shows_starts else None),
+            is_loading=outcome.is_loading or (False if self._sees_starts else None),
             extension_versions=recorders.extension_versions if recorders is not None else (),
         )
+
+    @property
+    def _sees_starts(self) -> bool:
+        return self._recorders is not None and self._recorders.show_starts
 
     def _failure(self, failure: EngineError, outcome: Round) -> str:
         url, attempts = self._rounds.url, self._lives.attempts
@@ -389,7 +393,7 @@ class Poller:
         text = failure_text(failure, url, is_up=STATES[self._verdict.state].is_up, was_there=known)
         if self._verdict.state == "gone":
             seconds = self._clock() - (self._verdict.since or 0.0)
-            return dead_text(text, seconds, sees_starts=self._recorders is not None)
+            return dead_text(text, seconds, sees_starts=self._sees_starts)
         return text + (self.unseen_starts if is_silent and not known else "")
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:
@@ -409,7 +413,3 @@ class Poller:
 
 def _stale(report: Report) -> Report:
     return replace(report, stale=True, growth=without_forecast(report.growth))
-
-
-def _because(hint: str | None) -> str:
-    return f": {hint}" if hint else ""

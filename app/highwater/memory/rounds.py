@@ -344,7 +344,7 @@ class Rounds:
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
-            outcome.is_loading = self.recorders.are_alive and not is_up
+            outcome.is_loading = any(one.status == "alive" for one in outcome.records) and not is_up
         self._judge(outcome)
 
     def _judge(self, outcome: Round) -> None:
@@ -375,10 +375,8 @@ class Rounds:
     async def _begin_recorders(self, outcome: Round) -> None:
         """Follow recorders that run already; start the others, where workers can be called."""
         progress = outcome.last.progress
-        if progress is not None and progress.verdict == "busy":
-            return  # of those that run; the others would not receive the call before the step is over
-        if self.recorders is None:
-            return
+        if self.recorders is None or (progress is not None and progress.verdict == "busy"):
+            return  # in a busy one those that do not run would not receive the call before the step is over
         can_start = self.detection.has_extension  # not by the recorders' files: they run then
         await self.recorders.adopt(self_started=can_start)
         if self.coverage.is_complete:

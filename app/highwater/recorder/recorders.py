@@ -107,10 +107,6 @@ class Recorders:
         return self.files.instance is not None
 
     @property
-    def are_alive(self) -> bool:
-        return self.are_followed and any(record.status == "alive" for record in self.records)
-
-    @property
     def problem(self) -> str | None:
         """The reason why recorders were not started or cannot be read, all or some; ``None`` without one."""
         if (known := self._refusal or self._ambiguity) is not None:

@@ -206,7 +206,7 @@ async def test_an_engine_that_nobody_restarts_stays_gone(core):
     states = [(await core.tick(20.0)).engine.state for _ in range(60)]
     assert states == ["ready", *["gone"] * 59]
     hint = core.poller.current().engine.hint or ""
-    assert hint.startswith("dead for 19 min 20 s, or loading again, which cannot be seen without recorder_dir: ")
+    assert hint.startswith("dead for 19 min 20 s, or loading again, which only recorders that start ")
     assert "nothing answers any more" in hint
     core.fake.down = False
     core.fake.start_again()

@@ -6,10 +6,7 @@ from highwater.memory.sources.source import Observation, Source
 
 
 class Health(Source):
-    """``GET /health``: 503 beside other responses is a dead engine; while vLLM scales every path has it.
-
-    vllm 0.32.0 entrypoints/serve/instrumentator/health.py:32, entrypoints/serve/elastic_ep/middleware.py:37
-    """
+    """``GET /health``: 503 beside other responses is a dead engine (vllm 0.32.0 serve/instrumentator/health.py:32)."""
 
     name = "health"
 
