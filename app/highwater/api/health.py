@@ -43,8 +43,7 @@ def health_router(services: Services) -> APIRouter:
 
         vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused, slow or in a long
         step is healthy, and so are one that does not answer where no recorder shows why, and one whose loop runs and
-        schedules nothing: what holds its blocks may let go, and its requests are lost with it. One that ended is not,
-        until something shows that the next one loads; a startup probe gives that one its time.
+        schedules nothing. One that ended is not, until something shows that the next one loads.
         """
         report = services.poller.current()
         engine, progress = report.engine, report.progress

@@ -45,8 +45,7 @@ BUSY_SECONDS = 10.0
 REFUSED_ROUNDS = 2
 """After so many rounds with refused connections the engine has ended, where nothing else shows it."""
 SILENT_SECONDS = 10.0
-"""An API server that serves nothing for so long after a first deadline (5 s) gets no more requests, unless recorders
-show what its engine does."""
+"""After a first deadline of 5 s; then no more requests are sent there, unless recorders show what the engine does."""
 
 
 def in_words(engine: EngineStatus) -> str:

@@ -3,9 +3,8 @@
 It prefers "unknown" to a false alarm: a long step is busy until its limit, a request that no step follows does not
 count while the engine's loop responds to calls, and an engine without requests is never stuck.
 
-Steps without tokens are no progress: with a request that waits vLLM's loop makes them for ever (vllm 0.32.0
-v1/engine/core.py:1616). What vLLM defers may wait for what takes its time (a KV transfer, a grammar, a client's next
-input: vllm 0.32.0 v1/metrics/loggers.py:549), and it does not say for which: it counts where a KV connector is known.
+Steps without tokens, which vLLM's loop makes for ever while a request waits, are no progress. What vLLM defers may take
+its time, and it does not say for what (vllm 0.32.0 v1/metrics/loggers.py:549): it counts where a connector is known.
 """
 
 from __future__ import annotations
