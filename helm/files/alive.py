@@ -2,8 +2,8 @@
 
 Arguments: the URL of the sidecar's control plane, and the engine's (http://host:port, or unix:/path).
 The sidecar knows more, and is asked first. If it does not answer, because it is being restarted or was killed, the
-engine's own /health decides; also if it reports that the engine is starting, because an engine that died a while ago
-looks no different from one that loads. It runs in the engine's image: standard library only.
+engine's own /health decides; also if it reports that the engine is starting: a sidecar that was started beside a dead
+engine knows no better. It runs in the engine's image: standard library only.
 """
 
 import http.client

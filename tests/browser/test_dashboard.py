@@ -502,7 +502,7 @@ async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
         here.fake.down = True
         for _ in range(2):  # one refused connection may be an accident
             await here.sidecar.poll()
-        await shown(page, "[data-notice=engine]", "is vLLM still running there")
+        await shown(page, "[data-notice=engine]", "nothing answers any more")
         await shown(page, "#connection", "stale")
         assert await page.inner_text("#engine-state") == "engine is gone"
         assert await page.evaluate("document.body.classList.contains('old')")

@@ -366,6 +366,8 @@ class FakeEngine:
         self.root_path = ""  # --root-path
         self.tokens = 0  # prompt tokens so far; they move when it works
         self.plugin = False  # the workers have our operations, whatever class was named
+        self.kv_connector: str | None = None
+        self.waiting_by_reason: dict[str, int] = {}  # an older version has none
         self.ec_connector = False
         self.encoder_decoder = False  # a model as Whisper is
         self.prefix_blocks_in_use = False
@@ -562,6 +564,9 @@ class FakeEngine:
             },
             "parallel_config": parallel,
             "cache_config": {"gpu_memory_utilization": 0.9},
+            "kv_transfer_config": {"kv_connector": self.kv_connector, "kv_role": "kv_producer"}
+            if self.kv_connector
+            else None,
             "ec_transfer_config": {"ec_connector": "ECExampleConnector"} if self.ec_connector else None,
         }
         return JSONResponse({"vllm_config": config})
@@ -591,6 +596,10 @@ class FakeEngine:
                 "# TYPE vllm:request_success_total counter",
                 f'vllm:request_success_total{{{labels},finished_reason="stop"}} {float(self.requests_ended)}',
             ]
+        if self.waiting_by_reason:
+            name = "vllm:num_requests_waiting_by_reason"
+            lines += [f"# HELP {name} Number of waiting requests by reason.", f"# TYPE {name} gauge"]
+            lines += [f'{name}{{{labels},reason="{why}"}} {float(n)}' for why, n in self.waiting_by_reason.items()]
         if self._has("0.11.2"):
             lines += ["# HELP vllm:engine_sleep_state Engine sleep state.", "# TYPE vllm:engine_sleep_state gauge"]
             state = {"awake": not self.asleep, "weights_offloaded": self.asleep, "discard_all": False}
@@ -854,7 +863,6 @@ def recorders_on(fake: FakeEngine, engine: Engine, clock: FakeClock, folder: Pat
         folder,
         rate=RECORDER_RATE,
         seconds=RECORDER_SECONDS,
-        max_step_seconds=120.0,
         clock=clock,
         monotonic=monotonic(clock),
         sleep=sleep,

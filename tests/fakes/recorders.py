@@ -54,6 +54,7 @@ class FakeRecorder:
         stack: Where the main thread is.
         torch: Whether it knows what PyTorch's allocator says.
         is_out_of_work: Whether the last step had no tokens.
+        tokens_at: When a step with tokens ended last; None: it does not say, as an older package.
         phases: Of the worker's start, where a plugin saw them.
     """
 
@@ -67,6 +68,7 @@ class FakeRecorder:
     stack: list[str] | None = None
     torch: bool = True
     is_out_of_work: bool | None = None
+    tokens_at: float | None = None
     phases: list[dict[str, Any]] = field(default_factory=list)
     options: dict[str, Any] | None = None
     writer: FakeWriter | None = field(default=None, repr=False)
@@ -162,6 +164,7 @@ class FakeRecorder:
             "call": self.call,
             "call_seconds": None if self.call is None else now - self.call_since,
             "last_step_empty": self.is_out_of_work,
+            "tokens_mono": None if self.tokens_at is None else MONO + self.tokens_at - WALL,
         }
 
 

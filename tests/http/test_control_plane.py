@@ -20,6 +20,7 @@ from highwater.api.plan import MAX_WAITING
 from highwater.engine.client import Engine
 from highwater.main import create_app
 from highwater.policy.settings import PolicySettings
+from highwater.readings.engine import Progress
 from highwater.settings.settings import Settings
 from highwater.wiring.control_plane import CONTROL_BODY_BYTES
 from highwater.wiring.sidecar import Sidecar
@@ -742,6 +743,17 @@ async def test_both_healths_follow_the_verdict(running, state, ready, status):
         status,
         {"healthy": status == 200, "engine": state, "reason": "the hint"},
     )
+
+
+async def test_no_probe_restarts_an_engine_whose_loop_runs_and_schedules_nothing(running):
+    """It is out of service, and may go on by itself; what hangs beside that is not spared."""
+    poller = running.app.services.poller
+    starved = Progress(verdict="stuck", since_seconds=12.0, ranks=(), summary="nothing is scheduled", is_starved=True)
+    for state, deep in (("stuck", 200), ("gone", 503)):
+        engine = replace(poller._last.engine, state=state)
+        poller._last = replace(poller._last, engine=engine, progress=starved)
+        assert (await running.client.get("/readyz")).status_code == 503
+        assert (await running.client.get("/health/deep")).status_code == deep
 
 
 async def test_a_dead_engine_leaves_an_incident(running):

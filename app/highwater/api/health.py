@@ -42,10 +42,13 @@ def health_router(services: Services) -> APIRouter:
         """Report whether the engine runs, or will by itself: for a liveness probe of vLLM's own container.
 
         vLLM's `/health` answers 200 also while the engine hangs. One that starts, sleeps, is paused, slow or in a long
-        step is healthy, and so is one that does not answer where no recorder shows why.
+        step is healthy, and so are one that does not answer where no recorder shows why, and one whose loop runs and
+        schedules nothing. One that ended is not, until something shows that the next one loads.
         """
-        engine = services.poller.current().engine
-        healthy = not engine.traits.is_lost
+        report = services.poller.current()
+        engine, progress = report.engine, report.progress
+        is_starved = engine.state == "stuck" and progress is not None and progress.is_starved
+        healthy = is_starved or not engine.traits.is_lost
         answer = {"healthy": healthy, "engine": engine.state, "reason": engine.hint}
         return JSONResponse(answer, 200 if healthy else 503)
 

@@ -26,8 +26,8 @@ const STATE_TEXTS = {
   slow: ["slow", "The engine's API server is slow to answer", "It goes on with what it has."],
   stuck: [
     "is stuck",
-    "The engine is stuck: it will not go on by itself",
-    "Its /health may say 200 all the same. See the incidents below, and restart it.",
+    "The engine is stuck: no request goes on",
+    "Its /health may say 200 all the same. See the incidents below, and restart it if nothing else lets it go on.",
   ],
   not_answering: [
     "does not answer",

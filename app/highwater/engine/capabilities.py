@@ -58,6 +58,8 @@ class Capabilities:
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
     encoder_decoder: bool = False  # whether the model has an encoder that its decoder attends to throughout (Whisper)
+    # The configured KV connector, with its role; empty without any, `None` where `/server_info` does not show it.
+    kv_connector: str | None = None
     ec_connector: bool = False  # whether an encoder-cache connector is configured (it keeps references to the cache)
     executor: str | None = None  # the distributed executor backend
     gpu_memory_utilization: float | None = None
@@ -114,6 +116,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_replicas(config),
         encoder_decoder=_is_encoder_decoder(config),
+        kv_connector=_kv_connector(config.get("kv_transfer_config")) if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_value(config, "parallel_config", "distributed_executor_backend", str),
         gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
@@ -174,6 +177,10 @@ def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     if isinstance(hf_config, dict):
         return hf_config.get("is_encoder_decoder") is True
     return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
+
+
+def _kv_connector(transfer: Any) -> str:  # noqa: ANN401 - JSON
+    return f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
 
 
 def _model(config: Mapping[str, Any]) -> str | None:

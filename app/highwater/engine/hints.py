@@ -14,7 +14,6 @@ from highwater.text.table import missing_text
 from highwater.units import span_text
 
 NOT_KNOWN_WHY: Final = "whether it was stopped or failed is not known without engine_log"
-IS_IT_RUNNING: Final = "; is vLLM still running there?"
 
 
 def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool) -> str:
@@ -23,8 +22,23 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     if not is_absent or (is_up and not isinstance(failure, EngineNotListening)):
         return str(failure)
     if was_there:
-        return f"nothing answers any more at {url} ({failure}){IS_IT_RUNNING}"
+        return f"nothing answers any more at {url} ({failure})"
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def dead_text(failure: str, seconds: float, *, sees_starts: bool) -> str:
+    """``seconds``: since the engine ended; ``sees_starts``: a start of it would be seen."""
+    unseen = "or loading again, which only recorders that start with the engine would show"
+    return f"dead for {span_text(seconds)}, {'and nobody has restarted it' if sees_starts else unseen}: {failure}"
+
+
+def kv_blocks_held(connector: str | None, usage: float | None) -> str:
+    """Return who may hold KV blocks while no request runs; ``connector``: as ``Capabilities``."""
+    who = "whether a KV connector holds them is not known (in development mode GET /server_info names it)"
+    if connector is not None:
+        ended = f"the KV connector {connector} may hold those of requests that have ended"
+        who = ended if connector else "no KV connector is configured, and what holds them is not known"
+    return f"KV blocks are in use{f' ({usage:.1%})' if usage else ''} though no request runs: {who}"
 
 
 def starting_text(process: str, failure: EngineError, url: str, earlier: str = "") -> str:

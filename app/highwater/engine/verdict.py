@@ -3,7 +3,9 @@
 ======================================================= ============== ======= ============ =======
 observation                                             state          readyz  health/deep  reported as
 ======================================================= ============== ======= ============ =======
-nothing has responded yet; or not for a while           starting       503     200          alert after half an hour
+nothing has responded yet; or it has ended, and files
+of processes or recorders, or a port that listens, show
+that the next one loads                                 starting       503     200          alert after half an hour
 it responds                                             ready          200     200
 it responds that it is paused                           paused         503     200          alert after 5 min
 it responds that it sleeps                              sleeping       503     200
@@ -14,11 +16,16 @@ the API server is late, and nothing says that the
 engine does not move                                    slow           200     200
 recorders: it will not go on by itself; EngineCore or
 all API servers are stopped from outside                stuck          503     503          alert, incident
+recorders: steps without tokens, while requests wait    stuck          503     200          alert, incident
 no recorder shows it, and for ``max_step_seconds`` no
-call was answered                                       not_answering  503     200          warning, incident
+call was answered, or for 15 s nothing but ``/health``  not_answering  503     200          warning, incident
 connections are refused, twice or with the workers'
-processes gone                                          gone           503     503          alert, incident
+processes gone, or ``/health`` says that it is dead;
+until something shows that the next one loads           gone           503     503          alert, incident
 ======================================================= ============== ======= ============ =======
+
+A starved engine may go on by itself: no probe restarts it. Without recorders one that loads again looks as the dead one
+does, ``gone``; a kubelet that restarts a container asks its startup probe first, and the liveness probe not until then.
 
 ``slow`` and ``busy`` stay ready on purpose: the engine goes on with what it has, and a pod that leaves its Service for
 a few seconds pushes its load onto the others, which are slow next.
@@ -27,19 +34,18 @@ a few seconds pushes its load onto the others, which are slow next.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from highwater.readings.engine import EngineState, EngineStatus, Progress
 
-Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused"]
+Contact: TypeAlias = Literal["answered", "worker_call_late", "late", "broken", "refused", "dead"]
 
 BUSY_SECONDS = 10.0
 """A step or a call that lasts longer is a state of its own: every long prompt makes steps of a second or two."""
 REFUSED_ROUNDS = 2
 """After so many rounds with refused connections the engine has ended, where nothing else shows it."""
-GONE_SECONDS = 60.0
-"""An end is reported for so long. A new engine that loads refuses connections as a dead one does, at times for twenty
-minutes, and a probe that takes it for dead kills it in the middle of that."""
+SILENT_SECONDS = 10.0
+"""After a first deadline of 5 s; then no more requests are sent there, unless recorders show what the engine does."""
 
 
 def in_words(engine: EngineStatus) -> str:
@@ -51,15 +57,16 @@ def in_words(engine: EngineStatus) -> str:
 class Seen:
     # `answered`: all that was requested. `worker_call_late`: the API server responds, a worker call has not come back.
     # `late`: the API server did not respond in time. `broken`: connections broke, or could not be made in time.
-    # `refused`: no process listens.
+    # `refused`: no process listens. `dead`: the API server says that its engine is.
     contact: Contact
     failure: str | None = None  # what went wrong, in one sentence
+    is_silent: bool = False  # whether the API server responds to nothing, but perhaps to /health
     progress: Progress | None = None  # by the recorders
     # Where the recorders show that no worker is left: `dead`: the processes have ended; `ended`: or have announced
     # their end.
     workers: Literal["dead", "ended"] | None = None
     stopped: str | None = None  # the processes of it, workers aside, that have been stopped for long, in one sentence
-    is_another_loading: bool = False  # whether recorders write of another engine than the one that was known
+    is_another_loading: bool = False  # whether recorders or processes write of another engine than the known one
     sleeping: bool | None = None  # whether the engine sleeps; `None` where it did not say, as `paused`
     paused: bool | None = None
 
@@ -70,8 +77,10 @@ class EngineVerdict:
     since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
     reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
     has_answered: bool = False  # whether this engine has ever responded: only then can it end
+    has_ended: bool = False  # whether it has ended, and nothing has responded since
     refused_rounds: int = 0  # the number of rounds in a row in which no process listened
     late_since: float | None = None  # since when no round got all its responses
+    silent_since: float | None = None  # since when `is_silent` has been so
 
 
 _Finding: TypeAlias = tuple[EngineState, str | None]
@@ -80,36 +89,35 @@ _Finding: TypeAlias = tuple[EngineState, str | None]
 def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: float) -> EngineVerdict:
     """Return the next verdict from one round; ``now`` is of any monotonic clock."""
     late_since = now if before.late_since is None else before.late_since
+    silent_since = now if before.silent_since is None else before.silent_since
     counted = replace(
         before,
         has_answered=before.has_answered or has_responded(seen.contact),
         refused_rounds=before.refused_rounds + 1 if seen.contact == "refused" else 0,
         late_since=None if seen.contact == "answered" else late_since,
+        silent_since=silent_since if seen.is_silent else None,
     )
-    state, reason = _without_engine(counted, seen, now) or _with_engine(counted, seen, now, max_step_seconds)
+    state, reason = _without_engine(counted, seen) or _with_engine(counted, seen, now, max_step_seconds)
     if state == "starting":
         counted = replace(counted, has_answered=False, late_since=None)
+    has_ended = state == "gone" or (before.has_ended and not has_responded(seen.contact))
     since = before.since if state == before.state else None
-    return replace(counted, state=state, reason=reason, since=now if since is None else since)
-
-
-_REACHED: Final[frozenset[Contact]] = frozenset({"answered", "worker_call_late"})
+    return replace(counted, state=state, reason=reason, has_ended=has_ended, since=now if since is None else since)
 
 
 def has_responded(contact: Contact) -> bool:
-    return contact in _REACHED
+    return contact in {"answered", "worker_call_late"}
 
 
-def _without_engine(counted: EngineVerdict, seen: Seen, now: float) -> _Finding | None:
+def _without_engine(counted: EngineVerdict, seen: Seen) -> _Finding | None:
     if has_responded(seen.contact):
         return None
+    if counted.has_ended or seen.contact == "dead":
+        # A process that listens, though it does not respond, is not the one that ended.
+        is_starting = seen.contact == "late" or (seen.contact != "dead" and seen.is_another_loading)
+        return "starting" if is_starting else "gone", seen.failure
     if not counted.has_answered:
         return "starting", seen.failure
-    if counted.state == "gone":
-        # A process that listens, though it does not respond, is not the one that ended.
-        is_over = counted.since is not None and now - counted.since >= GONE_SECONDS
-        is_starting = is_over or seen.is_another_loading or seen.contact != "refused"
-        return "starting" if is_starting else "gone", seen.failure
     if seen.contact != "refused":
         return None
     if seen.workers is not None or counted.refused_rounds >= REFUSED_ROUNDS:
@@ -128,7 +136,9 @@ def _with_engine(counted: EngineVerdict, seen: Seen, now: float, max_step_second
         return "stuck", _joined(seen.stopped, progress.summary if progress is not None and is_stuck else seen.failure)
     if progress is not None and is_stuck:
         return "stuck", _joined(progress.summary, seen.failure)
-    if late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late"):
+    silent_seconds = 0.0 if counted.silent_since is None or _is_known(progress) else now - counted.silent_since
+    is_late = late_seconds >= max_step_seconds and not (_is_known(progress) and seen.contact == "worker_call_late")
+    if is_late or silent_seconds >= SILENT_SECONDS:
         lasts = _joined(f"it has answered no call for {late_seconds:.0f} s", seen.failure)
         return "not_answering", _joined(lasts, progress.summary if progress is not None else None)
     if held is not None:

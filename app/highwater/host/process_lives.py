@@ -77,7 +77,8 @@ def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]
     return ProcessLife(
         processes=frozenset(map(_process, group)),
         last_at=taken_at - min(one.age_seconds for one in group),
-        is_running=bool(running),
+        # What an API server that was killed leaves behind loads nothing.
+        is_running=bool(running) and not (servers and all(one in ended for one in servers)),
         has_server=bool(servers),
         is_serving=any(one.age_seconds <= _JUST_NOW_SECONDS for one in running if not servers or one in servers),
         end=_end(ended, kills),

@@ -23,7 +23,6 @@ SECONDS = 5.0
 FRESH_SECONDS = 1.0
 """A reading that is younger is reused."""
 _SERVING_ROLES: Final[frozenset[Role]] = frozenset({"api_server", "engine_core"})
-_ENGINE_ROLES: Final[frozenset[Role]] = _SERVING_ROLES | {"launcher", "worker"}
 
 log = logging.getLogger("highwater")
 
@@ -118,8 +117,9 @@ class HostWatch:
         return () if self.now is None else self.now.reading.processes
 
     def engine_process(self) -> str | None:
-        """Return name and pid of a process of the engine that ran at the last reading; ``None`` if none was seen."""
-        return next((f"{one.name}, pid {one.pid}" for one in self._processes if one.role in _ENGINE_ROLES), None)
+        """Return name and pid of an API server of the last reading; the others may outlive it, and load nothing."""
+        servers = (one for one in self._processes if one.role in {"api_server", "launcher"})
+        return next((f"{one.name}, pid {one.pid}" for one in servers), None)
 
     def stopped_processes(self) -> tuple[ProcessMemory, ...]:
         """Return the processes of the last reading that are stopped now and every request needs, workers aside."""

@@ -66,12 +66,8 @@ def is_due(
     is_in_step = situation.verdict == "stuck" and situation.is_recorded and not situation.is_unanswered
     if situation.verdict == "busy" or is_in_step:
         return False
-    if situation.is_recorded:
-        return reach == "engine" and _is_pause_due(situation, has_passed(IDLE_SECONDS), has_passed(idle_poll_seconds))
-    return not (situation.is_sure and situation.is_without_work) or has_passed(idle_poll_seconds)
-
-
-def _is_pause_due(situation: Situation, is_long_ago: bool, is_due_while_held: bool) -> bool:
     if situation.is_idle:
-        return is_due_while_held if situation.is_held else is_long_ago
-    return situation.is_held or not situation.is_progressing
+        return reach == "engine" and has_passed(idle_poll_seconds if situation.is_held else IDLE_SECONDS)
+    if situation.is_recorded:
+        return reach == "engine" and (situation.is_held or not situation.is_progressing)
+    return not (situation.is_sure and situation.is_without_work) or has_passed(idle_poll_seconds)

@@ -22,6 +22,7 @@ from highwater.accounting.growth_since_ready import growth_since_ready, without_
 from highwater.accounting.time_to_full import TRACK_SECONDS
 from highwater.engine.capabilities import Capabilities
 from highwater.engine.hints import (
+    dead_text,
     ended_starts_text,
     failure_text,
     loading_text,
@@ -38,13 +39,14 @@ from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
 from highwater.memory.rounds import Round, Rounds
 from highwater.memory.start_failure import silent_start
-from highwater.readings.engine import STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
+from highwater.readings.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.life import ProcessLife
 from highwater.readings.rank import RankReading, are_recorded
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
 from highwater.recorder.progress import SilentCore, beside_silent
+from highwater.recorder.rank import processes_of
 
 MAX_ENDED_STARTS = 64
 # The shortest time until the recorders' files are read between two polls; without recorders, until the next poll.
@@ -249,6 +251,9 @@ class Poller:
         seen = self.engine_lives()
         if seen is not None:
             self._ended_starts.extend(self._lives.see(seen[1], seen[0], is_absent=is_absent))
+            workers = processes_of(outcome.records)
+            if any(not life.is_running and life.processes & workers for life in seen[1]):
+                outcome.is_loading = False  # its API server was killed
         if outcome.ended_workers and self._lives.start_ended(outcome.ended_workers, self._rounds.wall_clock()):
             self._note_failure(outcome.start_failure)
         elif self._ended_starts:
@@ -285,13 +290,14 @@ class Poller:
         seen = Seen(
             contact=outcome.contact,
             failure=None if outcome.failure is None else self._failure(outcome.failure, outcome),
+            is_silent=outcome.contact == "late" and not outcome.serves_models,
             progress=outcome.progress,
             # Workers that responded in this round are not those whose files show their end.
             workers=workers_left(outcome.records, self._rounds.ranks_expected)
             if outcome.observation.workers is None
             else None,
             stopped=self.stopped_engine(),
-            is_another_loading=outcome.is_another_loading,
+            is_another_loading=outcome.is_loading or self.is_start_under_way,
             sleeping=None if load is None else bool(load.sleeping),
             paused=False if paused is None and is_answered and not outcome.rested else paused,
         )
@@ -302,11 +308,11 @@ class Poller:
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detection.detect_again()
         at = self._rounds.wall_clock()
-        if self._verdict.state == "gone" and before.state != "gone":
+        if self._verdict.has_ended and not before.has_ended:
             self._lives.end(at)
             self._rounds.forget_engine()
         load = outcome.observation.load
-        came_up = before.since is not None and (not before.has_answered or before.state == "gone")
+        came_up = before.since is not None and (not before.has_answered or before.has_ended)
         has_not_worked = load is not None and load.work_done == 0
         if ranks:
             # An engine that replaced one that was up a moment ago has not worked for long.
@@ -359,7 +365,6 @@ class Poller:
 
     def _status(self, outcome: Round, hint: str | None) -> EngineStatus:
         load, recorders = outcome.observation.load or EngineLoad(), self._recorders
-        shows_starts = recorders is not None and recorders.show_starts
         return EngineStatus(
             url=self._rounds.url,
             state=self._verdict.state,
@@ -368,17 +373,17 @@ class Poller:
             restarts=self.life.restarts,
             version=self.capabilities.version,
             model=self._rounds.model,
-            requests_running=load.requests_running,
-            requests_waiting=load.requests_waiting,
-            kv_cache_usage_ratio=load.kv_cache_usage_ratio,
-            work_done=load.work_done,
-            work=load.work,
+            **{name: getattr(load, name) for name in (*LOAD_FIGURES, "work_done", "work")},
             capabilities=self._rounds.detection.public_capabilities,
             hint=hint,
             stopped_at=None if outcome.is_loading or self._lives.attempts.is_under_way else self._stopped_at,
-            is_loading=True if outcome.is_loading else (False if shows_starts else None),
+            is_loading=outcome.is_loading or (False if self._sees_starts else None),
             extension_versions=recorders.extension_versions if recorders is not None else (),
         )
+
+    @property
+    def _sees_starts(self) -> bool:
+        return self._recorders is not None and self._recorders.show_starts
 
     def _failure(self, failure: EngineError, outcome: Round) -> str:
         url, attempts = self._rounds.url, self._lives.attempts
@@ -396,6 +401,9 @@ class Poller:
         if earlier and isinstance(failure, EngineNotListening):
             return f"{earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[self._verdict.state].is_up, was_there=known)
+        if self._verdict.state == "gone":
+            seconds = self._clock() - (self._verdict.since or 0.0)
+            return dead_text(text, seconds, sees_starts=self._sees_starts)
         return text + (self.unseen_starts if is_silent and not known else "")
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:

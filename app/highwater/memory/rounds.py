@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,14 +22,15 @@ from highwater.memory.ranks import workers_left
 from highwater.memory.sources.health import Health
 from highwater.memory.sources.source import Observation, Reach, Source
 from highwater.memory.start_failure import is_up_by_recorder, start_failure
-from highwater.readings.engine import EngineLoad, Progress, StartFailure
+from highwater.readings.engine import LOAD_FIGURES, EngineLoad, Progress, StartFailure
 from highwater.readings.life import Process
 from highwater.readings.report import Report
 from highwater.recorder.coverage import Coverage
-from highwater.recorder.rank import RankRecord
+from highwater.recorder.progress import Demand, judge, requested_since
+from highwater.recorder.rank import RankRecord, processes_of
 from highwater.recorder.recorders import Recorders
 
-SERVER_ERROR = 500
+SERVER_ERROR, UNAVAILABLE = 500, 503
 
 
 class PollObserver(Protocol):
@@ -62,9 +64,9 @@ class Round:
     server_error: EngineRefused | None = None  # the API server's own error, where it responded with one
     requests: int = 0  # the number of sources that were read; `responses`: the number of those that did not fail
     responses: int = 0
+    serves_models: bool = False  # whether the API server listed its models, after a round that it left unanswered
     rested: bool = False  # whether the engine or its workers were left alone
     is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
-    is_another_loading: bool = False  # whether recorders write that are not of the engine that was known last
     start_failure: StartFailure | None = None  # how a start that was followed failed
     ended_workers: frozenset[Process] = frozenset()  # those of a start that was followed and is over, failed or not
 
@@ -106,13 +108,14 @@ class Rounds:
         self.wall_clock = wall_clock
         self.detection = detection
         self._sources = sources
+        self._engine = engine
         self._health = Health(engine)
         self._requests_under_way = requests_under_way
         self._answered_at: dict[str, float] = {}  # by the sources' names
-        self._failed: set[str] = set()  # in the last round
         self._load: EngineLoad | None = None
         self._work_done: float | None = None  # when the workers responded last
         self._is_last_answered = False
+        self._was_late = False
         # When the engine's loop responded last, and since when it has not.
         self._loop_answered_at: float | None = None
         self._loop_silent_since: float | None = None
@@ -120,6 +123,7 @@ class Rounds:
         self._calls: tuple[tuple[int, int], ...] = ()
         self._called_at = float("-inf")
         self._requested_since: float | None = None
+        self._asked_since: float | None = None  # the same, of what the ranks should run a step for
 
     @property
     def requested_seconds(self) -> float:
@@ -151,7 +155,7 @@ class Rounds:
         """Drop the running worker call and everything detected: they belong to an engine that has ended."""
         self.detection.forget_engine()
         self._answered_at.clear()
-        self._loop_answered_at = self._loop_silent_since = None
+        self._loop_answered_at = self._loop_silent_since = self._asked_since = None
         self._load = None
         if self.recorders is not None:
             self.recorders.forget()
@@ -161,8 +165,11 @@ class Rounds:
     async def run(self, last: Report, recorder_instance: str | None, *, spare_idle: bool) -> Round:
         """Read the sources that are due, or (not ``spare_idle``) all; the others as in ``Round``."""
         outcome = Round(last, recorder_instance)
-        await self._run(outcome, spare_idle=spare_idle)
-        self._failed = outcome.failed
+        if self._was_late:
+            await asyncio.gather(self._run(outcome, spare_idle=spare_idle), self._read_models(outcome))
+        else:
+            await self._run(outcome, spare_idle=spare_idle)
+        self._was_late = outcome.contact == "late"
         self._is_last_answered = outcome.failure is None and not outcome.failed
         self._load = outcome.observation.load
         if not self._has_requests(self._load or EngineLoad()):
@@ -172,6 +179,12 @@ class Rounds:
         if outcome.observation.workers is not None:
             self._work_done = self._load.work_done if self._load is not None else None
         return outcome
+
+    async def _read_models(self, outcome: Round) -> None:
+        """Note whether the API server serves: it may be late with its metrics alone, and with /health it never is."""
+        with suppress(EngineError):
+            await self._engine.get("/v1/models")
+            outcome.serves_models = True
 
     async def read_recorders(self, last: Report, recorder_instance: str | None) -> Round:
         outcome = Round(last, recorder_instance, rested=True)
@@ -210,13 +223,21 @@ class Rounds:
             outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
 
     async def _read_api_server(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> None:
-        due = self._due(sources, outcome) if spare_idle else list(sources)
-        is_spared = len(due) < len(sources)
-        if is_spared:
+        due = self._due(sources, outcome) if spare_idle else sources
+        if len(due) < len(sources):
             outcome.observation = replace(outcome.observation, load=self._load)  # it holds if the server is up
-        if is_spared or self._health.name in self._failed:
-            due.append(self._health)
         await self._read_each(due, outcome)
+        before, now = (load.work_done if load is not None else None for load in (self._load, outcome.observation.load))
+        if outcome.failed or (before != now and None not in (before, now)):
+            return  # an engine that works is not dead
+        await self._read_each([self._health], outcome)
+        refusal = outcome.server_error
+        if refusal is None or refusal.status != UNAVAILABLE:
+            return
+        await self._read_each([source for source in sources if source not in due], outcome)
+        if outcome.responses:
+            outcome.failure = EngineRefused(f"the API server says that its engine is dead ({refusal})", UNAVAILABLE)
+            outcome.contact = "dead"
 
     async def _read_loop(self, sources: Sequence[Source], outcome: Round) -> None:
         """Read the sources that need the engine's loop or its workers, as long as the recorders show that it moves."""
@@ -226,7 +247,8 @@ class Rounds:
                 self.recorders is not None and not (await asyncio.wait({reading}, timeout=self.times.poll_seconds))[0]
             ):
                 await self._read_recorders(outcome)
-                if outcome.progress is not None and outcome.progress.verdict == "stuck":
+                progress = outcome.progress
+                if progress is not None and progress.verdict == "stuck" and not progress.is_starved:
                     return  # no response will come: the deadline need not pass before that is reported
             await reading
         finally:
@@ -291,7 +313,8 @@ class Rounds:
         is_still = load is not None and load.is_idle and load.work_done is not None
         return Situation(
             is_recorded=self.coverage.is_complete,
-            verdict=None if outcome.progress is None else outcome.progress.verdict,
+            # The loop of a starved engine responds, and says whether it is paused.
+            verdict=None if outcome.progress is None or outcome.progress.is_starved else outcome.progress.verdict,
             still_seconds=self.clock() - self._called_at,
             has_requests=self._has_requests(counted),
             is_held=outcome.last.engine.traits.is_held,
@@ -321,38 +344,39 @@ class Rounds:
         if outcome.failure is not None and outcome.last.engine.traits.is_absent:
             # An API server that listens and does not respond is not loading once every worker is up.
             is_up = outcome.contact != "refused" and all(map(is_up_by_recorder, outcome.records))
-            outcome.is_loading = self.recorders.are_alive and not is_up
-            outcome.is_another_loading = outcome.is_loading or (
-                outcome.last.engine.state == "gone"
-                and await self.recorders.is_another_writing(outcome.recorder_instance)
-            )
+            outcome.is_loading = any(one.status == "alive" for one in outcome.records) and not is_up
         self._judge(outcome)
 
     def _judge(self, outcome: Round) -> None:
         """Conclude from the recorders, and from the engine's known load, whether the ranks make progress."""
-        if self.recorders is None:
-            return
-        if outcome.contact == "refused":
+        if not outcome.records or outcome.contact == "refused":
             # Workers' files look alive for a little longer than they are.
             outcome.progress = None
             return
-        load = outcome.observation.load or self._load
-        outcome.progress = self.recorders.progress(
-            outcome.records,
-            load,
+        load, engine = outcome.observation.load or self._load or EngineLoad(), self._engine
+        unanswered = (engine.rpc_outstanding_seconds, self._since(self._loop_silent_since))
+        answered = (engine.rpc_answer_age_seconds, self._since(self._loop_answered_at))
+        demand = Demand(
+            **{name: getattr(load, name) for name in (*LOAD_FIGURES, "waiting_by_reason")},
+            kv_connector=self.detection.capabilities.kv_connector,
             proxied_requests=self._requests_under_way(),
-            held=outcome.last.engine.traits.is_held or bool(load is not None and load.sleeping),
-            loop_silent_seconds=self._since(self._loop_silent_since),
-            loop_answer_age_seconds=self._since(self._loop_answered_at),
+            unanswered_seconds=max((one for one in unanswered if one is not None), default=None),
+            answer_age_seconds=min((one for one in answered if one is not None), default=None),
+            is_held=outcome.last.engine.traits.is_held or bool(load.sleeping or outcome.observation.paused),
+        )
+        self._asked_since = requested_since(self._asked_since, demand, self.clock())
+        outcome.progress = judge(
+            outcome.records,
+            demand,
+            requested_seconds=self._since(self._asked_since) or 0.0,
+            max_step_seconds=self.times.max_step_seconds,
         )
 
     async def _begin_recorders(self, outcome: Round) -> None:
         """Follow recorders that run already; start the others, where workers can be called."""
         progress = outcome.last.progress
-        if progress is not None and progress.verdict == "busy":
-            return  # of those that run; the others would not receive the call before the step is over
-        if self.recorders is None:
-            return
+        if self.recorders is None or (progress is not None and progress.verdict == "busy"):
+            return  # in a busy one those that do not run would not receive the call before the step is over
         can_start = self.detection.has_extension  # not by the recorders' files: they run then
         await self.recorders.adopt(self_started=can_start)
         if self.coverage.is_complete:
@@ -367,7 +391,6 @@ class Rounds:
         records = self.recorders.records
         if self.recorders.are_followed and workers_left(records, len(records)) is not None:
             outcome.start_failure = start_failure(records, self.wall_clock())
-            workers = (record.identity for record in records)
-            outcome.ended_workers = frozenset(Process(one.host, one.pid, one.pid_started) for one in workers)
+            outcome.ended_workers = processes_of(records)
             self.recorders.forget()
         await self.recorders.adopt(former=outcome.recorder_instance, self_started=True)

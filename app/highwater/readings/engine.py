@@ -107,6 +107,8 @@ class Progress:
     since_seconds: float | None  # for how long at least that has been so
     ranks: tuple[str, ...]  # one sentence for each rank
     summary: str  # one sentence for an operator
+    # Whether it is stuck although its loop runs: no request is scheduled, which may end by itself.
+    is_starved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ class EngineLoad:
 
     requests_running: int | None = None
     requests_waiting: int | None = None
+    waiting_by_reason: Mapping[str, int] = field(default_factory=dict)  # in vLLM's words; empty where it gives none
     kv_cache_usage_ratio: float | None = None  # of the fullest engine
     sleeping: bool | None = None  # whether any engine has its weights offloaded or discarded
     # Tokens and requests counted so far; the same number twice means that nothing ran in between.

@@ -44,7 +44,7 @@ class ProcessLife:
     Attributes:
         processes: All that are known of it, whether they run or not.
         last_at: When one of them wrote last, in Unix seconds.
-        is_running: One of them runs, as far as is known.
+        is_running: One of them runs, as far as is known, and not only what a killed API server left.
         has_server: One of them, ended or not, is an API server, a launcher or a container's first process.
         is_serving: Such a process wrote just now; of a life without one, any process did.
         end: How it ended, if it has.

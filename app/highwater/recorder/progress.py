@@ -2,15 +2,19 @@
 
 It prefers "unknown" to a false alarm: a long step is busy until its limit, a request that no step follows does not
 count while the engine's loop responds to calls, and an engine without requests is never stuck.
+
+Steps without tokens, which vLLM's loop makes for ever while a request waits, are no progress. What vLLM defers may take
+its time, and it does not say for what (vllm 0.32.0 v1/metrics/loggers.py:549): it counts where a connector is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
+from highwater.engine.hints import kv_blocks_held
 from highwater.readings.engine import Progress, ProgressVerdict
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.rank_progress import RankProgress, RankStatus
@@ -23,6 +27,8 @@ NO_STEP_SECONDS = 10.0
 """The loop may take so long to begin a step, or to respond to a call."""
 LONG_SECONDS = 1.0
 """A step or a call that lasts longer is reported; the recorder then adds a stack."""
+DEFERRED_SECONDS = 600.0
+"""A deferred request may wait so long: connectors give a transfer up after 480 s (VLLM_NIXL_ABORT_REQUEST_TIMEOUT)."""
 MAX_STEP_SECONDS = 120.0
 FIRST_STEPS = 10
 FIRST_STEP_FACTOR = 5.0
@@ -41,6 +47,9 @@ _WHY_LOST = {
 class Demand:
     requests_running: int | None = None  # by the engine's counts; `None` where it does not report them
     requests_waiting: int | None = None
+    waiting_by_reason: Mapping[str, int] = field(default_factory=dict)  # as `EngineLoad`, with the next
+    kv_cache_usage_ratio: float | None = None
+    kv_connector: str | None = None  # as `Capabilities`
     # Under way through this sidecar. They count only where the engine reports none: the API server may spend a minute
     # on a request, downloading its images, before the engine receives it.
     proxied_requests: int = 0
@@ -59,7 +68,7 @@ class SilentCore:
     has_workers: bool
 
 
-_Finding: TypeAlias = tuple[ProgressVerdict, float | None, str]
+_Finding: TypeAlias = tuple[ProgressVerdict | Literal["starved"], float | None, str]
 
 
 def requested_since(before: float | None, demand: Demand, now: float) -> float | None:
@@ -84,8 +93,11 @@ def judge(
         _lost(ranks)
         or _held_up(ranks, max_step_seconds)
         or _unreported(ranks)
+        or _starved(ranks, demand, requested_seconds)
         or _without_step(ranks, demand, requested_seconds)
     )
+    is_starved = verdict == "starved"
+    verdict = "stuck" if verdict == "starved" else verdict
     if verdict == "stuck" and demand.is_held and not any(rank.status == "dead" for rank in ranks):
         verdict = "busy"  # asleep, paused, or on its way there or back: nobody waits for a step
     return Progress(
@@ -93,6 +105,7 @@ def judge(
         since_seconds=since,
         ranks=tuple(f"{rank.name} {_doing(rank)}" for rank in ranks),
         summary=summary,
+        is_starved=is_starved,
     )
 
 
@@ -180,6 +193,23 @@ def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
         return None
     named = "; ".join(f"{rank.name} {_doing(rank)}" for rank in unreported)
     return "unknown", None, f"not every rank reports progress: {named}"
+
+
+def _starved(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding | None:
+    """Return for how long the engine's loop has scheduled nothing of the requests that it counts."""
+    ages = (rank.progress.tokens_age_seconds or 0.0 for rank in ranks if rank.progress is not None)
+    seconds, running, usage = min(requested_seconds, *ages), demand.requests_running, demand.kv_cache_usage_ratio
+    is_looping = _quiet_seconds(ranks) < NO_STEP_SECONDS and bool(running or demand.requests_waiting)
+    if not is_looping or demand.is_held or seconds < LONG_SECONDS:
+        return None
+    reasons = ", ".join(f"{name} {count}" for name, count in demand.waiting_by_reason.items() if count)
+    why = f" (vLLM's reasons: {reasons})" if reasons else ""
+    held = f"; {kv_blocks_held(demand.kv_connector, usage)}" if usage and not running else ""
+    text = f"no request is scheduled: {_requests(demand)}{why} for {_seconds(seconds)}, in steps without tokens{held}"
+    # Older versions give no reasons.
+    may_end = DEFERRED_SECONDS if demand.kv_connector or not demand.waiting_by_reason else math.inf
+    limit = NO_STEP_SECONDS if running or demand.waiting_by_reason.get("capacity") else may_end
+    return ("starved" if seconds >= limit else "unknown"), seconds, text
 
 
 def _without_step(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding:

@@ -12,6 +12,7 @@ from highwater.accounting.attribution import account
 from highwater.accounting.points import MemoryPoint
 from highwater.flaws import flaw
 from highwater.process.machine import STOPPED_STATES, Machine
+from highwater.readings.life import Process
 from highwater.readings.rank import Device, EncoderCache, HostMemory, Note, StartPhase, TorchMemory, WorkerMemory
 from highwater.recorder.entry_table import EntryRow, EntryTable
 from highwater.recorder.identity import Identity
@@ -207,6 +208,10 @@ class RankFile:
     def _process_state(self) -> str | None:
         identity = self.ring.identity
         return self._machine.process_state(identity.pid, identity.pid_started)
+
+
+def processes_of(records: Iterable[RankRecord]) -> frozenset[Process]:
+    return frozenset(Process(one.identity.host, one.pid, one.identity.pid_started) for one in records)
 
 
 def read_samples(ring: Ring, max_records: int) -> tuple[MemoryPoint, ...]:

@@ -32,6 +32,7 @@ class RankProgress:
     # Whether the last step had no tokens: the engine runs one after its last request has ended, or was aborted; `None`
     # where the recorder does not say.
     is_out_of_work: bool | None = None
+    tokens_age_seconds: float | None = None  # since a step with tokens ended, or none has; `None` where it does not say
     step_seconds: float | None = None  # the age of the current step; `None` outside of steps
     last_step_age_seconds: float | None = None  # since a step began or ended last; `None` before the first
     # How long the engine has waited for what a step returned, with asynchronous scheduling.
@@ -50,11 +51,13 @@ def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
     moving, dump = body.get("moving"), body.get("dump")
     if not isinstance(moving, dict):
         return None
+    tokens_at = number(moving.get("tokens_mono"))
     last_step, is_out_of_work = number(moving.get("last_step_mono")), moving.get("last_step_empty")
     return RankProgress(
         steps_begun=count(moving.get("steps_begun")) or 0,
         calls=count(body.get("calls")) or 0,
         is_out_of_work=is_out_of_work if isinstance(is_out_of_work, bool) else None,
+        tokens_age_seconds=None if tokens_at is None else max(mono - tokens_at, 0.0),
         last_step_age_seconds=None if last_step is None else max(mono - last_step, 0.0),
         step_seconds=number(moving.get("step_seconds")),
         output_seconds=number(moving.get("output_seconds")),

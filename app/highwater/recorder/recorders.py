@@ -22,11 +22,9 @@ from highwater.accounting.points import MemoryPoint, thin
 from highwater.accounting.rank_key import rank_key
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
-from highwater.readings.engine import EngineLoad, Progress
 from highwater.recorder.coverage import Coverage, coverage, ranks_expected
 from highwater.recorder.folder import MAX_FILES, RecorderFolder
 from highwater.recorder.identity import Identity
-from highwater.recorder.progress import Demand, judge, requested_since
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.untrusted import RingUnusable
 from highwater.text.table import rank_title
@@ -63,7 +61,6 @@ class Recorders:
         *,
         rate: float,
         seconds: float,
-        max_step_seconds: float,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -75,7 +72,6 @@ class Recorders:
         self._folder = folder
         self._rate = rate
         self._seconds = seconds
-        self._max_step_seconds = max_step_seconds
         self._monotonic = monotonic
         self._sleep = sleep
         self.files = RecorderFolder(folder, clock=clock, monotonic=monotonic, proc=proc)
@@ -84,7 +80,6 @@ class Recorders:
         self._started = 0  # so many workers responded that theirs runs
         self._begun_at: float | None = None
         self._swept_at = monotonic()
-        self._requested: float | None = None
         self._removal_problems: frozenset[str] = frozenset()
         self._reading = asyncio.Lock()
 
@@ -107,10 +102,6 @@ class Recorders:
     @property
     def are_followed(self) -> bool:
         return self.files.instance is not None
-
-    @property
-    def are_alive(self) -> bool:
-        return self.are_followed and any(record.status == "alive" for record in self.records)
 
     @property
     def problem(self) -> str | None:
@@ -206,7 +197,7 @@ class Recorders:
         """Forget an engine that has ended; the next one has recorders of its own."""
         self.files.follow(None)
         self._refusal, self._started = None, 0
-        self._begun_at = self._requested = None
+        self._begun_at = None
 
     def close(self) -> None:
         self.files.close()
@@ -235,11 +226,6 @@ class Recorders:
         self.records = records
         self.show_starts |= any(record.identity.self_started for record in records)
         return records
-
-    async def is_another_writing(self, than: str | None) -> bool:
-        """Return whether recorders of another life write in the folder: another engine is loading."""
-        others = await asyncio.to_thread(self.files.others)
-        return any(other.is_alive and other.instance != than for other in others)
 
     async def samples(self, since: float) -> list[dict[str, Any]]:
         """Return each rank's samples since ``since`` (Unix seconds), oldest first, thinned. One caller at a time."""
@@ -276,38 +262,6 @@ class Recorders:
             identity.pid: thin(samples, 2 * SAMPLES_WHOLE, recent=SAMPLES_WHOLE)
             for identity, samples in self._last_samples(instance)
         }
-
-    def progress(
-        self,
-        records: Sequence[RankRecord],
-        load: EngineLoad | None,
-        *,
-        proxied_requests: int = 0,
-        held: bool,
-        loop_silent_seconds: float | None = None,
-        loop_answer_age_seconds: float | None = None,
-    ) -> Progress | None:
-        """Return the progress of the ranks; ``None`` without records. Arguments as of ``Demand``."""
-        if not records:
-            return None
-        load = load or EngineLoad()
-        demand = Demand(
-            requests_running=load.requests_running,
-            requests_waiting=load.requests_waiting,
-            proxied_requests=proxied_requests,
-            unanswered_seconds=_either(max, self._engine.rpc_outstanding_seconds, loop_silent_seconds),
-            answer_age_seconds=_either(min, self._engine.rpc_answer_age_seconds, loop_answer_age_seconds),
-            is_held=held,
-        )
-        now = self._monotonic()
-        self._requested = requested_since(self._requested, demand, now)
-        requested = 0.0 if self._requested is None else now - self._requested
-        return judge(records, demand, requested_seconds=requested, max_step_seconds=self._max_step_seconds)
-
-
-def _either(choose: Callable[[list[float]], float], *values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return choose(known) if known else None
 
 
 def _refusal(response: Mapping[str, Any]) -> str:

@@ -250,7 +250,8 @@ class Relief:
 
     async def _call(self, run: RemedyRun, seconds: float) -> RunResult:
         """Run the remedy itself. A failure becomes its result, so that the gate opens in order."""
-        options = replace(run.options, patience_seconds=PATIENCE_SECONDS if run.mode == "safe" else 0.0)
+        patience, connector = PATIENCE_SECONDS if run.mode == "safe" else 0.0, self._poller.capabilities.kv_connector
+        options = replace(run.options, patience_seconds=patience, kv_connector=connector)
         try:
             async with self._states.enter("calling", seconds):
                 return await run.remedy.run(self._engine, options)

@@ -82,7 +82,6 @@ def wire_recorders(settings: Settings, engine: Engine, clocks: Clocks) -> Record
         settings.recorder_dir,
         rate=settings.recorder_rate,
         seconds=settings.recorder_seconds,
-        max_step_seconds=settings.max_step_seconds,
         clock=clocks.wall,
         monotonic=clocks.monotonic,
     )

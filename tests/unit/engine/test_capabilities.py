@@ -129,6 +129,15 @@ async def test_an_encoder_cache_connector_is_seen():
     assert not (await detected(FakeEngine())).ec_connector
 
 
+async def test_a_kv_connector_is_named_where_the_configuration_shows_it():
+    """None, none configured, and one with its role are three things."""
+    fake = FakeEngine()
+    assert (await detected(fake)).kv_connector == ""
+    fake.kv_connector = "NixlConnector"
+    assert (await detected(fake)).kv_connector == "NixlConnector (kv_producer)"
+    assert (await detected(FakeEngine(dev_mode=False))).kv_connector is None
+
+
 async def test_ranks_are_counted_over_all_engines():
     """Tensor times pipeline times data parallel."""
     assert (await detected(FakeEngine(tensor_parallel=4, data_parallel=2))).ranks_expected == 8

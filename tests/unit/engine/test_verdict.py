@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.engine.verdict import GONE_SECONDS, Contact, EngineVerdict, Seen, decide, in_words
+from highwater.engine.verdict import SILENT_SECONDS, Contact, EngineVerdict, Seen, decide, in_words
 from highwater.readings.engine import STATES, EngineState, EngineStatus, Progress
 
 ROOT = Path(__file__).parents[3]
@@ -107,14 +107,58 @@ def test_no_answer_for_longer_than_any_step_is_no_hang(seen):
     assert after(seen, seen, ANSWERED, seen, every=60.0).state != "not_answering", "an answer begins it anew"
 
 
-def test_an_end_is_told_for_a_minute_and_then_the_next_engine_is_waited_for():
-    """It may load for twenty; a process that listens there is the next one at once."""
+LOADS = Seen(contact="refused", is_another_loading=True)
+
+
+def test_an_engine_that_ended_stays_gone_until_something_shows_that_the_next_one_loads():
+    """A process that listens there is the next one at once; connections that break show nothing."""
     gone = after(REFUSED, REFUSED)
-    assert decide(gone, REFUSED, 101.0 + GONE_SECONDS - 0.1, max_step_seconds=120.0).state == "gone"
-    assert decide(gone, REFUSED, 101.0 + GONE_SECONDS, max_step_seconds=120.0).state == "starting"
-    assert after(LATE, before=gone).state == "starting"
-    assert after(Seen(contact="refused", is_another_loading=True), before=gone).state == "starting"
-    assert after(ANSWERED, before=gone).state == "ready"
+    assert {after(*[seen] * 30, before=gone, every=60.0).state for seen in (REFUSED, BROKEN)} == {"gone"}
+    for shown in (LATE, LOADS):
+        loading = after(shown, before=gone)
+        assert (loading.state, after(*[shown] * 30, before=loading, every=60.0).state) == ("starting", "starting")
+        assert after(REFUSED, before=loading).state == "gone", "it is no more, and nothing loads"
+    assert after(ANSWERED, before=gone).state == after(LOADS, ANSWERED, before=gone).state == "ready"
+    assert after(ANSWERED, REFUSED, before=gone).state == "ready", "the end of the former one is over"
+
+
+def test_a_dead_engine_behind_an_api_server_is_gone_at_once():
+    """It says so itself; a sidecar that comes later is told the same, and nothing else counts while it does."""
+    dead = Seen(contact="dead", failure="dead")
+    assert after(dead).state == after(dead, before=EngineVerdict()).state == "gone"
+    assert after(*[dead] * 9, Seen(contact="dead", is_another_loading=True), every=60.0).state == "gone"
+    assert after(dead, LOADS).state == "starting"
+
+
+@pytest.mark.parametrize(
+    ("progress", "state"),
+    [
+        (None, "not_answering"),
+        (moves("unknown"), "not_answering"),
+        (moves("idle"), "slow"),
+        (moves("progressing"), "slow"),
+        (moves("busy", 50.0), "busy"),
+    ],
+)
+def test_an_api_server_that_serves_nothing_gets_no_more_requests_unless_recorders_see_the_engine(progress, state):
+    """Out of service, and not restarted: a stall that recorders see is one that it comes back from."""
+    seen = Seen(contact="late", failure="late", is_silent=True, progress=progress)
+    verdict = after(*[seen] * 3, every=SILENT_SECONDS / 2)
+    assert verdict.state == state
+    assert after(*[seen] * 2, every=SILENT_SECONDS / 2).state == ("busy" if state == "busy" else "slow")
+    assert after(ANSWERED, before=verdict).state == "ready"
+
+
+def test_an_api_server_that_serves_beside_its_metrics_is_slow():
+    """And its silence begins anew; that a worker call is late for a minute is none of it."""
+    quiet = Seen(contact="late", is_silent=True)
+    assert after(quiet, quiet, LATE, quiet, every=9.0).state == "slow"
+    assert after(*[CALL_LATE] * 10, quiet, every=6.0).state == "slow"
+
+
+def test_a_starved_engine_is_stuck():
+    starved = Progress(verdict="stuck", since_seconds=12.0, ranks=(), summary="nothing is scheduled", is_starved=True)
+    assert after(Seen(contact="answered", progress=starved)).state == "stuck"
 
 
 def test_what_follows_from_a_state_is_said_once():
@@ -177,9 +221,9 @@ seens = st.builds(
 
 @given(rounds=st.lists(seens, max_size=30), every=st.floats(0.1, 300))
 def test_without_a_recorders_word_and_without_refusals_nobody_restarts_the_engine(rounds, every):
-    """Whatever else is late or breaks, for however long."""
+    """Whatever else is late or breaks, for however long, unless the API server itself says that its engine is dead."""
     before = UP
     for number, seen in enumerate(rounds):
-        if seen.contact != "refused":
+        if seen.contact not in {"refused", "dead"}:
             before = decide(before, seen, number * every, max_step_seconds=120.0)
             assert before.state not in LOST

@@ -58,6 +58,15 @@ def test_the_processes_of_a_start_are_one_life(layout):
     assert pids(lives(*(runs(*each) for each in layout))) == [{pid for _, pid, _, _ in layout}]
 
 
+def test_what_a_killed_api_server_leaves_loads_nothing():
+    """EngineCore and its workers run on for seconds, or for ever; a launcher that lives starts another."""
+    left = [runs("engine_core", 8, 200, 7), runs("worker", 9, 300, 8)]
+    (life,) = lives(ended("api_server", 7, 100, age_seconds=2.0), *left)
+    assert (life.is_running, life.has_server, life.is_serving) == (False, True, False)
+    (life,) = lives(runs("launcher", 5, 50), ended("api_server", 7, 100, parent=5, age_seconds=2.0), *left)
+    assert life.is_running
+
+
 def test_several_api_servers_and_data_parallel_engines_are_one_life():
     """The launcher's role is known later than its first write: it has the command line of an API server."""
     for first in ("launcher", "api_server"):

@@ -201,13 +201,15 @@ async def test_the_same_processes_are_the_same_life_whatever_was_refused(core):
     assert core.poller.life.id == life.id
 
 
-async def test_an_engine_that_loads_again_for_twenty_minutes_is_starting(core):
-    """Its end is told for a minute; to call it gone while it loads would have a probe kill it in the middle of that."""
+async def test_an_engine_that_nobody_restarts_stays_gone(core):
+    """With for how long, and whether a start would be seen; the next one is another life."""
     await core.tick()
     core.fake.down = True
     states = [(await core.tick(20.0)).engine.state for _ in range(60)]
-    assert states == ["ready", *["gone"] * 3, *["starting"] * 56]
-    assert "nothing answers any more" in (core.poller.current().engine.hint or "")
+    assert states == ["ready", *["gone"] * 59]
+    hint = core.poller.current().engine.hint or ""
+    assert hint.startswith("dead for 19 min 20 s, or loading again, which only recorders that start ")
+    assert "nothing answers any more" in hint
     core.fake.down = False
     core.fake.start_again()
     report = await core.tick()
@@ -428,6 +430,37 @@ async def test_an_engine_that_answers_errors_alone_is_not_ready_for_ever(core):
     report = await core.tick(130.0)
     assert (report.engine.state, report.stale) == ("not_answering", True)
     core.fake.failing.clear()
+    assert (await core.tick()).engine.state == "ready"
+
+
+async def test_an_api_server_that_outlives_its_engine_says_so_and_is_no_status_ok(core):
+    """VLLM_KEEP_ALIVE_ON_ENGINE_DEATH: all but /health answers as before, for ever. Then it is restarted."""
+    await core.tick()
+    core.fake.failing["/health"] = 503
+    reports = [await core.tick() for _ in range(5)]
+    assert {report.engine.state for report in reports} == {"gone"}
+    assert reports[0].engine.hint == "the API server says that its engine is dead (GET /health answered 503)"
+    core.fake.failing.clear()
+    core.fake.start_again()
+    report = await core.tick()
+    assert (report.engine.state, report.engine.restarts) == ("ready", 1)
+
+
+async def test_an_api_server_that_scales_is_not_dead(core):
+    """Each of its paths has 503 then."""
+    await core.tick()
+    core.fake.failing |= dict.fromkeys(("/health", "/metrics", "/is_paused", "/collective_rpc", "/version"), 503)
+    assert {(await core.tick()).engine.state for _ in range(5)} == {"busy"}
+
+
+@pytest.mark.parametrize(("models", "state"), [(True, "not_answering"), (False, "slow")], ids=["all late", "models"])
+async def test_an_api_server_that_serves_nothing_is_out_of_service_soon(core, models, state):
+    """Though /health says 200: by its model list, which is asked for once the first round was late."""
+    await core.tick()
+    core.fake.late |= {"/metrics", *(["/v1/models"] if models else [])}
+    states = [(await core.tick(6.0)).engine.state for _ in range(4)]
+    assert states == ["slow", "slow", state, state]
+    core.fake.late.clear()
     assert (await core.tick()).engine.state == "ready"
 
 

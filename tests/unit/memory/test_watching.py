@@ -9,6 +9,7 @@ import pytest
 
 from highwater.errors import EngineRefused
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
+from highwater.readings.life import EndedLife, Process, ProcessLife
 from highwater.readings.report import Report
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
@@ -84,7 +85,7 @@ async def test_the_counts_of_an_idle_engine_are_read_every_15_seconds(watch):
     await rounds(core, int(SETTLE_SECONDS))
     core.fake.calls.clear()
     await rounds(core, int(4 * IDLE_SECONDS))
-    assert asked(core) == {"/metrics": 4, "/is_paused": 4, "/health": 56}
+    assert asked(core) == {"/metrics": 4, "/is_paused": 4, "/health": 60}
     core.fake.calls.clear()
     await at_work(core, 3)
     assert asked(core) == {"/metrics": 3}
@@ -131,15 +132,52 @@ async def test_the_end_of_an_idle_engine_is_seen_at_once(watch):
 
 
 async def test_an_api_server_whose_engine_is_dead_says_so_while_nothing_moves(watch):
-    """Then it is asked for the rest as well, each second."""
+    """And stays dead, whatever else its API server responds."""
     core = watch()
     await rounds(core, 30)
     core.fake.failing["/health"] = 503
     core.fake.calls.clear()
     reports = await rounds(core, 4)
-    assert reports[0].engine.state == "slow"
-    assert {report.engine.hint for report in reports[1:]} == {"health: GET /health answered 503"}
-    assert asked(core) == {"/health": 4, "/metrics": 3, "/is_paused": 3}
+    assert {report.engine.state for report in reports} == {"gone"}
+    assert asked(core)["/health"] == asked(core)["/metrics"] == 4
+
+
+async def starving(core: Core, seconds: int) -> list[Report]:
+    """Steps without tokens, while a request waits for room."""
+    core.fake.kv_usage, core.fake.waiting, core.fake.waiting_by_reason = 0.983, 1, {"capacity": 1, "deferred": 0}
+    reports = []
+    for _ in range(seconds):
+        core.fake.end_step()
+        reports += await rounds(core, 1)
+    return reports
+
+
+async def test_steps_without_tokens_are_no_progress(watch):
+    """The engine is stuck after ten seconds, with vLLM's reason and the connector; and is not once one is scheduled."""
+    core = watch()
+    core.fake.kv_connector = "NixlConnector"
+    await at_work(core, 2)
+    for worker in core.fake.workers:
+        worker.recorder.tokens_at = core.clock.now
+    reports = await starving(core, 12)
+    assert [report.engine.state for report in reports[8:]] == ["ready", "stuck", "stuck", "stuck"]
+    assert "vLLM's reasons: capacity 1" in reports[-1].engine.hint
+    assert "the KV connector NixlConnector (kv_producer) may hold those" in reports[-1].engine.hint
+    assert reports[-1].progress.is_starved
+    for worker in core.fake.workers:
+        worker.recorder.tokens_at = core.clock.now
+    assert (await starving(core, 1))[-1].engine.state == "ready"
+
+
+async def test_a_starved_engine_that_is_paused_is_paused(watch):
+    """It is asked all the while: its loop responds."""
+    core = watch()
+    for worker in core.fake.workers:
+        worker.recorder.tokens_at = core.clock.now
+    await starving(core, 14)
+    assert core.poller.current().engine.state == "stuck"
+    core.fake.paused = True
+    assert (await starving(core, 2))[-1].engine.state == "paused"
 
 
 async def test_counts_that_stay_after_an_abort_are_no_hang(watch):
@@ -326,6 +364,43 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
     assert (report.engine.state, report.stale, report.engine.restarts) == ("starting", False, 1)
     assert report.engine.is_loading
     assert [one.name for one in report.ranks[0].start] == ["init"]
+
+
+async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
+    """A sidecar that starts beside it: its workers write, and the files of all processes tell that it was killed."""
+    core = watch(is_up=False, dev_mode=False)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
+    workers = frozenset(Process("node-a", one.pid, one.pid_started) for one in core.fake.workers)
+    end = EndedLife(how="ended without a word")
+    orphans = ProcessLife(
+        processes=workers, last_at=core.clock.now, is_running=False, has_server=True, is_serving=False, end=end
+    )
+    core.poller.engine_lives = lambda: (core.clock.now, (orphans,))
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, report.engine.is_loading) == ("starting", False)
+    assert "loading" not in (report.engine.hint or "")
+
+
+async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(watch):
+    """Before any worker records itself; then the engine is as dead as before, and one start more has ended."""
+    core = watch()
+    await rounds(core, 2)
+    core.fake.down = True
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, "and nobody has restarted it" in report.engine.hint) == ("gone", True)
+    known = {"processes": frozenset({Process("node-a", 9, 9)}), "end": EndedLife(how="ended without a word")}
+    begun = core.clock.now + 60.0
+
+    def start(*, runs: bool) -> tuple[float, tuple[ProcessLife, ...]]:
+        at = max(core.clock.now, begun)
+        return at, (ProcessLife(**known, last_at=at, is_running=runs, has_server=True, is_serving=runs),)
+
+    core.poller.engine_lives = lambda: start(runs=True)
+    assert {report.engine.state for report in await rounds(core, 90)} == {"starting"}
+    core.poller.engine_lives = lambda: start(runs=False)
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, report.engine.restarts) == ("gone", 2)
+    assert report.engine.hint.startswith("the engine's last start ended without a word")
 
 
 async def test_a_loaded_engine_whose_api_server_hangs_is_not_one_that_loads(watch):

@@ -55,6 +55,24 @@ def untold(number: int = 1) -> Rank:
     return Rank(f"rank {number}")
 
 
+def looping(tokens_age_seconds: float) -> Rank:
+    return rank(last_step_age_seconds=0.0, tokens_age_seconds=tokens_age_seconds, is_out_of_work=True)
+
+
+def waits(
+    *, capacity: int = 0, deferred: int = 0, usage: float = 0.0, connector: str | None = None, **beside
+) -> Demand:
+    return Demand(
+        requests_running=0,
+        requests_waiting=capacity + deferred,
+        waiting_by_reason={"capacity": capacity, "deferred": deferred},
+        kv_cache_usage_ratio=usage,
+        kv_connector=connector,
+        **beside,
+    )
+
+
+LOOPING = looping(30.0)
 QUIET = rank()
 LATELY = rank(last_step_age_seconds=9.9)
 NEVER = rank(steps_begun=0, last_step_age_seconds=None)
@@ -310,6 +328,46 @@ ROWS = [
     ),
     ("under way here, none in the engine", [QUIET], idle(proxied_requests=3), 60, "idle", 600, "no requests"),
     ("one tells nothing", [QUIET, untold()], RUNNING, 60, "unknown", None, "rank 1 has written no sample yet"),
+    # steps without tokens
+    (
+        "nothing is scheduled, for want of room",
+        [LOOPING],
+        waits(capacity=1, usage=0.983, connector="HoldConnector (kv_producer)"),
+        75,
+        "stuck",
+        30,
+        r"no request is scheduled: 0 running and 1 waiting request \(vLLM's reasons: capacity 1\) for 30 s, in steps "
+        r"without tokens; KV blocks are in use \(98.3%\) though no request runs: the KV connector HoldConnector "
+        r"\(kv_producer\) may hold those of requests that have ended",
+    ),
+    ("no connector", [LOOPING], waits(capacity=1, usage=0.5, connector=""), 75, "stuck", 30, "no KV connector is conf"),
+    ("perhaps a connector", [LOOPING], waits(capacity=1, usage=0.5), 75, "stuck", 30, "a KV connector .* is not known"),
+    ("room in the KV cache", [LOOPING], waits(capacity=1, usage=0.0), 75, "stuck", 30, "in steps without tokens$"),
+    ("for as long as requests wait", [LOOPING], waits(capacity=2), 12, "stuck", 12, "2 waiting requests"),
+    ("one of two deferred", [LOOPING], waits(capacity=1, deferred=1), 75, "stuck", 30, "capacity 1, deferred 1"),
+    (
+        "an item that never fits loops",
+        [LOOPING],
+        Demand(requests_running=1, requests_waiting=0, kv_cache_usage_ratio=0.2),
+        75,
+        "stuck",
+        30,
+        "1 running and 0 waiting requests for 30 s, in steps without tokens$",
+    ),
+    ("starved, nearly", [LOOPING], waits(capacity=1), 9.9, "unknown", 9.9, "no request is scheduled"),
+    ("tokens a moment ago", [looping(0.9)], waits(capacity=1), 75, "progressing", None, "the last step was"),
+    ("tokens on another rank", [LOOPING, looping(0.5)], waits(capacity=1), 75, "progressing", None, "the last step"),
+    ("an older package", [LOOPING, rank(last_step_age_seconds=0.0)], waits(capacity=1), 75, "progressing", None, "las"),
+    ("starved, with one in a long step", [LOOPING, stepping(1, 12.0)], waits(capacity=1), 75, "busy", 12, "one step"),
+    ("deferred", [looping(3600.0)], waits(deferred=1, connector=""), 3600, "unknown", 3600, "deferred 1"),
+    ("deferred, the connector not known", [looping(3600.0)], waits(deferred=1), 3600, "unknown", 3600, "deferred 1"),
+    ("deferred, as by a transfer", [looping(599.0)], waits(deferred=1, connector="Nixl"), 3600, "unknown", 599, "def"),
+    ("deferred for too long", [looping(600.0)], waits(deferred=1, connector="Nixl"), 3600, "stuck", 600, "deferred 1"),
+    ("no reasons", [looping(599.0)], WAITING, 3600, "unknown", 599, "0 running and 1 waiting request for 599 s"),
+    ("no reasons, for too long", [looping(600.0)], WAITING, 3600, "stuck", 600, "1 waiting request for 600 s"),
+    ("blocks of no request alone", [LOOPING], idle(kv_cache_usage_ratio=0.9), 0, "idle", 0.0, "no requests"),
+    ("starved while held", [LOOPING], waits(capacity=3, is_held=True), 75, "idle", 0.0, "paused or asleep"),
+    ("the counts unknown", [LOOPING], Demand(proxied_requests=3), 75, "progressing", None, "3 requests under way"),
     # no requests
     ("idle", [QUIET, rank(1)], IDLE, 0, "idle", 600, "no requests; the last step was 600 s ago"),
     ("idle just now", [rank(last_step_age_seconds=0.1)], IDLE, 0, "idle", 0.1, "no requests"),
@@ -343,6 +401,13 @@ def test_the_longest_step_is_the_operators_word():
     ranks = [stepping(seconds=200)]
     assert judge(ranks, RUNNING, max_step_seconds=300).verdict == "busy"
     assert judge(ranks, RUNNING, max_step_seconds=60).verdict == "stuck"
+
+
+def test_only_a_loop_that_goes_on_is_starved():
+    """What it waits for may end by itself; a step or a rank that hangs does not."""
+    starved = judge([LOOPING], waits(capacity=1), requested_seconds=75)
+    hung = judge([stepping(seconds=130)], RUNNING, requested_seconds=200)
+    assert [(one.verdict, one.is_starved) for one in (starved, hung)] == [("stuck", True), ("stuck", False)]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_a_second_sidecar_reads_the_first_ones_recorders(core, tmp_path):
     """They go on under their name, on engines too whose workers do not answer; it starts none beside them."""
     await aloft(core)
     second = Recorders(
-        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
+        core.engine, tmp_path / "recorder", rate=5.0, seconds=60.0, proc=core.fake.proc.path,
         clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
@@ -174,7 +174,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
     await aloft(core)
     core.fake.workers[1].recorder.refuses = None
     second = Recorders(
-        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, max_step_seconds=120.0, proc=core.fake.proc.path,
+        core.engine, tmp_path / "recorder", rate=10.0, seconds=60.0, proc=core.fake.proc.path,
         clock=core.clock, monotonic=core.recorders._monotonic, sleep=core.recorders._sleep,
     )  # fmt: skip
     await second.begin()
@@ -185,7 +185,7 @@ async def test_where_two_sidecars_started_some_recorders_each_all_get_one_name(c
 async def test_recorders_that_write_elsewhere_are_told(core, tmp_path):
     """Another sidecar's folder is not ours to choose: where it is is said."""
     await aloft(core)
-    second = Recorders(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0, max_step_seconds=120.0)
+    second = Recorders(core.engine, tmp_path / "elsewhere", rate=10.0, seconds=60.0)
     await second.begin()
     assert second.problem is not None
     assert f"write to {tmp_path / 'recorder'}, not {tmp_path / 'elsewhere'}" in second.problem
@@ -729,7 +729,7 @@ async def test_a_refusal_is_the_end_where_the_workers_are_gone_too(core):
 
 
 async def test_recorders_of_another_engine_tell_that_it_loads(core, tmp_path):
-    """The minute need not pass."""
+    """Those that a sidecar started are of a neighbour."""
     await aloft(core)
     core.fake.down = True
     for worker in core.fake.workers:
@@ -737,7 +737,7 @@ async def test_recorders_of_another_engine_tell_that_it_loads(core, tmp_path):
     assert (await spared(core)).engine.state == "gone"
     other = FakeRecorder()
     core.fake.proc.begin(5000)
-    head = {"pid": 5000, "rank": 0, "host": "node-a"}
+    head = {"pid": 5000, "rank": 0, "host": "node-a", "self_started": True}
     options = {"directory": str(tmp_path / "recorder"), "instance": "f" * 16}
     other.start(head, options, core.fake.workers[0].device(), core.clock.now)
     other.record(core.fake.workers[0].memory(core.clock.now), {}, core.clock.now)
@@ -919,7 +919,6 @@ def alone(tmp_path):
             tmp_path,
             rate=10.0,
             seconds=120.0,
-            max_step_seconds=120.0,
             clock=lambda: WALL,
             monotonic=lambda: MONO,
         )

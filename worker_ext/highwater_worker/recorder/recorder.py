@@ -368,6 +368,7 @@ class Recorder:
             "call": called[0] if called else None,
             "call_seconds": _lasted(called[1], now) if called else None,
             "last_step_empty": self.steps.was_empty,
+            "tokens_mono": round(self.steps.tokens_at, 6) if steps else None,
         }
 
 

@@ -69,6 +69,7 @@ class Steps:
         self._wrappers: dict[str, weakref.ref[Any]] = {}
         self._is_bypassed = False
         self._had_tokens = True  # of the last step: it says nothing before the first
+        self.tokens_at = clock()  # when a step with tokens ended last; before the first one, the beginning
 
     @property
     def was_empty(self) -> bool | None:
@@ -111,7 +112,7 @@ class Steps:
             # connector it may run many: then those after the first are as any other.
             has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
             is_first_without = self._had_tokens and not has_tokens
-            self._had_tokens = has_tokens
+            self._had_tokens, self.tokens_at = has_tokens, self._clock() if has_tokens else self.tokens_at
             self._ended(output, must_look=is_first_without)
             return output
 

@@ -25,7 +25,6 @@ from highwater.diagnose.incidents.sleep import Sleep, wake_up_failed
 from highwater.diagnose.log.starts import SETTLE_SECONDS, SILENCE_SECONDS, FailedStart
 from highwater.diagnose.log.story import LogStory
 from highwater.diagnose.rules.policy import NOTHING_KNOWN
-from highwater.engine.hints import IS_IT_RUNNING
 from highwater.engine.life import EngineLife
 from highwater.engine.start_attempts import LOOP_SECONDS
 from highwater.host.past import HostFacts
@@ -257,8 +256,7 @@ class IncidentWatcher:
         return life
 
     def _open(self, kind: IncidentKind, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
-        seen = (report.engine.hint or "").removesuffix(IS_IT_RUNNING)
-        evidence = self._evidence(kind, life, report, seen if reason is None else reason)
+        evidence = self._evidence(kind, life, report, (report.engine.hint or "") if reason is None else reason)
         self._open_with(partial(self._write, evidence, life.instance))
 
     def _open_with(self, write: Callable[[], Awaitable[None]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,6 +14,7 @@ from highwater.readings.engine import EngineLoad, WorkCounts
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+WAITING_BY_REASON = f"{WAITING}_by_reason"  # wanted by its prefix
 KV_USAGE = "vllm:kv_cache_usage_perc"
 KV_USAGE_BEFORE_0_12 = "vllm:gpu_cache_usage_perc"
 SLEEP_STATE = "vllm:engine_sleep_state"
@@ -48,11 +50,16 @@ def parse_load(text: str) -> EngineLoad:
         values = [value for name, _, value in samples if name in names]
         return sum(values) if values else None
 
-    asleep = [value for name, state, value in samples if name == SLEEP_STATE and state != "awake"]
+    asleep = [value for name, labels, value in samples if name == SLEEP_STATE and labels.get("sleep_state") != "awake"]
+    reasons = Counter[str]()
+    for name, labels, value in samples:
+        if name == WAITING_BY_REASON:
+            reasons[labels.get("reason", "")] += int(value)
     queries, hits = total(MM_CACHE_QUERIES), total(MM_CACHE_HITS)
     return EngineLoad(
         requests_running=_whole(total(RUNNING)),
         requests_waiting=_whole(total(WAITING)),
+        waiting_by_reason=reasons,
         kv_cache_usage_ratio=max(
             (value for name, _, value in samples if name in {KV_USAGE, KV_USAGE_BEFORE_0_12}), default=None
         ),
@@ -69,11 +76,11 @@ def parse_load(text: str) -> EngineLoad:
     )
 
 
-def _samples(lines: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+def _samples(lines: Iterable[str]) -> Iterator[tuple[str, Mapping[str, str], float]]:
     wanted = "\n".join(line for line in lines if line.startswith(_WANTED))
     for family in text_string_to_metric_families(wanted + "\n"):
         for sample in family.samples:
-            yield sample.name, sample.labels.get("sleep_state", ""), sample.value
+            yield sample.name, sample.labels, sample.value
 
 
 def _whole(value: float | None) -> int | None:

@@ -6,7 +6,7 @@ from highwater.memory.sources.source import Observation, Source
 
 
 class Health(Source):
-    """``GET /health``, the cheapest request: made where the engine's counts are not read."""
+    """``GET /health``: 503 beside other responses is a dead engine (vllm 0.32.0 serve/instrumentator/health.py:32)."""
 
     name = "health"
 

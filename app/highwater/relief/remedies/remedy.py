@@ -21,11 +21,13 @@ class RunOptions:
         query: The client's query string, passed on unchanged on the drop-in paths.
         target: The end of a trim; other remedies ignore it.
         patience_seconds: The time for which a remedy that the engine puts off may be repeated.
+        kv_connector: As ``Capabilities``.
     """
 
     query: str = ""
     target: Target = UNNEEDED
     patience_seconds: float = 0.0
+    kv_connector: str | None = None
 
 
 NO_OPTIONS = RunOptions()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
 from highwater.accounting.remedies import TRAITS
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, RESETS_SINCE, Capabilities
 from highwater.engine.client import Engine
+from highwater.engine.hints import kv_blocks_held
 from highwater.memory.sources.engine_metrics import parse_load
 from highwater.readings.engine import EngineLoad, EngineStatus
 from highwater.readings.remedy import Mode
@@ -105,10 +108,17 @@ class ResetMmCache(_Reset):
 class ResetPrefixCache(_Reset):
     """Drops the cached prefixes from the KV pool. It fails silently while any block is in use; 0.26 and newer say so.
 
-    Running requests use blocks, so they are waited for in safe mode.
+    Running requests use blocks, so they are waited for in safe mode. Blocks in use while none runs, as those that a
+    connector holds, come free no sooner where requests are held.
     """
 
     traits = TRAITS["reset_prefix_cache"]
+
+    def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
+        missing, usage = super().refusal(capabilities, status, mode), status.kv_cache_usage_ratio
+        if missing is not None or mode != "safe" or status.requests_running != 0 or not usage:
+            return missing
+        return f"the engine would not do it: {kv_blocks_held(capabilities.kv_connector, usage)}"
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
         """POST it, again while blocks are in use and patience lasts, and return whether it worked."""
@@ -119,7 +129,11 @@ class ResetPrefixCache(_Reset):
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
         result: RunResult = await tries(self._once, engine, options)
-        return result
+        load = await _load(engine) if result.reason == _IN_USE else EngineLoad()
+        if load.requests_running != 0:
+            return result
+        held = kv_blocks_held(options.kv_connector, load.kv_cache_usage_ratio)
+        return replace(result, reason=f"not done by the engine: {held}")
 
     async def _once(self, engine: Engine, options: RunOptions) -> RunResult:
         before = await _load(engine)

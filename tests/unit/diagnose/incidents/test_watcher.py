@@ -490,7 +490,7 @@ async def test_an_engine_on_its_way_back_makes_none(one, monkeypatch):
         patched.setattr(Engine, "get_json", late)
         assert (await one.tick(90.0)).engine.state == "starting"
     one.fake.down = True
-    assert (await one.tick(90.0)).engine.state == "starting"
+    assert (await one.tick(90.0)).engine.state == "gone"
     assert await one.kinds() == ["died"]
 
 

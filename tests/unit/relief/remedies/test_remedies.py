@@ -23,9 +23,16 @@ ALL = {
 }
 
 
-def refusal(name, mode="safe", *, version="0.32.0", state="ready", running=0, waiting=0, **capabilities) -> str | None:
+def refusal(
+    name, mode="safe", *, version="0.32.0", state="ready", running=0, waiting=0, kv_usage=None, **capabilities
+) -> str | None:
     status = EngineStatus(
-        url="http://engine", state=state, requests_running=running, requests_waiting=waiting, version=version
+        url="http://engine",
+        state=state,
+        requests_running=running,
+        requests_waiting=waiting,
+        kv_cache_usage_ratio=kv_usage,
+        version=version,
     )
     return BY_NAME[name].refusal(Capabilities(**{"version": version, **ALL, **capabilities}), status, mode)
 
@@ -109,6 +116,19 @@ def test_nobody_is_held_for_a_remedy_that_does_not_need_it(name, mode, known, ne
 def test_requests_are_paced_after_the_reset_that_makes_every_image_new():
     """After the others they all pass at once."""
     assert [remedy.name for remedy in REMEDIES if remedy.paces_after] == ["reset_mm_cache"]
+
+
+def test_nobody_is_held_for_blocks_that_no_request_has():
+    """The engine would refuse all the same; an operator may have it asked."""
+    known = {"kv_usage": 0.952, "kv_connector": "Nixl (kv_producer)"}
+    assert refusal("reset_prefix_cache", **known) == (
+        "the engine would not do it: KV blocks are in use (95.2%) though no request runs: the KV connector Nixl "
+        "(kv_producer) may hold those of requests that have ended"
+    )
+    assert "no KV connector is configured" in (refusal("reset_prefix_cache", kv_usage=0.1, kv_connector="") or "")
+    assert refusal("reset_prefix_cache", waiting=3, **known) is not None
+    assert refusal("reset_prefix_cache", running=1, **known) is refusal("reset_prefix_cache", kv_usage=0.0) is None
+    assert refusal("reset_prefix_cache", "now", **known) is refusal("reset_mm_cache", **known) is None
 
 
 def test_a_connector_forbids_a_trim():
@@ -209,14 +229,17 @@ async def test_the_prefix_cache_is_believed_where_the_engine_tells(engine, fake)
     assert (await prefix(engine)).reason is None
     fake.prefix_blocks_in_use = True
     run = await prefix(engine)
-    assert (run.ok, run.reason) == (False, "not done by the engine: KV blocks are in use")
+    assert run.ok is False
+    assert run.reason.startswith("not done by the engine: KV blocks are in use though no request runs: whether a KV ")
+    fake.running = 1
+    assert (await prefix(engine)).reason == "not done by the engine: KV blocks are in use"
 
 
 @pytest.mark.parametrize(
     ("usage", "running", "reason"),
     [
         (0.0, 0, None),
-        (0.3, 0, "not done by the engine: KV blocks are in use"),
+        (0.3, 0, "not done by the engine: KV blocks are in use (30.0%) though no request runs: the KV connector Nixl"),
         (0.3, 1, "not done by the engine: KV blocks are in use"),
         (0.0, 1, "not done by the engine: KV blocks are in use"),
     ],
@@ -224,8 +247,9 @@ async def test_the_prefix_cache_is_believed_where_the_engine_tells(engine, fake)
 async def test_before_that_the_engines_counts_settle_it(engine, fake, usage, running, reason):
     """It refuses if and only if a block is in use; requests that wait have none."""
     fake.version, fake.kv_usage, fake.running, fake.waiting = "0.25.0", usage, running, 3
-    run = await prefix(engine)
-    assert (run.ok, run.reason) == (reason is None, reason)
+    run = await prefix(engine, kv_connector="Nixl")
+    assert run.ok == (reason is None)
+    assert (run.reason or "").startswith(reason or "")
 
 
 @pytest.mark.parametrize("meanwhile", ["work", "idle"])

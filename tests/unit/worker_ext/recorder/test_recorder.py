@@ -602,6 +602,7 @@ def test_a_heartbeat_tells_what_is_under_way(worker, tmp_path):
         "call": None,
         "call_seconds": None,
         "last_step_empty": None,
+        "tokens_mono": 1000.0,
     }
     assert (seen[1]["moving"]["step_seconds"], seen[1]["moving"]["output_seconds"]) == (None, 0.25)
     assert (seen[0]["calls"], seen[1]["calls"], records(path)[-1]["calls"]) == (2, 2, 2)
