@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from highwater.accounting.time_to_full import seconds_until
+from highwater.growth.floors import WINDOW_SECONDS
 from highwater.growth.judging import Judgement
 from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
-from highwater.readings.growth import GrowthRate, SeriesGrowth
+from highwater.readings.growth import GrowthGround, GrowthRate, SeriesGrowth
 from highwater.text.growth import DRIVER_TITLES, amount_text, rate_text
 from highwater.units import HOUR_SECONDS, MIB, span_text
 
 _NOTABLE_BYTES: Final = 64 * MIB
 # An exhaustion that is further away gets no date.
 _HORIZON_SECONDS: Final = 366 * 86_400.0
+_GROUNDS: Final[Mapping[GrowthGround, str]] = {
+    "idle_floors": "",
+    "equal_work": f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with equal work, for lack of idle floors)",
+}
 
 
 def series_growth(
@@ -33,7 +39,8 @@ def series_growth(
         place=key.place,
         unit=key.unit,
         verdict=judgement.kind,
-        text=_text(key, judgement, rate, is_over=is_over),
+        text=_text(key, judgement, rate, is_over=is_over) + _GROUNDS[judgement.ground],
+        ground=judgement.ground,
         value=judgement.value,
         grown=judgement.grown,
         rate=rate,
@@ -84,7 +91,7 @@ def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_o
     if leak is not None and rate is not None:
         also = ", ".join(f"per {DRIVER_TITLES[name]}" for name in leak.also)
         return (
-            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} idle floors over "
+            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} floors over "
             f"{span_text(leak.window_seconds)}{f'; it cannot be told from growth {also}' if also else ''}"
         )
     if step is not None:

@@ -158,11 +158,12 @@ def _judge(
 
     memory, action, is_helpless = _step(rule, memory, counted, facts, now)
     cooldown_until = None if memory.relief is not None else _cooldown_until(rule, memory, urgent=level == "urgent")
-    is_cooling_down = cooldown_until is not None and now < cooldown_until
+    phase: RulePhase = level if level == "short" or level == "urgent" else "calm"  # noqa: PLR1714 - narrows the type
+    # While memory is not short, nothing waits for a cooldown.
+    is_cooling_down = phase != "calm" and cooldown_until is not None and now < cooldown_until
+    if is_cooling_down:
+        phase = "resting"
     cooldown = cooldown_text(memory) if is_cooling_down else None
-    phase: RulePhase = "resting" if is_cooling_down else "calm"
-    if not is_cooling_down and (level == "short" or level == "urgent"):  # noqa: PLR1714 - narrows the type
-        phase = level
     reason = reason_text(rule, level, counted, facts, is_helpless=is_helpless, silent=silent, cooldown=cooldown)
     view = replace(
         view,

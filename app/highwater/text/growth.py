@@ -84,8 +84,8 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
     """
     above = "".join(f"{cause}\n\n" for cause in causes)
     if not series:
-        none = "no verdict yet: a series is judged from its idle floors, and the engine has not been idle so far"
-        return f"{above}{none}\n"
+        when = "values while no request runs, or the lowest values of windows with equal work: each needs minutes"
+        return f"{above}no verdict yet: a series is judged by its {when}\n"
     rows = [
         [
             series_title(one),
@@ -93,7 +93,7 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
             amount_text(one.value, one.unit),
             amount_text(one.grown, one.unit, signed=True),
             UNKNOWN if one.rate is None else rate_text(one.rate, one.unit),
-            str(one.floors),
+            f"{one.floors}{'' if one.ground == 'idle_floors' else ' of load'}",
             span_text(one.window_seconds),
         ]
         for one in series
