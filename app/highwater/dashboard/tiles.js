@@ -190,7 +190,7 @@ export class Tiles {
       signed: true,
       sub: known(rate)
         ? `${perSecond(rate)} now${several ? `, ${ranks.length} ranks together` : ""}`
-        : "no steady pace now",
+        : `no steady pace now${several ? `; ${ranks.length} ranks together` : ""}`,
       extra: leak
         ? `${leak.owner}, ${leak.measure.replace(/_bytes$/, "").replaceAll("_", " ")}: ${leak.text}`
         : ends
@@ -205,7 +205,7 @@ export class Tiles {
   #encoder({ encoder_cache: cache, ranks }, several) {
     this.encoder.showBytes(cache?.device_bytes, {
       sub: cache
-        ? `${count(cache.entries)} entries${several ? ` on each of ${ranks.length} ranks` : ""}`
+        ? `${count(cache.entries)} entries${several ? ` on each of ${ranks.length} ranks, bytes together` : ""}`
         : "no reading of it",
       extra: joined(
         " · ",
@@ -227,7 +227,7 @@ export class Tiles {
         : "PyTorch reports no figures on this device",
       extra: joined(
         " · ",
-        known(releasable) && `release can give back ${gib(releasable)}`,
+        known(releasable) ? `release can give back ${gib(releasable)}${ranks.length > 1 ? ", all ranks together" : ""}` : holder && "what release can give back is not known",
         (holder?.torch.alloc_retries || holder?.torch.ooms) &&
           `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`,
       ),
@@ -247,7 +247,7 @@ export class Tiles {
           ? `node ${gib(node.node_available_bytes)} available of ${gib(node.node_total_bytes)}`
           : "";
     this.host.showBytes(rss, {
-      sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, one worker",
+      sub: ranks.length > 1 ? `resident, ${ranks.length} workers together` : "resident, one worker",
       extra: where,
     });
   }

@@ -171,8 +171,8 @@ def _sentences(story: Story) -> Iterator[str]:
     )
     for result in story.reclaim["results"]:
         yield (
-            f"POST /memory/reclaim: {result['remedy']} {result['outcome']}, freed "
-            f"{mib(result['freed_bytes']['total'])} MiB in {result['seconds']:.2f} s"
+            f"POST /memory/reclaim: {result['remedy']} {result['outcome']}, gave back "
+            f"{mib(result['credited_bytes']['total'])} MiB in {result['seconds']:.2f} s"
         )
 
 
@@ -231,10 +231,11 @@ def _event_text(event: dict[str, Any]) -> str:
     result = event["result"]
     if result is None or result["outcome"] != "done":
         return str(event["summary"])
-    parts = {name: result["freed_components"][name] for name in COMPONENT_NAMES}
+    parts = {name: result["credited_components"][name] for name in COMPONENT_NAMES}
     freed = ", ".join(f"{component_title(name)} {mib(size)}" for name, size in parts.items() if size)
     return (
-        f"{result['remedy']} freed {mib(result['freed_bytes'])} MiB in {result['seconds']:.2f} s ({freed or 'nothing'})"
+        f"{result['remedy']} gave back {mib(result['credited_bytes'])} MiB in {result['seconds']:.2f} s "
+        f"({freed or 'nothing'})"
     )
 
 

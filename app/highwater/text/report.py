@@ -167,7 +167,12 @@ def _growth(report: Report, size: _SizeText) -> str:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
         parts.append(f"{size(growth.bytes_per_second, signed=True)}/s now")
-    return ", ".join(parts)
+    return f"{', '.join(parts)}{together(report.ranks) if parts else ''}"
+
+
+def together(ranks: Sequence[object]) -> str:
+    """Return that a figure is a sum; empty for a single rank."""
+    return f" ({len(ranks)} ranks together)" if len(ranks) > 1 else ""
 
 
 def requests_text(engine: EngineStatus) -> str:
@@ -181,5 +186,6 @@ def _rule(rule: RuleStatus, summary: str) -> str:
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
-    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
-    return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
+    short = short_ranks(rule)
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short).items())
+    return f"{shown}{why}{f'; could give there{together(short)}: {gains}' if gains else ''}"

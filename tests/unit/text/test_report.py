@@ -106,7 +106,7 @@ def test_the_story_at_a_terminal(story):
         "free                  3,988.0   3,988.0\n"
         "used ratio              0.936     0.936\n"
         "encoder cache: 31 entries, 7,564.0 MiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
-        "growth: +7,564.0 MiB since ready, -1.0 MiB/s now\n"
+        "growth: +7,564.0 MiB since ready, -1.0 MiB/s now (2 ranks together)\n"
         "requests: 3 running, 0 waiting, KV cache 41.0 % used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
