@@ -233,10 +233,8 @@ def _event_text(event: dict[str, Any]) -> str:
         return str(event["summary"])
     parts = {name: result["credited_components"][name] for name in COMPONENT_NAMES}
     freed = ", ".join(f"{component_title(name)} {mib(size)}" for name, size in parts.items() if size)
-    return (
-        f"{result['remedy']} gave back {mib(result['credited_bytes'])} MiB in {result['seconds']:.2f} s "
-        f"({freed or 'nothing'})"
-    )
+    took = f"{mib(result['credited_bytes'])} MiB in {result['seconds']:.2f} s"
+    return f"{result['remedy']} gave back {took} ({freed or 'nothing'})"
 
 
 def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:

@@ -97,7 +97,7 @@ def activation_above_profile(case: BudgetCase) -> Finding | None:
 
 def encoder_not_profiled(case: BudgetCase) -> Finding | None:
     encoder = case.encoder
-    if encoder is None or encoder.is_profiled is not False or not encoder.cache_bytes:
+    if encoder is None or encoder.is_profiled is not False or encoder.cache_bytes == 0:
         return None
     by = encoder.unprofiled_by
     return finding(

@@ -43,7 +43,9 @@ class FloorBook:
         """Keep a row, and return whether it was kept: not if it is no later than the last one."""
         if self.rows and at <= self.rows[-1].at:
             return False
-        if self.rows and _fell(self.rows[-1].work, work):
+        before = self.rows[-1].work if self.rows else work
+        counts = ((before.requests, work.requests), (before.tokens, work.tokens))
+        if any(old is not None and new is not None and new < old for old, new in counts):
             self.rows.clear()  # counters that begin again are another engine's
         for key in values:
             self._assign_column(key)
@@ -86,8 +88,3 @@ class FloorBook:
             for row in self.rows:
                 if column < len(row.values):
                     row.values[column] = math.nan
-
-
-def _fell(before: WorkCounts, now: WorkCounts) -> bool:
-    counts = ((before.requests, now.requests), (before.tokens, now.tokens))
-    return any(old is not None and new is not None and new < old for old, new in counts)

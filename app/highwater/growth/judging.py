@@ -123,7 +123,11 @@ def _verdict(
         if scale.is_loaded and bound.drivers and {rise.driver, *rise.also} - bound.drivers:
             return Judgement(kind="not_known", why=f"it leaks, or is on its way to {bound.what}: idle floors settle it")
         return Judgement(kind="plateau", bound=bound)
-    leak = known if rise is None else _with_driver_of(known, rise)
+    leak = known if rise is None else rise
+    if rise is not None and known is not None and known.driver in rise.also:
+        # The known driver stays as long as it explains the rise as well as any.
+        also = tuple(name for name in (rise.driver, *rise.also) if name != known.driver)
+        leak = replace(rise, driver=known.driver, also=also)
     if leak is None or not follows(leak, floors, scale, share=SHARE_TO_BEGIN if known is None else SHARE_TO_STAY):
         return _other(floors, scale, bounds, happenings)
     if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
@@ -143,14 +147,6 @@ def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -
 
 def _lowest(bounds: Iterable[Bound]) -> Bound | None:
     return min(bounds, key=lambda bound: bound.limit, default=None)
-
-
-def _with_driver_of(known: Rise | None, rise: Rise) -> Rise:
-    """Return the rise with the driver of the known leak, as long as that explains the rise as well as any."""
-    if known is None or known.driver not in rise.also:
-        return rise
-    also = tuple(name for name in (rise.driver, *rise.also) if name != known.driver)
-    return replace(rise, driver=known.driver, also=also)
 
 
 def _other(

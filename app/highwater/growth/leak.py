@@ -16,7 +16,7 @@ have ended: memory that grows with each token of long requests ends with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, stdev
@@ -117,9 +117,10 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     values = [floor.value for floor in points]
     grown = end_of(values) - start_of(values)
     is_rising = grown >= scale.min_growth and kendall(values[len(values) // 2 :], scale.grain) >= MIN_RISING
-    if not is_rising or _reached_earlier(values, before, scale):
+    if not is_rising or (scale.is_loaded and _is_early(points, scale)):
         return None
-    if scale.is_loaded and is_early(points, scale):
+    earlier = [floor.value for floor in binned(before, MAX_BINS)]
+    if earlier and end_of(values) <= max(earlier) + max(scale.grain, MIN_ABOVE_RANGE * (max(earlier) - min(earlier))):
         return None
     lines = _lines(points, scale)
     chosen = _driver(lines, scale)
@@ -157,15 +158,7 @@ def end_of(values: Sequence[float]) -> float:
     return median(values[-3:])
 
 
-def _reached_earlier(values: Sequence[float], before: Sequence[Floor], scale: Scale) -> bool:
-    earlier = [floor.value for floor in binned(before, MAX_BINS)]
-    if not earlier:
-        return False
-    highest = max(earlier)
-    return end_of(values) <= highest + max(scale.grain, MIN_ABOVE_RANGE * (highest - min(earlier)))
-
-
-def is_early(points: Sequence[Floor], scale: Scale) -> bool:
+def _is_early(points: Sequence[Floor], scale: Scale) -> bool:
     """Return whether a rise under load may be a warm-up, short and small, or that of the first requests."""
     values, ended = [floor.value for floor in points], points[-1].requests - points[0].requests
     least = max(MIN_EARLY_GROWTHS * scale.min_growth, MIN_EARLY_SHARE * start_of(values))
@@ -185,25 +178,22 @@ def _load_rose(points: Sequence[Floor], grown: float, scale: Scale, *, is_by_hou
     usual = median(two.at - one.at for one, two in steps)
     # While no floor was taken, the load is not known.
     known = [(one, two) for one, two in steps if two.at - one.at <= MAX_GAP * usual]
-    half, most = len(known) // 2, MAX_LOAD_RISE
-    if scale.is_loaded:
-        most = 1 + MAX_EXPLAINED / 2 * grown / points[-1].value
-    for measure in _MEASURES if scale.is_loaded else _MEASURES[:1]:
-        amounts = [(measure(one, two), two.at - one.at) for one, two in known]
+    half = len(known) // 2
+    most = 1 + MAX_EXPLAINED / 2 * grown / points[-1].value if scale.is_loaded else MAX_LOAD_RISE
+    # By requests, images and tokens that were done, and by requests under way.
+    for count in ("requests", "images", "tokens", None) if scale.is_loaded else ("requests",):
+        amounts = [
+            (
+                two.in_flight * (two.at - one.at) if count is None else getattr(two, count) - getattr(one, count),
+                two.at - one.at,
+            )
+            for one, two in known
+        ]
         (earlier, error), (later, other_error) = _rate(amounts[:half]), _rate(amounts[-half:])
         doubt = later * math.hypot(error, other_error) if is_by_hour and not scale.is_loaded else 0.0
         if later > most * earlier or later + doubt > max(MAX_DOUBTFUL_RISE, most) * earlier:
             return True
     return False
-
-
-# Of what the load is made between two floors; under way are those of the later one.
-_MEASURES: Final[Sequence[Callable[[Floor, Floor], float]]] = (
-    lambda one, two: two.requests - one.requests,
-    lambda one, two: two.images - one.images,
-    lambda one, two: two.tokens - one.tokens,
-    lambda one, two: two.in_flight * (two.at - one.at),
-)
 
 
 def _rate(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

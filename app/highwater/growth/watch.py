@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook
@@ -41,14 +42,15 @@ from highwater.text.growth import series_title
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
+_Book: TypeAlias = Place | Literal["windows"]
 _ORDER: Final[Mapping[GrowthKind, int]] = {"leak": 0, "step": 1, "plateau": 2, "not_known": 3, "flat": 4}
 # The floors of a start that do not count, and when another one is taken.
-_TAKEN: Final[Mapping[Place, tuple[int, str]]] = {
+_TAKEN: Final[Mapping[_Book, tuple[int, str]]] = {
     "device": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
     "host": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
     "asleep": (1, "in each sleep"),
+    "windows": (WARM_UP_FLOORS, f"each {WINDOW_SECONDS:.0f} s"),
 }
-_EACH_WINDOW: Final = (WARM_UP_FLOORS, f"each {WINDOW_SECONDS:.0f} s")
 # An older idle floor says nothing of the present.
 _RECENT_SECONDS: Final = 1200.0
 _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
@@ -96,12 +98,12 @@ class GrowthWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._internal_error = internal_error
-        self._books: dict[Place, FloorBook] = {place: FloorBook() for place in _TAKEN}
+        self._books: dict[_Book, FloorBook] = {book: FloorBook() for book in _TAKEN}
         self._idle = IdlePeriod()
-        self._windows, self._window = FloorBook(), _Window(clock())
+        self._window = _Window(clock())
         self._judged: dict[str, tuple[str, dict[GrowthGround, Judgement]]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
-        self._present: dict[Place, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
+        self._present: dict[_Book, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
         # Series with a new floor, by name and ground, in the order in which they are judged.
         self._open: dict[tuple[str, GrowthGround], None] = {}
         self._reported: dict[str, tuple[str, SeriesGrowth]] = {}  # with their lives
@@ -192,25 +194,23 @@ class GrowthWatch:
         if now - window.since < WINDOW_SECONDS:
             return
         self._window = _Window(now)
-        values = {key: one.value for key, one in window.lowest.items()}
-        self._windows.add(now, self._wall_clock(), engine.work, values, fmean(window.in_flight))
-        measured = [one for key, one in window.lowest.items() if self._windows.key(key.name) == key]
-        self._last |= {one.key.name: one for one in measured}
-        self._open |= dict.fromkeys((one.key.name, "equal_work") for one in measured)
-        # A process that began under load is not over.
-        names = {one.key.name for one in measured}
-        self._present = {place: before and before | names for place, before in self._present.items()}
+        await self._keep("windows", now, engine.work, [*window.lowest.values()], fmean(window.in_flight))
 
-    async def _keep(self, place: Place, now: float, work: WorkCounts, measured: Sequence[Measured]) -> None:
+    async def _keep(
+        self, place: _Book, now: float, work: WorkCounts, measured: Sequence[Measured], in_flight: float = math.nan
+    ) -> None:
         book, values = self._books[place], {one.key: one.value for one in measured}
-        if not measured or not book.add(now, self._wall_clock(), work, values):
+        if not measured or not book.add(now, self._wall_clock(), work, values, in_flight):
             return
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
         self._last |= {one.key.name: one for one in measured}
         before, self._present[place] = self._present[place], frozenset(one.key.name for one in measured)
-        self._open |= dict.fromkeys((name, "idle_floors") for name in self._present[place])
+        ground: GrowthGround = "equal_work" if place == "windows" else "idle_floors"
+        self._open |= dict.fromkeys((name, ground) for name in self._present[place])
         self._show(before - self._present[place])
+        if place == "windows":
+            return  # they come by the minute: a restart makes do without them
         await asyncio.to_thread(self._file.keep, place, self._books)
         self._log_problem()
 
@@ -219,7 +219,7 @@ class GrowthWatch:
         life, before = self._judged.get(name, (key.life, {}))
         before = before if life == key.life else {}
         measured = self._last.get(name)
-        warm_up, taken = _EACH_WINDOW if ground == "equal_work" else _TAKEN[key.place]
+        warm_up, taken = _TAKEN["windows" if ground == "equal_work" else key.place]
         judgement = judge(
             book.floors(name),
             unit=key.unit,
@@ -244,13 +244,12 @@ class GrowthWatch:
 
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
-        now = self._wall_clock()
+        now, present = self._wall_clock(), frozenset[str]().union(*self._present.values())
         for name in names:
             if name not in self._judged:
                 continue
             judgement = self._chosen(name)
             _, key = self._book_of(name, judgement.ground)
-            present = self._present[key.place]
             shown = series_growth(
                 key,
                 judgement,
@@ -268,8 +267,10 @@ class GrowthWatch:
         self._shown = tuple(sorted(rows, key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
 
     def _book_of(self, name: str, ground: GrowthGround) -> tuple[FloorBook, SeriesKey]:
-        books = self._books.values() if ground == "idle_floors" else [self._windows]
-        return next((book, key) for book in books if (key := book.key(name)) is not None)
+        return next((book, key) for book in self._books_of(ground) if (key := book.key(name)) is not None)
+
+    def _books_of(self, ground: GrowthGround) -> list[FloorBook]:
+        return [book for name, book in self._books.items() if (name == "windows") == (ground == "equal_work")]
 
     def _happenings(self) -> list[Happening]:
         ahead = self._wall_clock() - self._clock()
@@ -304,5 +305,4 @@ class GrowthWatch:
         raise UnknownName("series", name, [repr(one.series) for one in self._shown])
 
     def data(self, name: str, ground: GrowthGround = "idle_floors") -> list[Floor]:
-        books = self._books.values() if ground == "idle_floors" else [self._windows]
-        return [floor for book in books for floor in book.floors(name)]
+        return [floor for book in self._books_of(ground) for floor in book.floors(name)]

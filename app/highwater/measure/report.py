@@ -229,14 +229,7 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
 
 
 def _remedies(experiment: Experiment) -> Iterator[str]:
-    headers = [
-        "remedy",
-        "outcome",
-        "less in use, MiB",
-        "took, s",
-        "requests held, s",
-        "why, or what moved (MiB less in use)",
-    ]
+    headers = ["remedy", "outcome", "less in use, MiB", "took, s", "requests held, s", "why, or what moved (in MiB)"]
     left_out = ["interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
     rows = [*map(_remedy, experiment.remedies), *([name, *left_out] for name in experiment.not_tried)]
     if rows:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.accounting.engine_budget import EngineBudget
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget
 from highwater.accounting.launch import expandable_segments
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
@@ -16,8 +16,8 @@ from highwater.plan.generations import Span, generation_of
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
 from highwater.readings.versions import Release
 
-# Model runner V2 profiles without the encoder (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702 with it).
-_V2_SKIPS_ENCODER: Final = Span((0, 25, 1), (0, 27))
+# Model runner V2 profiles without the encoder before (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702).
+_V2_PROFILES_ENCODER: Final = Span((0, 27))
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
 _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}
 
@@ -64,15 +64,18 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         item_pixels=_pixels(budget.architecture, modality, tokens),
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
         profiled_items=None if modality is None else batch.get(modality),
-        is_profiled=_is_profiled(budget, reading.device.type),
+        is_profiled=_is_profiled(budget, encoder, reading.device.type),
         unprofiled_by=unprofiled_by(budget, reading.device.type),
     )
 
 
-def _is_profiled(budget: EngineBudget, device_type: str | None) -> bool | None:
+def _is_profiled(budget: EngineBudget, encoder: EncoderLimits, device_type: str | None) -> bool | None:
     if budget.kv_cache.given_bytes is not None or unprofiled_by(budget, device_type) is not None:
         return False
-    return True if budget.memory.peak_activation_bytes is not None else None
+    # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
+    is_v2 = budget.limits is not None and budget.limits.v2_runner
+    seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
+    return None if seen is None else True
 
 
 def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnprofiledBy | None:
@@ -80,7 +83,8 @@ def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnpro
     limits = budget.limits
     if budget.encoder is not None and budget.encoder.skips_profiling:
         return "skip_mm_profiling"
-    if limits is not None and limits.v2_runner and _release(budget.vllm_version) in _V2_SKIPS_ENCODER:
+    release = _release(budget.vllm_version)
+    if limits is not None and limits.v2_runner and release and release not in _V2_PROFILES_ENCODER:
         return "runner_v2"
     # One that has a peak on record has profiled it all the same.
     is_old_npu = device_type == "npu" and ascend.skips_encoder(budget.vllm_version)

@@ -169,7 +169,8 @@ def _encoder(
     if encoder is None or tokens is None:
         return encoder, images
     # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
-    budget = max([tokens, *(size for size in (encoder.max_tokens_per_item or {}).values() if size is not None)])
+    items = encoder.max_tokens_per_item
+    budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
     return replace(encoder, cache_size=budget, compute_budget=budget), images
 
 

@@ -82,19 +82,15 @@ def _left_text(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pres
     """Return what a remedy that is not run could give all the same, or at most; ``None`` where that is nothing."""
     if rule.signal not in TRAITS[remedy].lowers and rule.signal not in HOST_SIGNALS:
         return None
-    gains = [(possible_gain(remedy, rule.signal, pressure.reading), pressure) for pressure in needy]
-    sizes = [gain.size for gain, _ in gains]
-    most = math.ceil(sum(size or 0 for size in sizes) / MIB)
-    if not all(gain.is_certain and gain.size is not None for gain, _ in gains):
-        return f"what {remedy} could give back is not known{'' if None in sizes else f': {most:,} MiB at most'}"
-    if not most:
-        return None
-    why = ""
-    if level == "short" and rule.is_derived and TRAITS[remedy].default_use == "last_resort":
-        why = ", once memory is very short"
-    elif all((gain.size or 0) < min(one.gain_bytes, one.need_bytes) for gain, one in gains):
-        why = ", too little to run it"
-    return f"{remedy} could give back {most:,} MiB{why}"
+    gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]
+    most = f"{math.ceil(sum(gain.size or 0 for gain in gains) / MIB):,} MiB"
+    if any(gain.size is None for gain in gains):
+        return f"what {remedy} could give back is not known"
+    if not all(gain.is_certain for gain in gains):
+        return f"what {remedy} could give back is not known: {most} at most"
+    later = level == "short" and rule.is_derived and TRAITS[remedy].default_use == "last_resort"
+    why = "once memory is very short" if later else "too little, or less than it said before"
+    return f"{remedy} could give back {most}, {why}" if any(gain.size for gain in gains) else None
 
 
 def cooldown_text(memory: RuleMemory) -> str:

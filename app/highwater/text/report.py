@@ -167,7 +167,8 @@ def _growth(report: Report, size: _SizeText) -> str:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
         parts.append(f"{size(growth.bytes_per_second, signed=True)}/s now")
-    return f"{', '.join(parts)}{together(report.ranks) if parts else ''}"
+        parts[-1] += together(report.ranks)
+    return ", ".join(parts)
 
 
 def together(ranks: Sequence[object]) -> str:

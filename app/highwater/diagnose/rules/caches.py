@@ -15,7 +15,7 @@ KV_FULL_RATIO = 0.95
 WHY_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
     "skip_mm_profiling": "--skip-mm-profiling is set.",
     "vllm_ascend": "vllm-ascend 0.11.0 and 0.12.0rc1 profile neither the encoder nor its cache.",
-    "runner_v2": "Model runner V2 of vLLM 0.25.1 to 0.26 does not profile it.",
+    "runner_v2": "Model runner V2 does not profile it before vLLM 0.27.",
 }
 AGAINST_UNPROFILED: Final[Mapping[EncoderUnprofiledBy, str]] = {
     "skip_mm_profiling": "profile_encoder",
