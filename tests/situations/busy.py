@@ -256,6 +256,12 @@ class Rates:
     def verdicts(self) -> int:
         return self.right + self.unknown + len(self.wrong)
 
+    @property
+    def missed(self) -> list[str]:
+        """What must not be: a leak where there is none, or a hundredth of the verdicts wrong otherwise."""
+        false = [what for what in self.wrong if what.endswith(": leak")]
+        return false or (self.wrong if len(self.wrong) > self.verdicts / 100 else [])
+
     def judge(self, found: Judgement, leak: float | None, where: str) -> None:
         """Compare a verdict with what the series does: ``leak`` bytes an hour, or none."""
         rate = None if found.leak is None else found.leak.lines.get("hour")
@@ -306,3 +312,16 @@ def rates_of(name: str, seeds: Iterable[int], *, every: int = 4) -> Rates:
                 leak = None if "leaked" not in load.state else load.state["leaked"] / load.at * 3600
                 rates.judge(before, leak, f"{name}, seed {seed}, at {floor.at:.0f} s")
     return rates
+
+
+def rows(rates: Iterable[Rates]) -> list[tuple[str, ...]]:
+    """A row for each shape."""
+    return [
+        (
+            one.shape,
+            f"{one.verdicts:,}",
+            *(f"{count / one.verdicts:.0%}" for count in (one.right, one.unknown)),
+            f"{len(one.wrong)}",
+        )
+        for one in rates
+    ]

@@ -481,6 +481,7 @@ async def test_a_cancelled_reset_does_not_leave_the_rule_acting():
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.governor.status().rules[0].phase == "acting"
+    assert " runs: " in (core.governor.status().rules[0].reason or "")
     task.cancel()
     await asyncio.wait({task})
     assert core.governor.status().rules[0].phase != "acting"
