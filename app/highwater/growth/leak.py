@@ -119,8 +119,8 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     is_rising = grown >= scale.min_growth and kendall(values[len(values) // 2 :], scale.grain) >= MIN_RISING
     if not is_rising or (scale.is_loaded and _is_early(points, scale)):
         return None
-    earlier = [floor.value for floor in binned(before, MAX_BINS)]
-    if earlier and end_of(values) <= max(earlier) + max(scale.grain, MIN_ABOVE_RANGE * (max(earlier) - min(earlier))):
+    had = [floor.value for floor in binned(before, MAX_BINS)]
+    if had and end_of(values) <= max(had) + max(scale.grain, MIN_ABOVE_RANGE * (max(had) - min(had))):
         return None
     lines = _lines(points, scale)
     chosen = _driver(lines, scale)
@@ -130,7 +130,10 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     line = lines[driver]
     reach = points[-1].progress(driver) - points[0].progress(driver)
     is_sure = line.low * reach >= max(scale.min_growth, MIN_OVER_SCATTER * line.scatter)
-    is_line = _is_straight(points, driver) and _was_flatter(window, before, driver, line)
+    earlier = _line(binned(before, MAX_BINS), driver)
+    is_most = not before or _seconds(window) >= MIN_SHARE_OF_LIFE * (window[-1].at - before[0].at)
+    most = (MAX_EARLIER_SLOPE if is_most else MAX_EARLIER_SLOPE_SHORT) * line.slope
+    is_line = _is_straight(points, driver) and (earlier is None or earlier.slope <= most)
     if not (is_sure and is_line and _keeps_rising(points, driver, line)):
         return None
     return Rise(
@@ -248,14 +251,6 @@ def _keeps_rising(points: Sequence[Floor], driver: GrowthDriver, line: FittedLin
     ]
     counted = [rise >= MIN_FOLLOWED * line.slope * driven for rise, driven in moves if driven > 0]
     return sum(counted) >= MIN_FOLLOWING * len(counted)
-
-
-def _was_flatter(window: Sequence[Floor], before: Sequence[Floor], driver: GrowthDriver, line: FittedLine) -> bool:
-    earlier = _line(binned(before, MAX_BINS), driver)
-    if earlier is None:
-        return True
-    is_most = _seconds(window) >= MIN_SHARE_OF_LIFE * (window[-1].at - before[0].at)
-    return earlier.slope <= (MAX_EARLIER_SLOPE if is_most else MAX_EARLIER_SLOPE_SHORT) * line.slope
 
 
 def _line(points: Sequence[Floor], driver: GrowthDriver) -> FittedLine | None:

@@ -69,16 +69,16 @@ def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happen
 
 def _larger_requests(floors: Sequence[Floor], at: int) -> str | None:
     """Return that the requests before a floor had more tokens than any earlier ones; ``None`` otherwise."""
-    sizes = [_tokens_a_request(one, two) for one, two in pairwise(floors)]
+    sizes = [
+        (two.tokens - one.tokens) / (two.requests - one.requests)
+        if two.requests > one.requests and two.tokens >= one.tokens
+        else None
+        for one, two in pairwise(floors)
+    ]
     mine, earlier = sizes[at - 1], [size for size in sizes[: at - 1] if size is not None]
     if mine is None or not earlier or mine <= 1.5 * max(earlier):
         return None
     return f"requests of a new largest size ({mine:,.0f} tokens each)"
-
-
-def _tokens_a_request(one: Floor, two: Floor) -> float | None:
-    requests = two.requests - one.requests
-    return (two.tokens - one.tokens) / requests if requests > 0 and two.tokens >= one.tokens else None
 
 
 def has_levelled_off(floors: Sequence[Floor], scale: Scale) -> bool:

@@ -262,11 +262,14 @@ def _next_action(
         if not able:
             continue
         neediest = max((pressure for _, pressure in able.values()), key=lambda pressure: pressure.need_bytes)
+        target = Target(free_bytes=neediest.need_bytes)
+        if rule.signal == "encoder_cache_bytes":
+            target = Target(keep_bytes=max(math.floor(rule.low_water or 0.0), 0))
         return Action(
             rule=rule,
             remedy=remedy,
             why=short_text(neediest, rule),
-            target=_target(rule, remedy, neediest.need_bytes),
+            target=target if TRAITS[remedy].takes_target else UNNEEDED,
             ranks={key: (size, _required_gain(pressure)) for key, (size, pressure) in able.items()},
         )
     return None
@@ -305,14 +308,6 @@ def _can_give(rule: Rule, remedy: str, memory: RuleMemory, pressure: Pressure, n
 def _required_gain(pressure: Pressure) -> int:
     """Return what a remedy must be able to give to be worth running: never more than what is missing."""
     return max(min(pressure.gain_bytes, pressure.need_bytes), 1)
-
-
-def _target(rule: Rule, remedy: str, need: int) -> Target:
-    if not TRAITS[remedy].takes_target:
-        return UNNEEDED
-    if rule.signal == "encoder_cache_bytes":
-        return Target(keep_bytes=max(math.floor(rule.low_water or 0.0), 0))
-    return Target(free_bytes=need)
 
 
 def _is_over(rule: Rule, memory: RuleMemory, pressure: Pressure, now: float) -> bool:

@@ -104,9 +104,9 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
         if one.verdict != "flat":
             advice = f". First: {one.advice}" if one.advice is not None else ""
             titles.setdefault(f"{one.text}{exhaustion_text(one)}{advice}", []).append(series_title(one))
-    return above + "\n".join([shown, *(f"{_named(names)}: {verdict}" for verdict, names in titles.items())]) + "\n"
-
-
-def _named(titles: Sequence[str]) -> str:
-    """Return the series that share a sentence: by name, or of many the number, as the table above has their names."""
-    return ", ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} series"
+    # Of many that share a sentence the number is enough: the table above has their names.
+    lines = (
+        f"{', '.join(names) if len(names) <= _NAMED else f'{len(names)} series'}: {verdict}"
+        for verdict, names in titles.items()
+    )
+    return above + "\n".join([shown, *lines]) + "\n"
