@@ -315,7 +315,7 @@ async def test_a_reset_by_its_button_shows_what_it_freed(visit):
         await page.locator("#resets .tag[data-level=quiet]", has_text="done").wait_for()
         await page.locator("#events .tag[data-level=quiet]", has_text="reset").wait_for()
         await page.click("#reclaim")
-        await shown(page, ".result", f"Freed {2 * (CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB")
+        await shown(page, ".result", f"Gave back {2 * (CACHED + IMAGES * IMAGE_BYTES) / GIB:.2f} GiB")
         events = (await here.sidecar.client.get("/memory/events")).json()["events"]
         freed = [event["result"]["credited_bytes"] for event in events if event["kind"] == "reset"]
         assert freed == [0, 2 * (CACHED + IMAGES * IMAGE_BYTES), 0]
@@ -355,7 +355,7 @@ async def test_reclaim_asks_first_what_it_would_do(visit):
         await shown(page, ".result", "would run")
         assert done(here.fake) == []
         await page.click("#reclaim")
-        await shown(page, ".result", "of which encoder cache 7.39 GiB")
+        await shown(page, ".result", "less in use now: encoder cache 7.39 GiB")
         assert "release" in done(here.fake)
 
 

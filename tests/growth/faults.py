@@ -1,8 +1,8 @@
 """Faults of an engine's processes, put in by a plugin of vLLM's own kind: vLLM itself is untouched.
 
 Runs in the engine's Python, and imports nothing of this repository. `GROWTH_FAULTS` says which, as `name=MiB` with
-commas between; each is per request, but for `image`, which is per image that the encoder computes, and `step`, which is
-once, when the file that `GROWTH_STEP` names is there.
+commas between; each is per request, but for `image`, which is per image that the encoder computes, `step`, which is
+once, when the file that `GROWTH_STEP` names is there, and `clock`, which EngineCore keeps each half second.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ def in_api_server(*_, **__) -> None:
 
 def in_engine_core(*args, **kwargs) -> None:
     keep(size("core"))
+    if size("clock") and "clock" not in KEPT:
+        KEPT.append("clock")
+        threading.Thread(target=keep_each_half_second, args=(size("clock"),), daemon=True).start()
+
+
+def keep_each_half_second(size_bytes: int) -> None:
+    while True:
+        keep(size_bytes)
+        time.sleep(0.5)
 
 
 def in_worker(output, *args, **kwargs) -> None:

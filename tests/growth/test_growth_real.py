@@ -153,3 +153,37 @@ def test_a_leak_per_image_a_step_and_a_cache_are_three_verdicts(engine_environme
     assert step["step"] == pytest.approx(256 * MIB, rel=0.2)
     cache = named(verdicts, "EngineCore", "anonymous_bytes")
     assert cache["verdict"] == "plateau", cache["text"]
+
+
+def test_a_leak_under_a_load_that_never_ends_is_found_by_windows_of_equal_work(engine_environment, tmp_path):
+    """EngineCore keeps 4 MiB a second beside three clients, so that no idle floor is ever taken; nothing else leaks."""
+    name = "EngineCore anonymous_bytes"
+    with faulty_engine(engine_environment, tmp_path, "clock=2") as faulty:
+        verdicts = asyncio.run(under_load(faulty, lambda seen: are(seen, {name: "leak"})))
+    found = named(verdicts, "EngineCore", "anonymous_bytes")
+    check_leak(found, "hour", 4 * 3600 * MIB)
+    assert found["ground"] == "equal_work"
+    assert [one["series"] for one in verdicts.values() if one["verdict"] == "leak"] == [name]
+
+
+async def under_load(
+    faulty: Faulty, is_done: Callable[[dict[str, Any]], bool], seconds: float = TRAFFIC_SECONDS
+) -> dict[str, Any]:
+    """Let three clients send one text after another; return the verdicts by series."""
+    ended, source = time.monotonic() + seconds, random.Random(7)  # noqa: S311 - traffic is no secret
+    verdicts: dict[str, Any] = {}
+
+    async def client() -> None:
+        while time.monotonic() < ended and not is_done(verdicts):
+            text = f"{source.random()} " * source.randrange(1, 40)
+            await send_texts(faulty.engine.url, faulty.engine.served_model, texts=[text], max_tokens=16)
+
+    async def reader() -> None:
+        while time.monotonic() < ended and not is_done(verdicts):
+            await asyncio.sleep(5)
+            answer = await asyncio.to_thread(faulty.sidecar.call, "GET", "/memory/growth")
+            verdicts.update({one["series"]: one for one in answer["series"]})
+            (faulty.step.parent / "verdicts.json").write_text(json.dumps(verdicts, indent=1))
+
+    await asyncio.gather(reader(), client(), client(), client())
+    return verdicts

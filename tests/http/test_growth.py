@@ -34,7 +34,7 @@ def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
             work = WorkCounts(requests=done, images=0, new_images=0, tokens=90 * number)
             values = {KEY: GIB + 3.0 * MIB * done, STILL: 12.0}
             watch._books["host"].add(number * 45.0, 1.7e9 + number * 45.0, work, values)
-        watch._open |= {KEY.name: None, STILL.name: None}
+        watch._open |= {(KEY.name, "idle_floors"): None, (STILL.name, "idle_floors"): None}
 
     monkeypatch.setattr(GrowthWatch, "__init__", begun)
 

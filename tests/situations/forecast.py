@@ -22,6 +22,7 @@ from highwater.readings.engine import EngineStatus
 from highwater.readings.rank import Components, Device, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
+from tests.situations import busy
 from tests.situations.shapes import SHAPES, Course, Dice
 
 PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "growth.md"
@@ -153,13 +154,20 @@ def rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    """Run all shapes, print the table, and write it into the page."""
+    """Run all shapes, print both tables, and write them into the page: forecasts, and verdicts under load."""
     outcomes = [outcome_of(shape, range(SEEDS)) for shape in SHAPES]
-    print(tabulate(rows(outcomes), COLUMNS, tablefmt="simple", disable_numparse=True))
-    table = tabulate(rows(outcomes), COLUMNS, tablefmt="github", disable_numparse=True)
+    rates = [busy.rates_of(shape, range(SEEDS)) for shape in busy.SHAPES]
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replaced(text, "forecast", "end of forecast", f"\n{table}\n\n"), encoding="utf-8")
+    for name, of, columns in (
+        ("forecast", rows(outcomes), COLUMNS),
+        ("verdicts under load", busy.rows(rates), busy.COLUMNS),
+    ):
+        print(tabulate(of, columns, tablefmt="simple", disable_numparse=True))
+        table = tabulate(of, columns, tablefmt="github", disable_numparse=True)
+        text = replaced(text, name, f"end of {name}", f"\n{table}\n\n")
+    PAGE.write_text(text, encoding="utf-8")
     missed = [f"{one.shape}: {what}" for one in outcomes for what in one.missed]
+    missed += [what for one in rates for what in one.missed]
     print("\n".join(missed))
     sys.exit(1 if missed else 0)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.situations import busy
 from tests.situations.forecast import SEEDS, Outcome, outcome_of
 from tests.situations.shapes import SHAPES
 
@@ -32,3 +33,16 @@ def test_each_bound_can_be_missed(shape, said, due):
 def test_the_page_has_a_row_for_each_shape():
     page = Path("docs/growth.md").read_text(encoding="utf-8")
     assert [shape for shape in SHAPES if f"| {shape} " not in page] == []
+
+
+@pytest.mark.parametrize("shape", busy.SHAPES)
+def test_under_a_load_that_never_ends_nothing_is_called_a_leak_that_is_none(shape):
+    rates = busy.rates_of(shape, (0, 1))
+    assert rates.missed == []
+    assert rates.right > 0
+
+
+@pytest.mark.long("policy")
+@pytest.mark.parametrize("shape", busy.SHAPES)
+def test_nor_with_other_loads_and_sizes(shape):
+    assert busy.rates_of(shape, range(SEEDS)).missed == []

@@ -34,7 +34,7 @@ class Counters:
         )
         self._freed = self._counter(
             "reset_freed_bytes_total",
-            "Bytes that remedies gave back of what they can free, by component.",
+            "Bytes that remedies gave back of what they can free, by component, over all ranks.",
             "remedy",
             "component",
         )

@@ -1,4 +1,4 @@
-"""The route of the verdicts on growth and the idle floors behind them. It calls no worker, so everybody may read it."""
+"""The route of the verdicts on growth and the floors behind them. It calls no worker, so everybody may read it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from highwater.text.growth import growth_table
 
 
 class GrowthQuery(FormatQuery):
-    series: str | None = Field(None, max_length=256, description="one series by its name, with its idle floors")
+    series: str | None = Field(None, max_length=256, description="one series by its name, with its floors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthFloor:
-    """One idle floor of a series: its value, and the engine's work until then."""
+    """One floor of a series: its value, and the engine's work until then."""
 
     at: float
     value: float
@@ -65,13 +65,13 @@ def growth_router(services: Services) -> APIRouter:
     async def growth(request: Request, query: Annotated[GrowthQuery, Query()]) -> Response:
         """Return the verdict on every series of memory: flat, plateau, step, leak or not known.
 
-        With ``series`` its verdict alone, and the idle floors behind it.
+        With ``series`` its verdict alone, and the floors behind it.
         """
         verdicts = services.growth.verdicts()
         floors: tuple[GrowthFloor, ...] = ()
         if query.series is not None:
             found = services.growth.find(query.series)
-            verdicts, floors = (found,), tuple(map(_floor, services.growth.data(found.series)))
+            verdicts, floors = (found,), tuple(map(_floor, services.growth.data(found.series, found.ground)))
         poller = services.poller
         causes = tuple(map(in_words, known_causes(running(poller.current(), poller.life.baseline))))
         if wants_text(request, query.format):

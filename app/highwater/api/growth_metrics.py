@@ -25,7 +25,7 @@ def growth_families(series: Sequence[SeriesGrowth]) -> Iterator[Metric]:
     shown = list(islice((one for one in series if not one.is_over), MAX_SHOWN))
     yield gauge(
         "growth_verdict",
-        "1 for the verdict on how a series of memory moves between requests.",
+        "1 for the verdict on how a series of memory moves between requests, or at its lowest under load.",
         (*_LABELS, "verdict"),
         (((*_labels(one), kind), kind == one.verdict) for one in shown for kind in get_args(GrowthKind)),
     )

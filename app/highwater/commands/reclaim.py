@@ -58,7 +58,7 @@ def reclaim_text(results: Sequence[Reclaimed], *, dry_run: bool) -> str:
     if not results:
         return "nothing was done"
     headers = ["remedy", "would be" if dry_run else "outcome", "quiesced by"]
-    headers += [] if dry_run else ["freed", "seconds", "held"]
+    headers += [] if dry_run else ["given back", "less in use now", "seconds", "held"]
     parts = [table(headers, [_row(each.result, dry_run=dry_run) for each in results])]
     parts += reasons_of((result.remedy, result.reason) for result, *_ in results if result.reason)
     if any(each.result.outcome == "done" for each in results):
@@ -72,7 +72,7 @@ def _row(result: RemedyResult, *, dry_run: bool) -> list[str]:
     if dry_run:
         return row
     held = UNKNOWN if result.held_seconds is None else f"{result.held_seconds:.2f} s"
-    return [*row, size_text(result.freed_bytes), f"{result.seconds:.2f}", held]
+    return [*row, size_text(result.credited_bytes), size_text(result.freed_bytes), f"{result.seconds:.2f}", held]
 
 
 def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str:
@@ -87,4 +87,4 @@ def _by_rank(before: Sequence[RankReading], after: Sequence[RankReading]) -> str
     ]
     rows.append(["all", *(size_text(each.used_bytes) for each in freed)])
     rows.append(["used now", *(size_text(in_use[rank_key(each)]) for each in freed)])
-    return "\n" + table(["freed in total", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)
+    return "\n" + table(["less in use now", *(f"rank {rank_title(each.dp_rank, each.rank)}" for each in freed)], rows)

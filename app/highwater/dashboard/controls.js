@@ -158,10 +158,10 @@ export class Controls {
     const refused = results.every(({ outcome }) => outcome === "refused");
     const freed = results
       .filter(({ outcome }) => outcome === "done")
-      .reduce((sum, { freed_bytes: bytes }) => sum + (bytes?.total ?? 0), 0);
+      .reduce((sum, { credited_bytes: bytes }) => sum + (bytes?.total ?? 0), 0);
     const done = results.some(({ outcome }) => outcome === "done");
     const failed = results.some(({ outcome }) => outcome === "failed");
-    const what = freed > 0 ? `Freed ${gib(freed)}` : done ? "Done: it gave no device memory back" : "Nothing was freed";
+    const what = freed > 0 ? `Gave back ${gib(freed)}` : done ? "Done: it gave no device memory back" : "Nothing was given back";
     this.#say(
       dry ? "What it would do" : refused ? "Refused" : what,
       refused || failed ? "bad" : freed > 0 ? "good" : "quiet",
@@ -227,9 +227,10 @@ export class Controls {
 /** One remedy's fate. */
 function outcome(result, dry) {
   const { remedy, outcome: became, reason, freed_bytes: freed, quiesced_by: by, held_seconds: held, seconds } = result;
+  const together = freed?.ranks?.length > 1 ? `, ${freed.ranks.length} ranks together` : "";
   const words_ =
     became === "done" && !dry
-      ? `freed ${gib(freed?.total)} in ${duration(seconds)}`
+      ? `gave back ${gib(result.credited_bytes?.total)}${together} in ${duration(seconds)}`
       : dry && became !== "refused"
         ? "would run"
         : became;
@@ -244,7 +245,7 @@ function outcome(result, dry) {
       `: ${joined(", ", words_, how, held && `requests waited ${duration(held)}`)}`,
     ),
     freed && became === "done" && freedParts(freed.components)
-      ? el("p", {}, `of which ${freedParts(freed.components)}`)
+      ? el("p", {}, `${gib(freed.total)} less in use now: ${freedParts(freed.components)}`)
       : null,
     freed && became === "done" && freedRanks(freed.ranks) ? el("p", {}, freedRanks(freed.ranks)) : null,
     became === "done" && freed?.components.torch_cached_bytes < -MIN_KEPT

@@ -1,5 +1,5 @@
 /**
- * What happened: the last resets with what each freed, everything else, and the incidents.
+ * What happened: the last resets with what each gave back, everything else, and the incidents.
  */
 
 import { el, fill, scroll, scrollTable, showPanel } from "./dom.js";
@@ -20,7 +20,7 @@ const KIND_LEVEL = {
   sidecar: "warn",
 };
 
-/** What a remedy freed, by component, in words. */
+/** What is less in use after a remedy, by component, in words. */
 export function freedParts(components) {
   const parts = COMPONENTS.filter(({ field }) => known(components?.[field]) && gibNumber(components[field]) !== "0");
   return parts.map(({ field, name }) => `${name} ${gib(components[field])}`).join(", ");
@@ -61,8 +61,8 @@ export function writeResets(box, events) {
       result.reason,
     ),
   ]);
-  const head = ["at", "remedy", "outcome", "freed GiB", "what moved", "by", "took, and why"];
-  const caption = "What each freed of what it can free; what moved meanwhile is less in use than before";
+  const head = ["at", "remedy", "outcome", "given back, GiB", "less in use now", "by", "took, and why"];
+  const caption = "What each gave back, all ranks together, and what was less in use after it, with all that changed meanwhile";
   fill(box, scrollTable({ caption, head, rows, numeric: [3], wide: [4, 6] }, "Last resets as a table"));
 }
 

@@ -122,7 +122,7 @@ function ruleRow(rule) {
 function remedyLine(remedy, ranks) {
   const gain = GAIN_FIELDS[remedy.name];
   const could = gain ? total(ranks.map((one) => one[gain])) : null;
-  const freed = remedy.last_freed_bytes === null ? "" : `, freed ${gib(remedy.last_freed_bytes)}`;
+  const freed = remedy.last_freed_bytes === null ? "" : `, gave back ${gib(remedy.last_freed_bytes)}${remedy.last_freed_ranks.length > 1 ? `, ${remedy.last_freed_ranks.length} ranks together` : ""}`;
   const why = remedy.last_reason ? ` (${remedy.last_reason})` : "";
   const last =
     remedy.last_run_at === null
@@ -131,7 +131,7 @@ function remedyLine(remedy, ranks) {
   return joined(
     "; ",
     `${words(remedy.name)}: ${last}`,
-    known(could) && `could give ${gib(could)}`,
+    known(could) && `could give ${gib(could)}${ranks.length > 1 ? `, ${ranks.length} ranks together` : ""}`,
     remedy.unavailable && `not by itself here: ${remedy.unavailable}`,
   );
 }

@@ -245,7 +245,9 @@ export class Tiles {
         : "PyTorch reports no figures on this device",
       extra: joined(
         " · ",
-        known(releasable) && `release can give back ${gib(releasable)}${ranks.length > 1 ? " in all" : ""}`,
+        known(releasable)
+          ? `release can give back ${gib(releasable)}${ranks.length > 1 ? ", all ranks together" : ""}`
+          : holder && "what release can give back is not known",
         (holder?.torch.alloc_retries || holder?.torch.ooms) &&
           `${count(holder.torch.alloc_retries)} retries, ${count(holder.torch.ooms)} out of memory`,
       ),
@@ -266,7 +268,7 @@ export class Tiles {
           : "";
     this.host.showBytes(rss, {
       of: sumOf(ranks),
-      sub: ranks.length > 1 ? `resident, ${ranks.length} workers` : "resident, one worker",
+      sub: ranks.length > 1 ? `resident, ${ranks.length} workers together` : "resident, one worker",
       extra: where,
     });
   }

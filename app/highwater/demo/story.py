@@ -148,7 +148,7 @@ def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable
     reset = sidecar.call("POST", "/reset_mm_cache")
     before, after = (sum(rank["encoder_cache"]["entries"] for rank in reset[name]) for name in ("before", "after"))
     say(
-        f"\nPOST /reset_mm_cache returned 200 and freed {size_text(max(reset['freed_bytes']['total'], 0))}: the "
+        f"\nPOST /reset_mm_cache returned 200 and gave back {size_text(max(reset['freed_bytes']['total'], 0))}: the "
         f"encoder cache held {before} entries before it and {after} after. It frees {reset['frees']}."
     )
     say(sidecar.command("reclaim"))

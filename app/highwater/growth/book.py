@@ -1,4 +1,4 @@
-"""The idle floors of all series, as rows of values that were measured together; a bounded number, thinned by age."""
+"""The floors of all series, as rows of values that were measured together; a bounded number, thinned by age."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SERIES = 320
 
 
 class FloorRow(NamedTuple):
-    """One idle floor of every series: as ``Floor``, with a value for each column.
+    """One floor of every series: as ``Floor``, with a value for each column.
 
     A value is NaN where the series was not measured, and missing where its column is newer.
     """
@@ -26,6 +26,7 @@ class FloorRow(NamedTuple):
     wall: float
     work: WorkCounts
     values: array[float]
+    in_flight: float
 
 
 class FloorBook:
@@ -36,11 +37,15 @@ class FloorBook:
         self.columns: list[SeriesKey] = []
         self._column_of: dict[str, int] = {}
 
-    def add(self, at: float, wall: float, work: WorkCounts, values: Mapping[SeriesKey, float]) -> bool:
+    def add(
+        self, at: float, wall: float, work: WorkCounts, values: Mapping[SeriesKey, float], in_flight: float = math.nan
+    ) -> bool:
         """Keep a row, and return whether it was kept: not if it is no later than the last one."""
         if self.rows and at <= self.rows[-1].at:
             return False
-        if self.rows and _fell(self.rows[-1].work, work):
+        before = self.rows[-1].work if self.rows else work
+        counts = ((before.requests, work.requests), (before.tokens, work.tokens))
+        if any(old is not None and new is not None and new < old for old, new in counts):
             self.rows.clear()  # counters that begin again are another engine's
         for key in values:
             self._assign_column(key)
@@ -49,7 +54,7 @@ class FloorBook:
             column = self._column_of.get(key.name)
             if column is not None:
                 floors[column] = value
-        self.rows.append(FloorRow(at, wall, work, floors))
+        self.rows.append(FloorRow(at, wall, work, floors, in_flight))
         if len(self.rows) > MAX_FLOORS:
             del self.rows[superfluous([row.at for row in self.rows])]
         return True
@@ -62,7 +67,7 @@ class FloorBook:
         return [
             Floor(
                 row.at, row.wall, row.values[column], *(math.nan if one is None else one for one in astuple(row.work))
-            )
+            )._replace(in_flight=row.in_flight)
             for row in self.rows
             if column < len(row.values) and not math.isnan(row.values[column])
         ]
@@ -83,8 +88,3 @@ class FloorBook:
             for row in self.rows:
                 if column < len(row.values):
                     row.values[column] = math.nan
-
-
-def _fell(before: WorkCounts, now: WorkCounts) -> bool:
-    counts = ((before.requests, now.requests), (before.tokens, now.tokens))
-    return any(old is not None and new is not None and new < old for old, new in counts)

@@ -1,7 +1,8 @@
-"""Idle floors: the values of a series while no request runs or waits. Pure; no I/O, no clock.
+"""Floors: the values of a series while no request runs or waits, or its lowest ones under load. Pure; no I/O, no clock.
 
-Only such values are compared: under load a series shows the load. Floors are thinned by age, so that a day fits into a
-bounded number of them: the older, the further apart.
+Idle floors are the better evidence: under load a series shows the load. An engine that is never idle has only the
+lowest value of each window of some seconds, which counts beside windows with as much work. Floors are thinned by age,
+so that a day fits into a bounded number of them: the older, the further apart.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
+from statistics import median
 from typing import Final, NamedTuple
 
 from highwater.readings.engine import WorkCounts
-from highwater.readings.growth import GrowthDriver, GrowthUnit
+from highwater.readings.growth import GrowthDriver, GrowthGround, GrowthUnit
 from highwater.readings.report import Report
 from highwater.units import HOUR_SECONDS, KIB, MIB
 
@@ -25,13 +27,19 @@ DEVICE_IDLE_SECONDS: Final = 3.0
 HOST_IDLE_SECONDS: Final = 12.0
 # In a long idle period a floor is taken this often, because leaks without requests show there.
 REPEAT_SECONDS: Final = 60.0
+# A window's length: a process may write its figures each ten seconds only. How often the host is read for it.
+WINDOW_SECONDS: Final = 15.0
+HOST_SAMPLE_SECONDS: Final = 5.0
+# Windows have equal work if the requests in them differ from the usual number by a quarter, or by two.
+EQUAL_SHARE, EQUAL_REQUESTS = 0.25, 2.0
 KILO: Final = 1000.0
 
 
 class Floor(NamedTuple):
-    """One value of a series while idle, in bytes or a count, and the work until then (``WorkCounts``); NaN: not known.
+    """One value of a series, in bytes or a count, and the work until then (``WorkCounts``); NaN: not known.
 
-    ``at`` is in monotonic seconds since the machine's boot, ``wall`` in Unix seconds.
+    ``at`` is in monotonic seconds since the machine's boot, ``wall`` in Unix seconds; ``in_flight`` are the requests
+    that ran or waited on average of a window, NaN for an idle floor.
     """
 
     at: float
@@ -42,6 +50,7 @@ class Floor(NamedTuple):
     new_images: float = math.nan
     tokens: float = math.nan
     sleeps: float = math.nan
+    in_flight: float = math.nan
 
     def progress(self, driver: GrowthDriver) -> float:
         """Return the driver's count so far, in its own unit; NaN where it is not known."""
@@ -56,15 +65,23 @@ _FIELDS: Final[Mapping[str, int]] = {"request": 3, "image": 4, "new_image": 5, "
 
 
 class Scale(NamedTuple):
-    """A unit's smallest growth, and the grain: differences of this size are the allocator's, or the kernel's."""
+    """A unit's smallest growth, and the grain: differences of this size are the allocator's, or the kernel's.
+
+    Of windows under load (``is_loaded``) the interval of a slope is so many times as wide as Kendall's, because
+    neighbouring windows share requests.
+    """
 
     min_growth: float
     grain: float
+    is_loaded: bool = False
+    widening: float = 1.0
 
 
-SCALES: Final[Mapping[GrowthUnit, Scale]] = {
-    "bytes": Scale(min_growth=float(MIB), grain=64.0 * KIB),
-    "count": Scale(min_growth=16.0, grain=0.5),
+SCALES: Final[Mapping[tuple[GrowthUnit, GrowthGround], Scale]] = {
+    ("bytes", "idle_floors"): Scale(min_growth=float(MIB), grain=64.0 * KIB),
+    ("count", "idle_floors"): Scale(min_growth=16.0, grain=0.5),
+    ("bytes", "equal_work"): Scale(min_growth=16.0 * MIB, grain=64.0 * KIB, is_loaded=True, widening=2.0),
+    ("count", "equal_work"): Scale(min_growth=16.0, grain=0.5, is_loaded=True, widening=2.0),
 }
 
 
@@ -114,6 +131,13 @@ def binned(floors: Sequence[Floor], most: int) -> list[Floor]:
     edges = [round(i * len(floors) / most) for i in range(most + 1)]
     parts = (floors[low:high] for low, high in pairwise(edges))
     return [sorted(part, key=attrgetter("value"))[(len(part) - 1) // 2] for part in parts]
+
+
+def of_equal_work(floors: Sequence[Floor]) -> list[Floor]:
+    """Return the windows in which about as many requests ran and waited as in most of them."""
+    usual = median(floor.in_flight for floor in floors) if floors else 0.0
+    most = max(EQUAL_SHARE * usual, EQUAL_REQUESTS)
+    return [floor for floor in floors if abs(floor.in_flight - usual) <= most]
 
 
 # --- the idle periods in which floors are taken ---

@@ -1,4 +1,4 @@
-"""The verdict on a series, from its idle floors. Pure; no I/O, no clock.
+"""The verdict on a series, from its floors. Pure; no I/O, no clock.
 
 ::
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.growth.floors import REPEAT_SECONDS, SCALES, Bound, Floor, Happening, Scale, binned
+from highwater.growth.floors import REPEAT_SECONDS, SCALES, Bound, Floor, Happening, Scale, binned, of_equal_work
 from highwater.growth.leak import (
     MAX_BINS,
     MIN_FLOORS,
@@ -33,13 +33,16 @@ from highwater.growth.leak import (
     follows,
     start_of,
 )
-from highwater.growth.shapes import Step, find_step, has_levelled_off, has_trend, is_within
-from highwater.readings.growth import GrowthKind, GrowthUnit
+from highwater.growth.shapes import Step, find_step, has_levelled_off, has_load_fallen, has_trend, is_within
+from highwater.readings.growth import GrowthGround, GrowthKind, GrowthUnit
+from highwater.units import span_text
 
 # The floors of a start: weights are loaded, and caches, heaps and kernels find their sizes.
 WARM_UP_FLOORS: Final = 3
 BETWEEN_REQUESTS: Final = f"after each burst of requests, and every {REPEAT_SECONDS:.0f} s while no request comes"
 MIN_JUDGED: Final = 6
+# So long a load is watched before a series is said not to grow under it.
+MIN_LEVEL_SECONDS: Final = 1200.0
 # A rise that was found so many floors ago as well is confirmed.
 CONFIRMING_FLOORS: Final = 2
 
@@ -57,6 +60,7 @@ class Judgement:
 
     kind: GrowthKind
     why: str = ""
+    ground: GrowthGround = "idle_floors"
     value: float | None = None
     grown: float | None = None
     floors: int = 0
@@ -71,6 +75,7 @@ def judge(
     floors: Sequence[Floor],
     *,
     unit: GrowthUnit = "bytes",
+    ground: GrowthGround = "idle_floors",
     bounds: Sequence[Bound] = (),
     happenings: Sequence[Happening] = (),
     before: Judgement | None = None,
@@ -81,10 +86,11 @@ def judge(
 
     The first ``warm_up`` floors do not count; ``taken`` says when there is another, for who waits for a verdict.
     """
-    scale, counted = SCALES[unit], floors[warm_up:]
+    scale = SCALES[unit, ground]
+    counted = of_equal_work(floors[warm_up:]) if scale.is_loaded else floors[warm_up:]
     fixed = [bound.from_start(floors[0].value) for bound in bounds] if floors else []
     if len(counted) < MIN_JUDGED:
-        so_far = f"{len(counted)} of {MIN_JUDGED} idle floors so far, the first {warm_up} of a start not counted"
+        so_far = f"{len(counted)} of {MIN_JUDGED} floors so far, the first {warm_up} of a start not counted"
         verdict = Judgement(kind="not_known", why=f"{so_far}; one is taken {taken}")
     else:
         verdict = _verdict(counted, scale, fixed, happenings, before)
@@ -94,6 +100,7 @@ def judge(
         since = before.since
     return replace(
         verdict,
+        ground=ground,
         value=floors[-1].value if floors else None,
         grown=end_of(values) - start_of(values) if values else None,
         floors=len(counted),
@@ -112,20 +119,26 @@ def _verdict(
     known = before.leak if before is not None and before.kind == "leak" else None
     rise = find_rise(floors, scale, happenings)
     bound = None if rise is None else _bound_of(rise, floors[-1].value, bounds, scale)
-    if bound is not None:
+    if rise is not None and bound is not None:
+        if scale.is_loaded and bound.drivers and {rise.driver, *rise.also} - bound.drivers:
+            return Judgement(kind="not_known", why=f"it leaks, or is on its way to {bound.what}: idle floors settle it")
         return Judgement(kind="plateau", bound=bound)
-    leak = known if rise is None else _with_driver_of(known, rise)
+    leak = known if rise is None else rise
+    if rise is not None and known is not None and known.driver in rise.also:
+        # The known driver stays as long as it explains the rise as well as any.
+        also = tuple(name for name in (rise.driver, *rise.also) if name != known.driver)
+        leak = replace(rise, driver=known.driver, also=also)
     if leak is None or not follows(leak, floors, scale, share=SHARE_TO_BEGIN if known is None else SHARE_TO_STAY):
         return _other(floors, scale, bounds, happenings)
     if known is not None or find_rise(floors[:-CONFIRMING_FLOORS], scale, happenings) is not None:
         return Judgement(kind="leak", leak=leak)
-    return Judgement(kind="not_known", why="it rises straight, and a few more idle floors have to confirm that")
+    return Judgement(kind="not_known", why="it rises straight, and a few more floors have to confirm that")
 
 
 def _bound_of(rise: Rise, value: float, bounds: Sequence[Bound], scale: Scale) -> Bound | None:
     """Return the bound that the rise is on its way to."""
     drivers = {rise.driver, *rise.also}
-    if "request" in drivers:  # a request without an image has tokens too
+    if "request" in drivers or "image" not in rise.lines:  # a request without an image has tokens too
         drivers -= {"1k_tokens"}
     return _lowest(
         bound for bound in bounds if is_within(bound, value, scale) and (not bound.drivers or bound.drivers & drivers)
@@ -136,34 +149,32 @@ def _lowest(bounds: Iterable[Bound]) -> Bound | None:
     return min(bounds, key=lambda bound: bound.limit, default=None)
 
 
-def _with_driver_of(known: Rise | None, rise: Rise) -> Rise:
-    """Return the rise with the driver of the known leak, as long as that explains the rise as well as any."""
-    if known is None or known.driver not in rise.also:
-        return rise
-    also = tuple(name for name in (rise.driver, *rise.also) if name != known.driver)
-    return replace(rise, driver=known.driver, also=also)
-
-
 def _other(
     floors: Sequence[Floor], scale: Scale, bounds: Sequence[Bound], happenings: Sequence[Happening]
 ) -> Judgement:
+    if scale.is_loaded and (floors[-1].at - floors[0].at < MIN_LEVEL_SECONDS or has_load_fallen(floors)):
+        return Judgement(kind="not_known", why=_why_open(floors, scale))
     step = find_step(floors, scale, happenings)
     if step is not None:
         return Judgement(kind="step", step=step)
     if not has_trend(floors, scale):
         return Judgement(kind="flat")
-    values = [floor.value for floor in binned(floors, MAX_BINS)]
     within = [bound for bound in bounds if is_within(bound, floors[-1].value, scale)]
-    if has_levelled_off(values, scale) or any(not bound.drivers for bound in within):
+    if has_levelled_off(binned(floors, MAX_BINS), scale) or any(not bound.drivers for bound in within):
         return Judgement(kind="plateau", bound=_lowest(within))
-    return Judgement(kind="not_known", why=_why_open(floors))
+    return Judgement(kind="not_known", why=_why_open(floors, scale))
 
 
-def _why_open(floors: Sequence[Floor]) -> str:
+def _why_open(floors: Sequence[Floor], scale: Scale) -> str:
     seconds = floors[-1].at - floors[0].at
+    if scale.is_loaded:
+        return (
+            f"it {'rises' if has_trend(floors, scale) else 'does not rise'} in {span_text(seconds)} of load so far; to "
+            "tell a leak from a warm-up or the load takes growth by half, an even load for an hour, or idle floors"
+        )
     if len(floors) < MIN_FLOORS or seconds < MIN_SECONDS:
         return (
-            f"it rises, and {len(floors)} idle floors over {seconds:.0f} s are too few to tell a leak from a warm-up; "
+            f"it rises, and {len(floors)} floors over {seconds:.0f} s are too few to tell a leak from a warm-up; "
             f"{MIN_FLOORS} over {MIN_SECONDS:.0f} s settle it"
         )
     return (

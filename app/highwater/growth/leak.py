@@ -8,6 +8,9 @@ Of several windows, all ending at the newest floor, the longest counts that meet
 - The series did not rise faster before it: a window in the tail of a curve is straight as well.
 - It reaches values that the series has not had, and rises nearly wherever its driver advances.
 - The load did not rise in it: a series may follow the load up, and follows it down in the evening.
+
+Of windows of equal work it also takes an hour, or growth that no warm-up makes, and that the requests of its first half
+have ended: memory that grows with each token of long requests ends with them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Final
 
 from highwater.growth.floors import Floor, Happening, Scale, binned
@@ -46,7 +49,7 @@ MIN_OVER_SCATTER: Final = 8.0
 # A line whose scatter, times this, is less than the smallest scatter explains the rise as well.
 CLEAR_MARGIN: Final = 0.75
 # The newest floors that must follow a leak: by that share of its rate for it to be found, and by that for it to stay.
-NEWEST_FOLLOWING: Final = 8
+NEWEST_FOLLOWING, NEWEST_LOADED = 8, 40
 SHARE_TO_BEGIN, SHARE_TO_STAY = 0.6, 0.35
 MIN_AGAINST_SCATTER: Final = 3.0
 # The newest floors that end a leak if they have fallen by that share of what had leaked.
@@ -55,6 +58,12 @@ MAX_FALL: Final = 0.5
 # The load rose if the window's second half has so many times the request rate of its first. It rises in hours.
 MAX_LOAD_RISE, MAX_DOUBTFUL_RISE, MIN_LOAD_SECONDS = 1.04, 1.1, 1200.0
 MAX_GAP: Final = 5.0
+# Under load: a shorter window must show growth of so many times the smallest, and by half of what there was. Windows
+# are so close to each other that a part of a slow warm-up is straight.
+MIN_LOADED_SECONDS, MIN_EARLY_GROWTHS, MIN_EARLY_SHARE = 3600.0, 16.0, 0.5
+# The load explains a rise of which it may have made this share. As many requests as are under way must have ended so
+# many times.
+MAX_EXPLAINED, MIN_TURNOVER = 1 / 3, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +117,12 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     values = [floor.value for floor in points]
     grown = end_of(values) - start_of(values)
     is_rising = grown >= scale.min_growth and kendall(values[len(values) // 2 :], scale.grain) >= MIN_RISING
-    if not is_rising or _reached_earlier(values, before, scale):
+    if not is_rising or (scale.is_loaded and _is_early(points, scale)):
         return None
-    lines = _lines(points)
+    had = [floor.value for floor in binned(before, MAX_BINS)]
+    if had and end_of(values) <= max(had) + max(scale.grain, MIN_ABOVE_RANGE * (max(had) - min(had))):
+        return None
+    lines = _lines(points, scale)
     chosen = _driver(lines, scale)
     if chosen is None:
         return None
@@ -118,7 +130,10 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
     line = lines[driver]
     reach = points[-1].progress(driver) - points[0].progress(driver)
     is_sure = line.low * reach >= max(scale.min_growth, MIN_OVER_SCATTER * line.scatter)
-    is_line = _is_straight(points, driver) and _was_flatter(window, before, driver, line)
+    earlier = _line(binned(before, MAX_BINS), driver)
+    is_most = not before or _seconds(window) >= MIN_SHARE_OF_LIFE * (window[-1].at - before[0].at)
+    most = (MAX_EARLIER_SLOPE if is_most else MAX_EARLIER_SLOPE_SHORT) * line.slope
+    is_line = _is_straight(points, driver) and (earlier is None or earlier.slope <= most)
     if not (is_sure and is_line and _keeps_rising(points, driver, line)):
         return None
     return Rise(
@@ -128,7 +143,7 @@ def _rise(window: Sequence[Floor], before: Sequence[Floor], scale: Scale) -> Ris
         grown=grown,
         floors=len(window),
         window_seconds=_seconds(window),
-        has_load_risen=_load_rose(points, is_by_hour="hour" in (driver, *also)),
+        has_load_risen=_load_rose(points, grown, scale, is_by_hour="hour" in (driver, *also)),
     )
 
 
@@ -146,31 +161,42 @@ def end_of(values: Sequence[float]) -> float:
     return median(values[-3:])
 
 
-def _reached_earlier(values: Sequence[float], before: Sequence[Floor], scale: Scale) -> bool:
-    earlier = [floor.value for floor in binned(before, MAX_BINS)]
-    if not earlier:
-        return False
-    highest = max(earlier)
-    return end_of(values) <= highest + max(scale.grain, MIN_ABOVE_RANGE * (highest - min(earlier)))
+def _is_early(points: Sequence[Floor], scale: Scale) -> bool:
+    """Return whether a rise under load may be a warm-up, short and small, or that of the first requests."""
+    values, ended = [floor.value for floor in points], points[-1].requests - points[0].requests
+    least = max(MIN_EARLY_GROWTHS * scale.min_growth, MIN_EARLY_SHARE * start_of(values))
+    is_small = _seconds(points) < MIN_LOADED_SECONDS and end_of(values) - start_of(values) < least
+    return is_small or not ended >= MIN_TURNOVER * fmean(one.in_flight for one in points)  # true where it is not known
 
 
-def _load_rose(points: Sequence[Floor], *, is_by_hour: bool) -> bool:
+def _load_rose(points: Sequence[Floor], grown: float, scale: Scale, *, is_by_hour: bool) -> bool:
     """Return whether the request rate rose from the window's first half to its second.
 
     A rise that is as straight over time (``is_by_hour``) as over anything else must show that the load did not rise.
+    Under load no measure of it may have risen by so much that the series, in proportion, had grown by a third as much.
     """
-    if _seconds(points) < MIN_LOAD_SECONDS or math.isnan(points[-1].requests):
+    if (_seconds(points) < MIN_LOAD_SECONDS and not scale.is_loaded) or math.isnan(points[-1].requests):
         return False
-    steps = [(later.requests - earlier.requests, later.at - earlier.at) for earlier, later in pairwise(points)]
-    usual = median(seconds for _, seconds in steps)
+    steps = list(pairwise(points))
+    usual = median(two.at - one.at for one, two in steps)
     # While no floor was taken, the load is not known.
-    known = [step for step in steps if step[1] <= MAX_GAP * usual]
+    known = [(one, two) for one, two in steps if two.at - one.at <= MAX_GAP * usual]
     half = len(known) // 2
-    (earlier, error), (later, other_error) = _rate(known[:half]), _rate(known[-half:])
-    if later <= MAX_LOAD_RISE * earlier:
-        doubt = later * math.hypot(error, other_error) if is_by_hour else 0.0
-        return later + doubt > MAX_DOUBTFUL_RISE * earlier
-    return True
+    most = 1 + MAX_EXPLAINED / 2 * grown / points[-1].value if scale.is_loaded else MAX_LOAD_RISE
+    # By requests, images and tokens that were done, and by requests under way.
+    for count in ("requests", "images", "tokens", None) if scale.is_loaded else ("requests",):
+        amounts = [
+            (
+                two.in_flight * (two.at - one.at) if count is None else getattr(two, count) - getattr(one, count),
+                two.at - one.at,
+            )
+            for one, two in known
+        ]
+        (earlier, error), (later, other_error) = _rate(amounts[:half]), _rate(amounts[-half:])
+        doubt = later * math.hypot(error, other_error) if is_by_hour and not scale.is_loaded else 0.0
+        if later > most * earlier or later + doubt > max(MAX_DOUBTFUL_RISE, most) * earlier:
+            return True
+    return False
 
 
 def _rate(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -181,14 +207,15 @@ def _rate(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return rate, stdev(requests / seconds for requests, seconds in steps) / rate / math.sqrt(len(steps))
 
 
-def _lines(points: Sequence[Floor]) -> dict[GrowthDriver, FittedLine]:
+def _lines(points: Sequence[Floor], scale: Scale) -> dict[GrowthDriver, FittedLine]:
     values = [floor.value for floor in points]
     lines: dict[GrowthDriver, FittedLine] = {}
     for driver in DRIVERS:
         xs = [floor.progress(driver) for floor in points]
         line = None if any(map(math.isnan, xs)) else theil_sen(xs, values)
         if line is not None and line.slope > 0:
-            lines[driver] = line
+            low, high = (line.slope + scale.widening * (end - line.slope) for end in (line.low, line.high))
+            lines[driver] = line._replace(low=low, high=high)
     return lines
 
 
@@ -199,7 +226,8 @@ def _driver(
     if not lines:
         return None
     least = min(line.scatter for line in lines.values()) + scale.grain
-    close = tuple(name for name, line in lines.items() if CLEAR_MARGIN * (line.scatter + scale.grain) < least)
+    margin = CLEAR_MARGIN / scale.widening
+    close = tuple(name for name, line in lines.items() if margin * (line.scatter + scale.grain) < least)
     preferred: Sequence[GrowthDriver] = [name for name in ("sleep", "hour") if name in close]
     driver = preferred[0] if preferred else min(close, key=lambda name: lines[name].scatter)
     return driver, tuple(name for name in close if name != driver)
@@ -225,14 +253,6 @@ def _keeps_rising(points: Sequence[Floor], driver: GrowthDriver, line: FittedLin
     return sum(counted) >= MIN_FOLLOWING * len(counted)
 
 
-def _was_flatter(window: Sequence[Floor], before: Sequence[Floor], driver: GrowthDriver, line: FittedLine) -> bool:
-    earlier = _line(binned(before, MAX_BINS), driver)
-    if earlier is None:
-        return True
-    is_most = _seconds(window) >= MIN_SHARE_OF_LIFE * (window[-1].at - before[0].at)
-    return earlier.slope <= (MAX_EARLIER_SLOPE if is_most else MAX_EARLIER_SLOPE_SHORT) * line.slope
-
-
 def _line(points: Sequence[Floor], driver: GrowthDriver) -> FittedLine | None:
     return theil_sen([floor.progress(driver) for floor in points], [floor.value for floor in points])
 
@@ -248,8 +268,9 @@ def follows(leak: Rise, floors: Sequence[Floor], scale: Scale, *, share: float) 
     if reached - now > MAX_FALL * leak.grown:
         return False
     # Of rising values, `end_of` is the last but one.
-    newest, then = floors[-2], floors[-NEWEST_FOLLOWING - 2]
+    count = min(NEWEST_LOADED if scale.is_loaded else NEWEST_FOLLOWING, len(floors) - 3)
+    newest, then = floors[-2], floors[-count - 2]
     expected = leak.line.slope * (newest.progress(leak.driver) - then.progress(leak.driver))
-    if expected < max(scale.min_growth, MIN_AGAINST_SCATTER * leak.line.scatter):
+    if expected < max(scale.min_growth, MIN_AGAINST_SCATTER * scale.widening * leak.line.scatter):
         return True
-    return now - end_of(values[:-NEWEST_FOLLOWING]) >= share * expected
+    return now - end_of(values[:-count]) >= share * expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from highwater.growth.floors import Bound, Floor, Happening, Scale, binned
@@ -19,6 +19,7 @@ MIN_STEP_SHARE, MAX_SIDE_SHARE = 0.8, 0.2
 # The most that the last third of the floors adds where a series has levelled off, as a share of all growth.
 MAX_LAST_SHARE: Final = 0.1
 MIN_LEVEL_FLOORS: Final = 12
+MIN_LAST_LOAD: Final = 0.95
 _MIN_LAST: Final = 6
 # Growth of so many times the median distance from the middle is more than the series' own noise.
 MIN_OVER_SPREAD: Final = 3.0
@@ -68,25 +69,30 @@ def find_step(floors: Sequence[Floor], scale: Scale, happenings: Sequence[Happen
 
 def _larger_requests(floors: Sequence[Floor], at: int) -> str | None:
     """Return that the requests before a floor had more tokens than any earlier ones; ``None`` otherwise."""
-    sizes = [_tokens_a_request(one, two) for one, two in pairwise(floors)]
+    sizes = [
+        (two.tokens - one.tokens) / (two.requests - one.requests)
+        if two.requests > one.requests and two.tokens >= one.tokens
+        else None
+        for one, two in pairwise(floors)
+    ]
     mine, earlier = sizes[at - 1], [size for size in sizes[: at - 1] if size is not None]
     if mine is None or not earlier or mine <= 1.5 * max(earlier):
         return None
     return f"requests of a new largest size ({mine:,.0f} tokens each)"
 
 
-def _tokens_a_request(one: Floor, two: Floor) -> float | None:
-    requests = two.requests - one.requests
-    return (two.tokens - one.tokens) / requests if requests > 0 and two.tokens >= one.tokens else None
-
-
-def has_levelled_off(values: Sequence[float], scale: Scale) -> bool:
+def has_levelled_off(floors: Sequence[Floor], scale: Scale) -> bool:
     """Return whether a series has grown and no longer does: the last third of its floors adds next to nothing."""
-    if len(values) < MIN_LEVEL_FLOORS:
+    if len(floors) < MIN_LEVEL_FLOORS:
         return False
-    grown = end_of(values) - start_of(values)
-    last = values[-max(len(values) // 3, _MIN_LAST) :]
-    return abs(end_of(last) - start_of(last)) <= max(scale.min_growth, MAX_LAST_SHARE * grown)
+    values = [floor.value for floor in floors]
+    first = len(values) - max(len(values) // 3, _MIN_LAST)
+    # Where the newest floors are the densest, a third of them is a small share of the time.
+    share = min(3 * (floors[-1].at - floors[first].at) / (floors[-1].at - floors[0].at), 1.0) * MAX_LAST_SHARE
+    least = scale.grain if scale.is_loaded else scale.min_growth
+    return abs(end_of(values[first:]) - start_of(values[first:])) <= max(
+        least, share * (end_of(values) - start_of(values))
+    )
 
 
 def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
@@ -94,6 +100,12 @@ def has_trend(floors: Sequence[Floor], scale: Scale) -> bool:
     values = [floor.value for floor in binned(floors, MAX_BINS)]
     grown = end_of(values) - start_of(values)
     return grown >= scale.min_growth and kendall(values, scale.grain) >= MIN_TREND
+
+
+def has_load_fallen(floors: Sequence[Floor]) -> bool:
+    """Return whether fewer requests ran and waited in the last quarter of windows, which may hide a growth."""
+    in_flight, last = [floor.in_flight for floor in floors], len(floors) * 3 // 4
+    return fmean(in_flight[last:]) < MIN_LAST_LOAD * fmean(in_flight[:last])
 
 
 def is_within(bound: Bound, value: float, scale: Scale) -> bool:

@@ -1,4 +1,4 @@
-"""The watch that takes floors while the engine is idle, and keeps a verdict on every series.
+"""The watch that takes floors while the engine is idle and in windows of load, and keeps a verdict on every series.
 
 Judging is spread over the reports that follow a floor, so that hundreds of series cost no more than a few milliseconds
 a second.
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Final, Literal, TypeAlias
 
 from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook
 from highwater.growth.floors import (
     DEVICE_IDLE_SECONDS,
     HOST_IDLE_SECONDS,
+    HOST_SAMPLE_SECONDS,
+    WINDOW_SECONDS,
     Floor,
     Happening,
     IdlePeriod,
@@ -30,25 +35,44 @@ from highwater.growth.store import FloorFile
 from highwater.growth.words import series_growth
 from highwater.memory.history import History
 from highwater.readings.engine import WorkCounts
-from highwater.readings.growth import GrowthKind, SeriesGrowth
+from highwater.readings.growth import GrowthGround, GrowthKind, SeriesGrowth
 from highwater.readings.rank import RankReading
 from highwater.readings.report import Report
 from highwater.text.growth import series_title
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
+_Book: TypeAlias = Place | Literal["windows"]
 _ORDER: Final[Mapping[GrowthKind, int]] = {"leak": 0, "step": 1, "plateau": 2, "not_known": 3, "flat": 4}
 # The floors of a start that do not count, and when another one is taken.
-_TAKEN: Final[Mapping[Place, tuple[int, str]]] = {
+_TAKEN: Final[Mapping[_Book, tuple[int, str]]] = {
     "device": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
     "host": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
     "asleep": (1, "in each sleep"),
+    "windows": (WARM_UP_FLOORS, f"each {WINDOW_SECONDS:.0f} s"),
 }
+# An older idle floor says nothing of the present.
+_RECENT_SECONDS: Final = 1200.0
 _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
 
 log = logging.getLogger("highwater.growth")
 
 HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
+
+
+@dataclass
+class _Window:
+    """The lowest value of each series since a time, and the requests that ran or waited at each report."""
+
+    since: float
+    lowest: dict[SeriesKey, Measured] = field(default_factory=dict)
+    in_flight: list[int] = field(default_factory=list)
+    host_read_at: float | None = None
+
+    def add(self, measured: Iterable[Measured]) -> None:
+        for one in measured:
+            value = min(one.value, self.lowest.get(one.key, one).value)
+            self.lowest[one.key] = replace(one, value=value)
 
 
 class GrowthWatch:
@@ -74,13 +98,15 @@ class GrowthWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._internal_error = internal_error
-        self._books: dict[Place, FloorBook] = {place: FloorBook() for place in _TAKEN}
+        self._books: dict[_Book, FloorBook] = {book: FloorBook() for book in _TAKEN}
         self._idle = IdlePeriod()
-        self._judged: dict[str, tuple[str, Judgement]] = {}  # by the series' name, with its life
+        self._window = _Window(clock())
+        self._judged: dict[str, tuple[str, dict[GrowthGround, Judgement]]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
-        self._present: dict[Place, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
-        self._open: dict[str, None] = {}  # series with a new floor, in the order in which they are judged
-        self._reported: dict[str, SeriesGrowth] = {}
+        self._present: dict[_Book, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
+        # Series with a new floor, by name and ground, in the order in which they are judged.
+        self._open: dict[tuple[str, GrowthGround], None] = {}
+        self._reported: dict[str, tuple[str, SeriesGrowth]] = {}  # with their lives
         self._shown: tuple[SeriesGrowth, ...] = ()
         self._is_over = False
         self._report: Report | None = None
@@ -90,7 +116,7 @@ class GrowthWatch:
         slept = self._books["asleep"].rows[-1:]
         self._asleep = IdlePeriod(work=slept[0].work) if slept else IdlePeriod()
         for book in self._books.values():
-            self._open |= dict.fromkeys(key.name for key in book.columns)
+            self._open |= dict.fromkeys((key.name, "idle_floors") for key in book.columns)
         self._log_problem()
 
     def notice(self, report: Report) -> None:
@@ -120,16 +146,17 @@ class GrowthWatch:
         await self._take("device", [rank for rank in settled if rank.device.type != "cpu"], DEVICE_IDLE_SECONDS)
         await self._take("host", [rank for rank in settled if rank.device.type == "cpu"], HOST_IDLE_SECONDS)
         await self._take_asleep(ranks)
+        await self._take_window(report)
         judged = [name for name, _ in zip(tuple(self._open), range(JUDGED_AT_ONCE), strict=False)]
         if judged:
             happenings = self._happenings()
-            for name in judged:
-                del self._open[name]
-                self._judge(name, happenings)
+            for one in judged:
+                del self._open[one]
+                self._judge(*one, happenings)
         if was_over != self._is_over:
             self._show(self._judged)
         elif judged:
-            self._show(judged)
+            self._show(name for name, _ in judged)
 
     async def _take(self, place: Place, ranks: Sequence[RankReading], idle_seconds: float) -> None:
         book, now = self._books[place], self._clock()
@@ -153,61 +180,97 @@ class GrowthWatch:
         if len(seen) == len(ranks):
             await self._keep("asleep", now, asleep.work, [one for rank in seen for one in asleep_series(rank)])
 
-    async def _keep(self, place: Place, now: float, work: WorkCounts, measured: Sequence[Measured]) -> None:
+    async def _take_window(self, report: Report) -> None:
+        """Add a report to the present window, and keep that once it is over."""
+        engine, now, window = report.engine, self._clock(), self._window
+        if report.stale or engine.requests_running is None or not engine.traits.serves or engine.traits.is_late:
+            self._window = _Window(now)
+            return
+        window.in_flight.append(engine.requests_running + (engine.requests_waiting or 0))
+        window.add(one for rank in report.ranks for one in device_series(rank))
+        if window.host_read_at is None or now - window.host_read_at >= HOST_SAMPLE_SECONDS:
+            window.host_read_at = now
+            window.add(await self._host_series(WINDOW_SECONDS))
+        if now - window.since < WINDOW_SECONDS:
+            return
+        self._window = _Window(now)
+        await self._keep("windows", now, engine.work, [*window.lowest.values()], fmean(window.in_flight))
+
+    async def _keep(
+        self, place: _Book, now: float, work: WorkCounts, measured: Sequence[Measured], in_flight: float = math.nan
+    ) -> None:
         book, values = self._books[place], {one.key: one.value for one in measured}
-        if not measured or not book.add(now, self._wall_clock(), work, values):
+        if not measured or not book.add(now, self._wall_clock(), work, values, in_flight):
             return
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
         self._last |= {one.key.name: one for one in measured}
         before, self._present[place] = self._present[place], frozenset(one.key.name for one in measured)
-        self._open |= dict.fromkeys(self._present[place])
+        ground: GrowthGround = "equal_work" if place == "windows" else "idle_floors"
+        self._open |= dict.fromkeys((name, ground) for name in self._present[place])
         self._show(before - self._present[place])
+        if place == "windows":
+            return  # they come by the minute: a restart makes do without them
         await asyncio.to_thread(self._file.keep, place, self._books)
         self._log_problem()
 
-    def _judge(self, name: str, happenings: Sequence[Happening]) -> None:
-        book, key = self._book_of(name)
-        life, before = self._judged.get(name, (key.life, None))
-        before = before if life == key.life else None
+    def _judge(self, name: str, ground: GrowthGround, happenings: Sequence[Happening]) -> None:
+        book, key = self._book_of(name, ground)
+        life, before = self._judged.get(name, (key.life, {}))
+        before = before if life == key.life else {}
         measured = self._last.get(name)
-        warm_up, taken = _TAKEN[key.place]
+        warm_up, taken = _TAKEN["windows" if ground == "equal_work" else key.place]
         judgement = judge(
             book.floors(name),
             unit=key.unit,
+            ground=ground,
             bounds=() if measured is None else measured.bounds,
             happenings=happenings,
-            before=before,
+            before=before.get(ground),
             warm_up=warm_up,
             taken=taken,
         )
-        self._judged[name] = key.life, judgement
-        leaked, leaks = before is not None and before.kind == "leak", judgement.kind == "leak"
-        if leaked != leaks:
-            text = "leaks" if leaks else "no longer leaks"
-            self._history.record("growth", f"{name} {text}")
-            log.warning("%s %s", name, text)
+        self._judged[name] = key.life, before | {ground: judgement}
+
+    def _chosen(self, name: str) -> Judgement:
+        """Return the judgement to show: by idle floors if there are any of late, unless windows of work show a leak."""
+        judged = self._judged[name][1]
+        idle, work = judged.get("idle_floors"), judged.get("equal_work")
+        if idle is None or work is None:
+            return next(iter(judged.values()))
+        if self._clock() - self._book_of(name, "idle_floors")[0].rows[-1].at < _RECENT_SECONDS:
+            return work if (idle.kind, work.kind) == ("not_known", "leak") else idle
+        return idle if (idle.kind, work.kind) == ("leak", "not_known") else work
 
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
-        now = self._wall_clock()
+        now, present = self._wall_clock(), frozenset[str]().union(*self._present.values())
         for name in names:
             if name not in self._judged:
                 continue
-            _, key = self._book_of(name)
-            present = self._present[key.place]
-            self._reported[name] = series_growth(
+            judgement = self._chosen(name)
+            _, key = self._book_of(name, judgement.ground)
+            shown = series_growth(
                 key,
-                self._judged[name][1],
+                judgement,
                 measured=self._last.get(name),
                 now=now,
                 is_over=self._is_over or (bool(present) and name not in present),
             )
-        rows = self._reported.values()
+            life, verdict = self._reported.get(name, ("", shown))
+            self._reported[name] = key.life, shown
+            if (life == key.life and verdict.verdict == "leak") != (shown.verdict == "leak"):
+                text = "leaks" if shown.verdict == "leak" else "no longer leaks"
+                self._history.record("growth", f"{name} {text}")
+                log.warning("%s %s", name, text)
+        rows = [shown for _, shown in self._reported.values()]
         self._shown = tuple(sorted(rows, key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
 
-    def _book_of(self, name: str) -> tuple[FloorBook, SeriesKey]:
-        return next((book, key) for book in self._books.values() if (key := book.key(name)) is not None)
+    def _book_of(self, name: str, ground: GrowthGround) -> tuple[FloorBook, SeriesKey]:
+        return next((book, key) for book in self._books_of(ground) if (key := book.key(name)) is not None)
+
+    def _books_of(self, ground: GrowthGround) -> list[FloorBook]:
+        return [book for name, book in self._books.items() if (name == "windows") == (ground == "equal_work")]
 
     def _happenings(self) -> list[Happening]:
         ahead = self._wall_clock() - self._clock()
@@ -241,5 +304,5 @@ class GrowthWatch:
                 return one
         raise UnknownName("series", name, [repr(one.series) for one in self._shown])
 
-    def data(self, name: str) -> list[Floor]:
-        return [floor for book in self._books.values() for floor in book.floors(name)]
+    def data(self, name: str, ground: GrowthGround = "idle_floors") -> list[Floor]:
+        return [floor for book in self._books_of(ground) for floor in book.floors(name)]

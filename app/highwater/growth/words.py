@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from highwater.accounting.time_to_full import seconds_until
+from highwater.growth.floors import WINDOW_SECONDS
 from highwater.growth.judging import Judgement
-from highwater.growth.leak import Rise
 from highwater.growth.series import Measured, SeriesKey
 from highwater.readings.growth import GrowthRate, SeriesGrowth
 from highwater.text.growth import DRIVER_TITLES, amount_text, rate_text
@@ -15,6 +15,7 @@ from highwater.units import HOUR_SECONDS, MIB, span_text
 _NOTABLE_BYTES: Final = 64 * MIB
 # An exhaustion that is further away gets no date.
 _HORIZON_SECONDS: Final = 366 * 86_400.0
+_BY_WORK: Final = f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with equal work, for lack of idle floors)"
 
 
 def series_growth(
@@ -23,8 +24,18 @@ def series_growth(
     """Return the verdict as it is reported at a wall time; ``measured`` has the limit of a series that was measured."""
     leak, bound, step = judgement.leak, judgement.bound, judgement.step
     room = None if measured is None else measured.room
-    exhausted_at = None if leak is None or room is None or is_over else _exhausted_at(leak, room, now)
-    rate = None if leak is None else _rate(leak)
+    hourly = None if leak is None else leak.lines.get("hour")
+    pace = None if hourly is None else hourly.slope / HOUR_SECONDS
+    seconds = None if is_over else seconds_until(room, pace, slowest=0.0, horizon=_HORIZON_SECONDS)
+    exhausted_at = None if seconds is None else now + seconds
+    rate = None
+    if leak is not None:
+        line, hours = leak.line, None if hourly is None else hourly.slope
+        rate = GrowthRate(
+            driver=leak.driver, per_driver=line.slope, low=line.low, high=line.high, per_hour=hours, also=leak.also
+        )
+    # By design, or by next to nothing, it needs no advice.
+    is_growing = judgement.kind != "flat" and bound is None and (judgement.grown or 0.0) >= _NOTABLE_BYTES
     window = judgement if leak is None else leak
     return SeriesGrowth(
         series=key.name,
@@ -33,7 +44,8 @@ def series_growth(
         place=key.place,
         unit=key.unit,
         verdict=judgement.kind,
-        text=_text(key, judgement, rate, is_over=is_over),
+        text=_text(key, judgement, rate, is_over=is_over) + (_BY_WORK if judgement.ground == "equal_work" else ""),
+        ground=judgement.ground,
         value=judgement.value,
         grown=judgement.grown,
         rate=rate,
@@ -42,7 +54,7 @@ def series_growth(
         step=None if step is None else step.size,
         step_at=None if step is None else step.until.wall,
         step_by=None if step is None else step.what,
-        advice=None if measured is None or not _is_growing(judgement) else measured.advice,
+        advice=None if measured is None or not is_growing else measured.advice,
         exhausted_at=exhausted_at,
         limit_by=measured.limit_by if measured is not None and exhausted_at is not None else None,
         floors=window.floors,
@@ -52,31 +64,6 @@ def series_growth(
     )
 
 
-def _is_growing(judgement: Judgement) -> bool:
-    """Return whether a series has risen by so much that its cause matters; not where it does so by design."""
-    is_bounded = judgement.kind == "flat" or judgement.bound is not None
-    return not is_bounded and (judgement.grown or 0.0) >= _NOTABLE_BYTES
-
-
-def _rate(leak: Rise) -> GrowthRate:
-    line, hourly = leak.line, leak.lines.get("hour")
-    return GrowthRate(
-        driver=leak.driver,
-        per_driver=line.slope,
-        low=line.low,
-        high=line.high,
-        per_hour=None if hourly is None else hourly.slope,
-        also=leak.also,
-    )
-
-
-def _exhausted_at(leak: Rise, room: float, now: float) -> float | None:
-    hourly = leak.lines.get("hour")
-    pace = None if hourly is None else hourly.slope / HOUR_SECONDS
-    seconds = seconds_until(room, pace, slowest=0.0, horizon=_HORIZON_SECONDS)
-    return None if seconds is None else now + seconds
-
-
 def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
     """Return one sentence, without the series' name; in the past tense where its process has ended."""
     kind, leak, step, bound = judgement.kind, judgement.leak, judgement.step, judgement.bound
@@ -84,7 +71,7 @@ def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_o
     if leak is not None and rate is not None:
         also = ", ".join(f"per {DRIVER_TITLES[name]}" for name in leak.also)
         return (
-            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} idle floors over "
+            f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} floors over "
             f"{span_text(leak.window_seconds)}{f'; it cannot be told from growth {also}' if also else ''}"
         )
     if step is not None:

@@ -212,7 +212,7 @@ class Measurement:
             if result.outcome == "done":
                 ranks, after = ranks_of(data["after"]), f"after {name}"
                 self._after.append(Moment(name=after, title=after, at=_newest(ranks), ranks=ranks))
-        what = f": {result.reason}" if result.reason else f", freed {mib(result.freed_bytes)} MiB"
+        what = f": {result.reason}" if result.reason else f", gave back {mib(result.credited_bytes)} MiB"
         self.say(f"  {result.outcome}{what}")
         return result
 

@@ -49,7 +49,7 @@ _MEANINGS: Final[Sequence[tuple[str, str]]] = (
         "freed",
         "In use before the remedy less after it, traffic's part included: negative where traffic took more meanwhile. "
         "MiB changed counts from the moment before, so with what moved between two remedies. An event names first what "
-        "the remedy itself freed (credited_bytes), then how use changed beside it.",
+        "the remedy itself gave back (credited_bytes), then what is less in use now.",
     ),
     ("torch reserved", "What PyTorch's allocator holds of the device: allocated, and the allocator reserve."),
     ("torch peak allocated", "PyTorch's own record since the engine started; it also knows what no reading saw."),
@@ -226,7 +226,7 @@ def _timeline(experiment: Experiment) -> Iterator[str]:
 
 
 def _remedies(experiment: Experiment) -> Iterator[str]:
-    headers = ["remedy", "outcome", "freed, MiB", "took, s", "requests held, s", "why, or what moved (MiB freed)"]
+    headers = ["remedy", "outcome", "less in use, MiB", "took, s", "requests held, s", "why, or what moved (in MiB)"]
     left_out = ["interrupted", UNKNOWN, UNKNOWN, UNKNOWN, "Ctrl-C came before it, or before its response"]
     rows = [*map(_remedy, experiment.remedies), *([name, *left_out] for name in experiment.not_tried)]
     if rows:

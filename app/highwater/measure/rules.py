@@ -228,7 +228,7 @@ def others_acted(experiment: Experiment) -> Finding | None:
 
 
 def _freed(events: Sequence[Event]) -> str:
-    sizes = [event.result.freed_bytes for event in events if event.result is not None]
+    sizes = [event.result.credited_bytes for event in events if event.result is not None]
     known = [size for size in sizes if size is not None]
     return size_text(sum(known)) if known else "an unknown amount"
 

@@ -158,11 +158,12 @@ def _judge(
 
     memory, action, is_helpless = _step(rule, memory, counted, facts, now)
     cooldown_until = None if memory.relief is not None else _cooldown_until(rule, memory, urgent=level == "urgent")
-    is_cooling_down = cooldown_until is not None and now < cooldown_until
+    phase: RulePhase = level if level == "short" or level == "urgent" else "calm"  # noqa: PLR1714 - narrows the type
+    # While memory is not short, nothing waits for a cooldown.
+    is_cooling_down = phase != "calm" and cooldown_until is not None and now < cooldown_until
+    if is_cooling_down:
+        phase = "resting"
     cooldown = cooldown_text(memory) if is_cooling_down else None
-    phase: RulePhase = "resting" if is_cooling_down else "calm"
-    if not is_cooling_down and (level == "short" or level == "urgent"):  # noqa: PLR1714 - narrows the type
-        phase = level
     reason = reason_text(rule, level, counted, facts, is_helpless=is_helpless, silent=silent, cooldown=cooldown)
     view = replace(
         view,
@@ -261,11 +262,14 @@ def _next_action(
         if not able:
             continue
         neediest = max((pressure for _, pressure in able.values()), key=lambda pressure: pressure.need_bytes)
+        target = Target(free_bytes=neediest.need_bytes)
+        if rule.signal == "encoder_cache_bytes":
+            target = Target(keep_bytes=max(math.floor(rule.low_water or 0.0), 0))
         return Action(
             rule=rule,
             remedy=remedy,
             why=short_text(neediest, rule),
-            target=_target(rule, remedy, neediest.need_bytes),
+            target=target if TRAITS[remedy].takes_target else UNNEEDED,
             ranks={key: (size, _required_gain(pressure)) for key, (size, pressure) in able.items()},
         )
     return None
@@ -304,14 +308,6 @@ def _can_give(rule: Rule, remedy: str, memory: RuleMemory, pressure: Pressure, n
 def _required_gain(pressure: Pressure) -> int:
     """Return what a remedy must be able to give to be worth running: never more than what is missing."""
     return max(min(pressure.gain_bytes, pressure.need_bytes), 1)
-
-
-def _target(rule: Rule, remedy: str, need: int) -> Target:
-    if not TRAITS[remedy].takes_target:
-        return UNNEEDED
-    if rule.signal == "encoder_cache_bytes":
-        return Target(keep_bytes=max(math.floor(rule.low_water or 0.0), 0))
-    return Target(free_bytes=need)
 
 
 def _is_over(rule: Rule, memory: RuleMemory, pressure: Pressure, now: float) -> bool:

@@ -231,20 +231,20 @@ class Governor:
         report = self._poller.current()
         facts = self._facts(report)
         memory, decision = self._decide(report, facts)
+        acting, to_unix = self._acting, self._wall_clock() - now
+        views = [
+            replace(view, phase="acting", reason=f"{acting.remedy} runs: {acting.why}", cooldown_until=None)
+            if acting is not None and acting.rule == view.rule
+            else view
+            for view in decision.views
+        ]
         return PolicyStatus(
             mode=self.mode,
             level=decision.level,
-            summary=summary(decision.views, decision.level, mode=self.mode),
+            summary=summary(views, decision.level, mode=self.mode),
             rules=tuple(
-                rule_status(
-                    view,
-                    memory.rules[view.rule.name],
-                    report,
-                    facts.unavailable,
-                    is_acting=self._acting is not None and self._acting.rule == view.rule,
-                    to_unix=self._wall_clock() - now,
-                )
-                for view in decision.views
+                rule_status(view, memory.rules[view.rule.name], report, facts.unavailable, to_unix=to_unix)
+                for view in views
             ),
             actions_last_hour=len(self._actions),
         )

@@ -66,8 +66,10 @@ def learn(
             rule_memory, relief=None, relapses=0, cooldown_from=rule_memory.cooldown_from if action.is_tidying else now
         )
     if not seen.stale and after:
-        # Now, or the next wave would be taken for a relief that has not helped.
-        rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, seen, facts))
+        # By the readings right after it, or the next wave would be taken for a relief that has not helped.
+        measured = {rank_key(reading): reading for reading in (*seen.ranks, *after)}
+        known = replace(seen, ranks=tuple(measured.values()))
+        rule_memory = rule_memory.ended_if_relieved(rule, pressures(rule, known, facts))
     return replace(memory, rules={**memory.rules, rule.name: rule_memory})
 
 

@@ -155,7 +155,8 @@ def _own(rule: Rule, reading: RankReading) -> Pressure:
     value = _VALUES[rule.signal](reading)
     if value is None:
         return Pressure(reading=reading, value=None, high=high, low=low, note=f"{rule.signal} is not known")
-    scale = _scale(rule.signal, reading)
+    totals = {"device_used_ratio": reading.total_bytes or 0, "host_used_ratio": host_share(reading)[1] or 0}
+    scale = totals.get(rule.signal, 1)
     is_free = rule.signal == "device_free_bytes"
     free = reading.free_bytes if reading.free_bytes is not None else math.inf
     high_free = high if is_free else (1 - high) * (reading.total_bytes or 0)
@@ -191,12 +192,6 @@ _VALUES: Mapping[str, Callable[[RankReading], float | None]] = {
     "encoder_cache_bytes": lambda reading: reading.components.encoder_cache_bytes,
     "host_used_ratio": host_ratio,
 }
-
-
-def _scale(signal: str, reading: RankReading) -> float:
-    if signal == "device_used_ratio":
-        return reading.total_bytes or 0
-    return (host_share(reading)[1] or 0) if signal == "host_used_ratio" else 1
 
 
 # --- waters that the engine cannot reach ---

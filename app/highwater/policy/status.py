@@ -18,13 +18,7 @@ from highwater.units import MIB
 
 
 def rule_status(
-    view: RuleView,
-    memory: RuleMemory,
-    report: Report,
-    unavailable: Mapping[str, str],
-    *,
-    is_acting: bool,
-    to_unix: float,
+    view: RuleView, memory: RuleMemory, report: Report, unavailable: Mapping[str, str], *, to_unix: float
 ) -> RuleStatus:
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
@@ -34,7 +28,7 @@ def rule_status(
     status = RuleStatus(
         name=rule.name,
         signal=rule.signal,
-        phase="acting" if is_acting else view.phase,
+        phase=view.phase,
         value=worst.value if worst is not None else None,
         high_water=worst.high if worst is not None else rule.high_water,
         low_water=worst.low if worst is not None else rule.low_water,

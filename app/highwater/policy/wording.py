@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from highwater.accounting.devices import card
 from highwater.accounting.rank_key import RankKey, rank_key
+from highwater.accounting.remedies import TRAITS
+from highwater.policy.gains import possible_gain
 from highwater.policy.memory import MAX_RELAPSES, RuleMemory
 from highwater.policy.pressure import Facts, Pressure
-from highwater.policy.rules import FILL_SIGNALS, MIN_GAIN_BYTES, Rule
+from highwater.policy.rules import FILL_SIGNALS, HOST_SIGNALS, MIN_GAIN_BYTES, Rule
 from highwater.readings.policy import PolicyLevel
 from highwater.text.table import rank_title
 from highwater.units import MIB
@@ -54,9 +56,15 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
             f"{trimmable // MIB:,} MiB of encoder outputs could be trimmed, and are kept until it is urgent, as vLLM "
             "would want them back; `highwater reclaim trim_encoder_cache` does it now"
         ]
-    names = rule.ordered_remedies
-    blocked = "; ".join(f"{name}: {facts.unavailable[name]}" for name in names if name in facts.unavailable)
-    texts = ["nothing here to give back" + (f" ({blocked})" if blocked else "")]
+    texts, blocked = [], []
+    for name in rule.ordered_remedies:
+        refusal = facts.unavailable.get(name)
+        text = _left_text(name, rule, level, needy)
+        if text is not None:
+            texts.append(text if refusal is None else f"{text}, and cannot: {refusal}")
+        elif refusal is not None:
+            blocked.append(f"{name}: {refusal}")
+    texts = texts or ["nothing here to give back" + (f" ({'; '.join(blocked)})" if blocked else "")]
     if rule.is_derived and any(card(pressure.reading) in facts.shared_cards for pressure in needy):
         texts.append(
             "the device is shared with another engine: trim and reset, which would feed that one, are left to you"
@@ -68,6 +76,21 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
         grown = f"{(now - earlier) // MIB:,} MiB more than at the start are held outside PyTorch"
         texts.append(f"{grown}, by libraries or by other processes there")
     return texts
+
+
+def _left_text(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
+    """Return what a remedy that is not run could give all the same, or at most; ``None`` where that is nothing."""
+    if rule.signal not in TRAITS[remedy].lowers and rule.signal not in HOST_SIGNALS:
+        return None
+    gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]
+    most = f"{math.ceil(sum(gain.size or 0 for gain in gains) / MIB):,} MiB"
+    if any(gain.size is None for gain in gains):
+        return f"what {remedy} could give back is not known"
+    if not all(gain.is_certain for gain in gains):
+        return f"what {remedy} could give back is not known: {most} at most"
+    later = level == "short" and rule.is_derived and TRAITS[remedy].default_use == "last_resort"
+    why = "once memory is very short" if later else "too little, or less than it said before"
+    return f"{remedy} could give back {most}, {why}" if any(gain.size for gain in gains) else None
 
 
 def cooldown_text(memory: RuleMemory) -> str:

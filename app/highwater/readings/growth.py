@@ -10,6 +10,8 @@ GrowthKind: TypeAlias = Literal["flat", "plateau", "step", "leak", "not_known"]
 # A leak is proportional to one of these.
 GrowthDriver: TypeAlias = Literal["request", "image", "new_image", "1k_tokens", "sleep", "hour"]
 GrowthUnit: TypeAlias = Literal["bytes", "count"]
+# What a verdict rests on: values while no request ran, or the lowest values of windows with equal work.
+GrowthGround: TypeAlias = Literal["idle_floors", "equal_work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,8 @@ class SeriesGrowth:
     # `not_known`.
     verdict: GrowthKind
     text: str  # one sentence: what was seen, why, and what would settle it
-    value: float | None = None  # at the last idle floor, in `unit`; `grown`: since the first floor that counts
+    ground: GrowthGround = "idle_floors"  # `equal_work` where the engine is hardly ever idle, or while that takes long
+    value: float | None = None  # at the last floor, in `unit`; `grown`: since the first floor that counts
     grown: float | None = None
     rate: GrowthRate | None = None  # `None` where it does not leak
     bound: float | None = None  # the limit of a plateau by design; `bound_by`: whose limit that is
@@ -62,7 +65,7 @@ class SeriesGrowth:
     # When a leak has used up what is left, in Unix seconds; `limit_by`: what it uses up.
     exhausted_at: float | None = None
     limit_by: str | None = None
-    floors: int = 0  # the number of idle floors; `window_seconds`: from the first to the last
+    floors: int = 0  # the number of floors, of that ground; `window_seconds`: from the first to the last
     window_seconds: float = 0.0
     since: float | None = None  # since when the verdict is this one, in Unix seconds
     is_over: bool = False  # whether the process has ended

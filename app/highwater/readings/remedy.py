@@ -46,12 +46,12 @@ class RemedyResult:
     outcome: Outcome
     reason: str | None = None  # why it was not done, or what the engine reported
     seconds: float = 0.0  # from start to the reading after it
-    # Used bytes before less after, summed over ranks; negative when traffic took more meanwhile.
+    # "Less in use now": used bytes before less after, over all ranks; negative when traffic took more meanwhile.
     freed_bytes: int | None = None
     freed_components: Components = Components()  # noqa: RUF009 - frozen
     ranks: tuple[RankDelta, ...] = ()
-    # The part of it that the remedy can free (app/highwater/accounting/freed.py), as in `/policy` and in the metric;
-    # `None` where that was not measured, as in `credited_components`.
+    # "Given back": of what the remedy can free (app/highwater/accounting/freed.py), over all ranks, as in `/policy` and
+    # in the metric; `None` where that was not measured, as in `credited_components`.
     credited_bytes: int | None = None
     credited_components: Components = Components()  # noqa: RUF009 - as above
     frees: str = ""  # what this remedy can free, in words; `does_not_free`: what it cannot

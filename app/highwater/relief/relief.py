@@ -13,7 +13,7 @@ from typing import Any
 
 from highwater.accounting.deltas import freed, total
 from highwater.accounting.freed import credit
-from highwater.engine.capabilities import Capabilities, no_extension
+from highwater.engine.capabilities import no_extension
 from highwater.engine.client import Engine, EngineResponse
 from highwater.engine.verdict import in_words
 from highwater.errors import EngineError, NotAvailable, Refused, RequestError, UnknownName
@@ -194,7 +194,9 @@ class Relief:
     async def _relieve(self, run: RemedyRun) -> RemedyOutcome:
         before = await self._before(run)
         capabilities = self._poller.capabilities
-        refusal = _refusal(run, capabilities, before)
+        status, by_policy = before.engine, run.trigger == "policy"
+        refusal = operators_only(run.remedy, capabilities, status) if by_policy else None
+        refusal = None if run.force else refusal or run.remedy.refusal(capabilities, status, run.mode)
         if refusal is not None:
             return self._refused(run, before, refusal)
         is_held = not run.force and run.remedy.needs_gate(capabilities, run.mode)
@@ -326,10 +328,3 @@ class Relief:
     def _not_available(self, run: RemedyRun, reason: str, outcome: Outcome = "failed") -> NotAvailable:
         self._log.add(run, result_of(run.remedy, outcome, reason=reason))
         return NotAvailable(reason)
-
-
-def _refusal(run: RemedyRun, capabilities: Capabilities, before: Report) -> str | None:
-    if run.force:
-        return None
-    by_policy = operators_only(run.remedy, capabilities, before.engine) if run.trigger == "policy" else None
-    return by_policy or run.remedy.refusal(capabilities, before.engine, run.mode)

@@ -55,10 +55,11 @@ class RemedyLog:
 def summary_of(result: RemedyResult) -> str:
     summary = f"{result.remedy} {result.outcome}"
     if result.outcome == "done" and result.credited_bytes is not None:
-        summary += f", freed {mib(result.credited_bytes)} MiB in {result.seconds:.2f} s"
-        beside = (result.freed_bytes or 0) - result.credited_bytes
-        if abs(beside) >= MIB:
-            summary += f"; other use {'fell' if beside > 0 else 'grew'} by {mib(abs(beside))} MiB"
+        together = f", {len(result.ranks)} ranks together," if len(result.ranks) > 1 else ""
+        summary += f", gave back {mib(result.credited_bytes)} MiB{together} in {result.seconds:.2f} s"
+        less = result.freed_bytes
+        if less is not None and abs(less - result.credited_bytes) >= MIB:
+            summary += f"; {mib(abs(less))} MiB {'less' if less >= 0 else 'more'} in use now"
     if result.reason:
         summary += f": {result.reason}"
     return summary

@@ -84,8 +84,8 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
     """
     above = "".join(f"{cause}\n\n" for cause in causes)
     if not series:
-        none = "no verdict yet: a series is judged from its idle floors, and the engine has not been idle so far"
-        return f"{above}{none}\n"
+        when = "values while no request runs, or the lowest values of windows with equal work: each needs minutes"
+        return f"{above}no verdict yet: a series is judged by its {when}\n"
     rows = [
         [
             series_title(one),
@@ -93,7 +93,7 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
             amount_text(one.value, one.unit),
             amount_text(one.grown, one.unit, signed=True),
             UNKNOWN if one.rate is None else rate_text(one.rate, one.unit),
-            str(one.floors),
+            f"{one.floors}{'' if one.ground == 'idle_floors' else ' of load'}",
             span_text(one.window_seconds),
         ]
         for one in series
@@ -104,9 +104,9 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
         if one.verdict != "flat":
             advice = f". First: {one.advice}" if one.advice is not None else ""
             titles.setdefault(f"{one.text}{exhaustion_text(one)}{advice}", []).append(series_title(one))
-    return above + "\n".join([shown, *(f"{_named(names)}: {verdict}" for verdict, names in titles.items())]) + "\n"
-
-
-def _named(titles: Sequence[str]) -> str:
-    """Return the series that share a sentence: by name, or of many the number, as the table above has their names."""
-    return ", ".join(titles) if len(titles) <= _NAMED else f"{len(titles)} series"
+    # Of many that share a sentence the number is enough: the table above has their names.
+    lines = (
+        f"{', '.join(names) if len(names) <= _NAMED else f'{len(names)} series'}: {verdict}"
+        for verdict, names in titles.items()
+    )
+    return above + "\n".join([shown, *lines]) + "\n"

@@ -157,8 +157,13 @@ def _growth(report: Report) -> str:
     if growth.refill_seconds is not None:
         parts.append(f"fills each {span_text(growth.refill_seconds)}, given back each time")
     if growth.bytes_per_second is not None:
-        parts.append(f"{size_text(growth.bytes_per_second, signed=True)}/s now")
+        parts.append(f"{size_text(growth.bytes_per_second, signed=True)}/s now{together(report.ranks)}")
     return ", ".join(parts)
+
+
+def together(ranks: Sequence[object]) -> str:
+    """Return that a figure is a sum; empty for a single rank."""
+    return f" ({len(ranks)} ranks together)" if len(ranks) > 1 else ""
 
 
 def requests_text(engine: EngineStatus) -> str:
@@ -172,5 +177,6 @@ def _rule(rule: RuleStatus, summary: str) -> str:
     waters = waters_text(rule)
     shown = f"{rule.phase}, {rule.signal} {signal_text(rule.signal, rule.value)}{f' ({waters})' if waters else ''}"
     why = f"; {rule.reason}" if rule.reason and rule.reason not in summary else ""
-    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short_ranks(rule)).items())
-    return f"{shown}{why}{f'; could give there: {gains}' if gains else ''}"
+    short = short_ranks(rule)
+    gains = ", ".join(f"{name} {size_text(size)}" for name, size in can_give(short).items())
+    return f"{shown}{why}{f'; could give there{together(short)}: {gains}' if gains else ''}"

@@ -26,7 +26,8 @@ DONE = Reclaimed(
         seconds=0.34,
         quiesced_by="gate",
         held_seconds=0.2,
-        freed_bytes=3 * GIB,
+        credited_bytes=3 * GIB,
+        freed_bytes=2 * GIB,
     ),
     (rank(9 * GIB, 3 * GIB),),
     (rank(6 * GIB, 0),),
@@ -65,7 +66,8 @@ def test_a_size_without_a_trim_is_a_mistake():
 def test_what_was_freed_is_told_by_rank_and_component():
     """With what is in use now; components of which nothing came are left out."""
     shown = reclaim_text([DONE], dry_run=False)
-    assert "reset_encoder_cache       done           gate  3.00 GiB       0.34  0.20 s" in shown
+    row = shown.splitlines()[2].split()
+    assert row == ["reset_encoder_cache", "done", "gate", "3.00", "GiB", "2.00", "GiB", "0.34", "0.20", "s"]
     assert shown.splitlines()[-3].split() == ["encoder", "cache", "3.00", "GiB"]
     assert shown.splitlines()[-1].split() == ["used", "now", "6.00", "GiB"]
     assert "other tensors" not in shown

@@ -95,12 +95,12 @@ def test_an_engine_that_stopped_in_order_is_calm():
 
 def test_the_verdict_stands_above_the_sidecars_own_text():
     """A word first, then the report, then the last reset."""
-    last = replace(event("release done, freed 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
+    last = replace(event("release done, gave back 282.0 MiB in 0.34 s", at=NOW - 240), rule="device")
     told = report(progress=Progress(verdict="progressing", since_seconds=1.0, ranks=(), summary="steps begin and end"))
     screen = status_text(told, judged(told), last, now=NOW)
     assert screen.startswith("OK: the engine is ready, 2 ranks, policy calm\nvLLM 0.32.0 ")
     assert report_text(told) in screen
-    assert screen.endswith("last reset: 4 min ago by rule device: release done, freed 282.0 MiB in 0.34 s")
+    assert screen.endswith("last reset: 4 min ago by rule device: release done, gave back 282.0 MiB in 0.34 s")
 
 
 def test_the_last_incident_stands_below_the_last_reset():

@@ -449,7 +449,7 @@ def test_six_floors_make_a_verdict() -> None:
     early = judge(steady([GIB] * 8))
     assert (early.kind, early.why) == (
         "not_known",
-        "5 of 6 idle floors so far, the first 3 of a start not counted; one is taken after each burst of requests, and "
+        "5 of 6 floors so far, the first 3 of a start not counted; one is taken after each burst of requests, and "
         "every 60 s while no request comes",
     )
     assert judge(steady([GIB] * 9)).kind == "flat"

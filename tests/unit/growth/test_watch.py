@@ -399,3 +399,80 @@ async def test_non_torch_growth_on_an_npu_names_its_known_cause(segments, has_en
         await watched.burst(2, rank(components=parts, launch=launch, encoder_cache=cache))
     found = watched.watch.find("rank 0 non_torch_bytes")
     assert ("PYTORCH_NPU_ALLOC_CONF=expandable_segments:True" in (found.advice or "")) is is_said
+
+
+async def under_load(watched: Watched, minutes: float, mib_a_minute: float, *, clients: int = 3) -> None:
+    """Requests that never pause, one a second for each client, and a rank whose tensors grow by the clock."""
+    for _ in range(int(minutes * 60)):
+        watched.clock.now += 1
+        watched.requests += clients
+        grown = (watched.clock.now - 1000.0) / 60 * mib_a_minute * MIB
+        await watched.see(report(rank(tensors=grown), requests=watched.requests, running=clients))
+
+
+async def test_an_engine_that_is_never_idle_gets_a_verdict_by_windows_of_equal_work():
+    """Within six minutes where it doubles; no idle floor is taken for it, and the sentence names the ground."""
+    watched = Watched()
+    await under_load(watched, 6, 240)
+    found = watched.watch.verdicts()[0]
+    assert (found.series, found.verdict, found.ground) == ("rank 0 other_tensors_bytes", "leak", "equal_work")
+    assert found.rate is not None
+    assert found.rate.low < found.rate.per_driver == pytest.approx(240 * 60 * MIB, rel=0.01)
+    assert found.text.endswith("(by the lowest value of each 15 s with equal work, for lack of idle floors)")
+    assert watched.watch.data(found.series) == []
+    assert len(watched.watch.data(found.series, found.ground)) == 24
+    assert [event.summary for event in watched.history.events()] == ["rank 0 other_tensors_bytes leaks"]
+
+
+async def test_growth_under_load_that_a_warm_up_may_make_takes_an_hour():
+    """2 MiB a minute; until then it is not known, with what would settle it, and what stands still is flat."""
+    watched = Watched()
+    await under_load(watched, 30, 2)
+    assert (watched.verdict(), watched.verdict("weights_bytes")) == ("not_known", "flat")
+    (found,) = [one for one in watched.watch.verdicts() if one.measure == "other_tensors_bytes"]
+    assert "takes growth by half, an even load for an hour, or idle floors" in found.text
+    await under_load(watched, 45, 2)
+    assert watched.verdict() == "leak"
+
+
+async def test_memory_that_rises_with_the_load_is_no_leak():
+    """Ten times as many requests within forty minutes, each of which holds 32 MiB."""
+    watched = Watched()
+    for second in range(2400):
+        watched.clock.now += 1
+        running = 4 + second // 60
+        watched.requests += running
+        seen = report(rank(tensors=32.0 * MIB * running), requests=watched.requests, running=running)
+        await watched.see(seen)
+        assert "leak" not in {one.verdict for one in watched.watch.verdicts()}
+
+
+async def test_idle_floors_of_late_decide_and_old_ones_do_not():
+    """A morning's flat series is no word on what grows since, twenty minutes into the load."""
+    watched = Watched()
+    for _ in range(12):
+        await watched.burst(3, rank())
+    assert watched.verdict() == "flat"
+    begun = watched.clock.now
+    for second in range(3000):
+        watched.clock.now += 1
+        watched.requests += 3
+        grown = rank(tensors=(watched.clock.now - begun) * 2 * MIB)
+        await watched.see(report(grown, requests=watched.requests, running=3))
+        if second == 600:
+            assert watched.verdict() == "flat"
+    (found,) = [one for one in watched.watch.verdicts() if one.measure == "other_tensors_bytes"]
+    assert (found.verdict, found.ground) == ("leak", "equal_work")
+
+
+async def test_a_process_that_began_under_load_is_not_over():
+    """No idle floor has seen it; it takes part in the windows."""
+    watched = Watched()
+    await watched.burst(1, rank())
+    for _ in range(40):
+        watched.clock.now += 1
+        watched.requests += 3
+        await watched.see(report(rank(), rank(1), requests=watched.requests, running=3))
+    found = [one for one in watched.watch.verdicts() if one.owner == "rank 1"]
+    assert found
+    assert not any(one.is_over for one in found)

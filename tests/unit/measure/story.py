@@ -168,6 +168,7 @@ def _done(remedy: str, freed: int, component: str, seconds: float) -> RemedyResu
         outcome="done",
         seconds=seconds,
         freed_bytes=freed,
+        credited_bytes=freed,
         freed_components=Components(**{component: freed}),
         quiesced_by="nothing",
         frees="what it frees",

@@ -254,10 +254,10 @@ def test_each_rank_is_held_against_its_own_high_water():
 
 def test_what_the_policy_did_is_part_of_the_figures():
     """Growth and peak would be higher without it; what others did is told apart."""
-    done = event("reset", trigger="policy", result=RemedyResult(remedy="release", outcome="done", freed_bytes=GIB))
+    done = event("reset", trigger="policy", result=RemedyResult(remedy="release", outcome="done", credited_bytes=GIB))
     acted = replace(story(), events=(done, done, replace(done, trigger="reclaim")))
-    assert "acted 2 times under the load and freed 2.00 GiB" in load_rules.policy_acted(acted).title
-    assert "asked for a reset while the load ran, which freed 1.00 GiB" in load_rules.others_acted(acted).title
+    assert "acted 2 times under the load and gave back 2.00 GiB" in load_rules.policy_acted(acted).title
+    assert "asked for a reset while the load ran, which gave back 1.00 GiB" in load_rules.others_acted(acted).title
     late = replace(story(), events=(replace(done, at=START + 1000),))
     assert load_rules.policy_acted(late) is None
 

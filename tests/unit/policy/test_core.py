@@ -72,6 +72,7 @@ class Watch:
         after: RankReading | list[RankReading],
         running: int,
         result: dict[str, Any],
+        seen: RankReading | None = None,
     ) -> str:
         befores = before if isinstance(before, list) else [before]
         action = self.look(*befores, running=running)
@@ -86,7 +87,7 @@ class Watch:
             outcome,
             before=befores,
             after=afters,
-            seen=report(*afters),
+            seen=report(*(afters if seen is None else [seen])),
             facts=self.facts,
             now=self.now,
         )
@@ -662,3 +663,47 @@ def test_the_policys_words_tell_two_engines_ranks_apart(dp_rank, rank, name):
     too_low = SHARE.model_copy(update={"low_water": 0.5})
     fullest = full(1.0, dp_rank=dp_rank, rank=rank, non_torch=GIB)
     assert f"cannot be reached: {name} uses " in (unreachable(too_low, [fullest], []) or "")
+
+
+def unmeasured(free: float, cached: float, **more: Any) -> RankReading:
+    """A rank whose worker cannot say what a release would give back."""
+    return replace(full(free, cached=cached, **more), releasable_bytes=None)
+
+
+def test_what_the_worker_does_not_know_is_not_called_nothing():
+    """6.5 GiB of reserve, of which a part may be fragments: what is known is the most that it can be."""
+    watch = Watch()
+    assert watch.look(unmeasured(0.9, 6.5)) is None
+    reason = watch.view.reason or ""
+    assert "what release could give back is not known: 6,656 MiB at most" in reason
+    assert "nothing here" not in reason
+
+
+def test_what_cannot_be_run_here_is_not_called_nothing_either():
+    watch = Watch(unavailable={"release": "development mode is off"})
+    assert watch.look(full(0.9, cached=2.0)) is None
+    assert "release could give back 2,048 MiB" in (watch.view.reason or "")
+    assert "and cannot: development mode is off" in (watch.view.reason or "")
+
+
+def test_too_little_is_said_with_its_size():
+    watch = Watch()
+    assert watch.look(full(0.9, cached=0.1)) is None
+    assert "release could give back 103 MiB, too little" in (watch.view.reason or "")
+
+
+def test_a_cooldown_is_said_only_while_memory_is_short():
+    """Above high water nothing waits for it."""
+    watch = Watch()
+    watch.act(full(0.9, cached=0.5), full(1.4))
+    assert watch.look(full(1.4)) is None
+    assert watch.look(full(6.8), after=2.0) is None
+    assert (watch.view.phase, watch.view.reason) == ("calm", None)
+
+
+def test_a_relief_is_judged_by_the_readings_right_after_it():
+    """A wave that is back by the next report has not kept the relief from reaching low water: no cooldown is told."""
+    watch = Watch()
+    watch._act(full(0.9, cached=2.0), full(2.9), 1, {}, seen=full(0.9, cached=2.0))
+    assert watch.look(full(0.9), after=0.2) is None
+    assert "did not reach low water" not in (watch.view.reason or "")

@@ -305,7 +305,7 @@ async def test_the_status_tells_how_each_remedy_went():
     assert (reset.last_outcome, reset.last_run_at) == (None, None)
     assert "this engine has no /reset_encoder_cache" in (reset.unavailable or "")
     await core.tick()
-    assert (core.governor.status().rules[0].phase, core.fake.resets()) == ("resting", ["release"])
+    assert (core.governor.status().rules[0].phase, core.fake.resets()) == ("calm", ["release"])
 
 
 async def test_observe_decides_and_does_nothing():
@@ -481,6 +481,7 @@ async def test_a_cancelled_reset_does_not_leave_the_rule_acting():
     for _ in range(100):
         await asyncio.sleep(0)
     assert core.governor.status().rules[0].phase == "acting"
+    assert " runs: " in (core.governor.status().rules[0].reason or "")
     task.cancel()
     await asyncio.wait({task})
     assert core.governor.status().rules[0].phase != "acting"

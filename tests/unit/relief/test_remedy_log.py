@@ -15,8 +15,8 @@ from highwater.units import MIB
         (0, ""),
         (MIB - 1, ""),
         (1 - MIB, ""),
-        (MIB, "; other use fell by 1.0 MiB"),
-        (-MIB, "; other use grew by 1.0 MiB"),
+        (MIB, "; 9.0 MiB less in use now"),
+        (-MIB, "; 7.0 MiB less in use now"),
     ],
 )
 def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
@@ -24,4 +24,4 @@ def test_what_traffic_changed_is_said_from_one_mebibyte_on(beside, words):
     result = RemedyResult(
         remedy="release", outcome="done", seconds=0.5, credited_bytes=8 * MIB, freed_bytes=8 * MIB + beside
     )
-    assert summary_of(result) == f"release done, freed 8.0 MiB in 0.50 s{words}"
+    assert summary_of(result) == f"release done, gave back 8.0 MiB in 0.50 s{words}"

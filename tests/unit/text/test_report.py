@@ -106,7 +106,7 @@ def test_the_story_at_a_terminal(story):
         "free                  3,988.0   3,988.0\n"
         "used ratio              0.936     0.936\n"
         "encoder cache: 31 entries, 7.39 GiB on devices, capacity 16,384 embeddings, oldest 0.0 s\n"
-        "growth: +7.39 GiB since ready, -1.0 MiB/s now\n"
+        "growth: +7.39 GiB since ready, -1.0 MiB/s now (2 ranks together)\n"
         "requests: 3 running, 0 waiting, KV cache 41.0 % used\n"
         "policy: short (observe): short by 100 MiB on rank 0\n"
     )
@@ -125,7 +125,7 @@ def test_the_rules_say_where_they_act_and_what_could_be_given_back():
     text = report_text(told)
     assert "missing: dp 1 pp 0 tp 0 (dead)\n" in text
     assert "\nhigh water" in text
-    assert ", full in 2 h 15 min (other tensors), +1.9 MiB/s now\n" in text
+    assert ", full in 2 h 15 min (other tensors), +1.9 MiB/s now (2 ranks together)\n" in text
     assert "progress: steps begin and end\n" in text
     assert "rule device: short, device_free_bytes 1.43 GiB (acts below 1.52 GiB, stops at 3.05 GiB)" in text
     assert text.endswith("could give there: release 100 MiB\n")
@@ -239,4 +239,5 @@ def test_two_engines_ranks_are_told_apart_everywhere(dp_rank, rank, note, column
 
 def test_relief_that_keeps_up_is_said_instead_of_a_forecast():
     growth = Growth(since_ready_bytes=0, bytes_per_second=4e8, refill_seconds=16.0)
-    assert ", fills each 16 s, given back each time, +381 MiB/s now\n" in report_text(replace(report(), growth=growth))
+    text = report_text(replace(report(), growth=growth))
+    assert ", fills each 16 s, given back each time, +381 MiB/s now (2 ranks together)\n" in text

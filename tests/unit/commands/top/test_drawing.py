@@ -24,7 +24,7 @@ def view(*, minutes: int = 2, **changed) -> View:
     for second in range(seconds + 1):
         count = images * second // max(seconds, 1)
         made = made.with_report(report(taken_at=NOW - seconds + second, ranks=ranks(images=count)), 100.0)
-    made = made.with_history({}, [event("reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s", at=NOW - 30)])
+    made = made.with_history({}, [event("reset_encoder_cache done, gave back 3,782.0 MiB in 0.40 s", at=NOW - 30)])
     return made.with_report(replace(made.report, **changed), 100.0)
 
 
@@ -51,7 +51,7 @@ def test_the_storys_numbers_are_read_at_a_glance():
         "policy: calm, acts",
         "1 action in the last hour",
         "calm device: device_free_bytes 7.59 GiB acts below 1.52 GiB, stops at 3.05 GiB",
-        "reset_encoder_cache done, freed 3,782.0 MiB in 0.40 s",
+        "reset_encoder_cache done, gave back 3,782.0 MiB in 0.40 s",
     ):
         assert words in shown, words
 
