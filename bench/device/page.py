@@ -40,6 +40,9 @@ Each step writes build/device/STEP-DEVICE.json (`--out` names another folder). T
 checks that are impossible here are skipped, with the reason. Without network, `make device-wheels WHEELS_PYTHON=3.12`
 on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that architecture); install them with
 `pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
+
+Without a device, `python -m tests.fakes.cann -m bench.device STEP --device npu:0` runs a step on the simulated one. It
+needs a C compiler.
 """
 
 _SIMULATED = """{name}: {total} that a stand-in for CANN counts (tests/fakes/cann), with every operator computed on the

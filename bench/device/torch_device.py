@@ -49,7 +49,7 @@ class Sizes:
 ON_DEVICE = Sizes(4096, 8, 16384, 4096 * (1 + 3), 8, 2 * GIB, 256 * MIB, 200, 240)
 ON_CPU = Sizes(256, 4, 256, 512 * (1 + 3), 8, 16 * MIB, 4 * MIB, 40, 60)
 # Each pair of images has a segment of the allocator to itself, as large ones do.
-ON_SIMULATED = Sizes(256, 4, 1024, 2048 * (1 + 3), 8, 256 * MIB, 16 * MIB, 40, 24)
+ON_SIMULATED = Sizes(256, 4, 1024, 2048 * (1 + 3), 4, 256 * MIB, 16 * MIB, 40, 24)
 
 
 class TorchDevice:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,10 @@ from tests.fakes.cann.state import VARIABLE, new_state, set_state
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = pytest.mark.long("device")
+pytestmark = [
+    pytest.mark.long("device"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"),
+]
 GIB = 1 << 30
 JUDGED = {
     "reading": {

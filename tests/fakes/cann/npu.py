@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 from highwater.demo.environment import EngineEnvironment, cache_dir
+from highwater.demo.errors import DemoError
 from tests.fakes.cann.state import VARIABLE, new_state
 
 TORCH_NPU = "2.13.0"
@@ -31,7 +32,7 @@ class SimulatedNpu:
         devices: How many, four at most.
 
     Raises:
-        subprocess.CalledProcessError: There is no C compiler, or the index has no torch_npu.
+        OSError, subprocess.CalledProcessError: There is no C compiler, or it fails.
     """
 
     def __init__(self, folder: Path, engine: EngineEnvironment, *, total_bytes: int, devices: int = 1) -> None:
@@ -48,6 +49,9 @@ class SimulatedNpu:
             "LD_LIBRARY_PATH": f"{folder}:{torch_npu / 'torch_npu' / 'lib'}",
             "ASCEND_HOME_PATH": folder,
             "ASCEND_OPP_PATH": folder,
+            # Else copies wait in a thread of torch_npu's, and the kernels, which do not, overtake them.
+            "TASK_QUEUE_ENABLE": "0",
+            "OMP_NUM_THREADS": "1",  # beside other tests, threads that wait for each other cost most of the time
             "PYTHONPATH": os.pathsep.join(map(str, (HERE / "on_path", torch_npu, *path))),
         }
 
@@ -65,7 +69,11 @@ def build(folder: Path) -> Path:
 
 
 def ensure_torch_npu(engine: EngineEnvironment) -> Path:
-    """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB."""
+    """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB.
+
+    Raises:
+        DemoError: The index has none for this Python, or cannot be reached.
+    """
     requirement = f"torch-npu=={TORCH_NPU}"
     key = hashlib.sha256(f"{requirement} {engine.root.name}".encode()).hexdigest()[:12]
     folder = cache_dir() / f"torch-npu-{TORCH_NPU}-{key}"
@@ -79,6 +87,7 @@ def ensure_torch_npu(engine: EngineEnvironment) -> Path:
             environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             with log_path.open("w") as log:
                 command = [*pip, "--no-deps", "--target", str(folder), requirement]
-                subprocess.run(command, env=environ, stdout=log, stderr=log, check=True)
+                if subprocess.run(command, env=environ, stdout=log, stderr=log, check=False).returncode != 0:
+                    raise DemoError.with_log(f"{requirement} could not be installed", log_path)
             marker.touch()
     return folder
