@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
+from bench.device.needs import NEEDS
 from highwater.demo.engine import SHIM_FOLDER, DemoEngine
-from highwater.demo.environment import DEFAULT_VERSION, RECIPES, Recipe, with_torch_for_cpu
+from highwater.demo.environment import DEFAULT_VERSION, RECIPES, EngineEnvironment, Recipe, with_torch_for_cpu
 from highwater.demo.errors import last_lines
 from highwater.demo.traffic import TrafficResult, send
 from highwater.files.worker_package import copy_worker_package
@@ -110,6 +113,30 @@ ALL_RECIPES: Mapping[str, Recipe] = {
     "0.27.0": with_torch_for_cpu("0.27.0"),
     DEFAULT_VERSION: RECIPES[DEFAULT_VERSION],
 }
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def with_modules_of_the_sidecar(engine: EngineEnvironment, folder: Path) -> tuple[Path, ...]:
+    """Return the path of an engine's Python that runs the kit for devices, and a sidecar beside it.
+
+    Args:
+        engine: Has PyTorch.
+        folder: Is made, and gets links to the sidecar's modules that the engine's environment lacks.
+    """
+    path = (ROOT / "app", ROOT / "worker_ext", ROOT)
+    code = f"from bench.device.needs import missing; print(*missing({[*NEEDS['policy'], 'h11']}))"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    lacking = subprocess.run(
+        [str(engine.python), "-c", code], capture_output=True, text=True, check=True, env=environ
+    ).stdout.split()
+    folder.mkdir()
+    for spec in filter(None, map(find_spec, lacking)):
+        found = Path(str(spec.origin))
+        source = found.parent if found.name == "__init__.py" else found
+        (folder / source.name).symlink_to(source)
+    return (*path, folder)
 
 
 def watching(folder: Path, **environ: str) -> dict[str, Any]:

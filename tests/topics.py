@@ -108,8 +108,12 @@ TOPICS: Mapping[str, Topic] = {
         alone=("app/highwater/commands/plan.py", "app/highwater/commands/plan_live.py", "app/highwater/api/plan.py"),
     ),
     "device": Topic(
-        "the kit for devices, each step on a CPU with real tensors",
-        ("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/own_engine/test_device_kit.py"),
+        "the kit for devices, each step on a CPU with real tensors, and on a simulated NPU under the real torch_npu",
+        (
+            *("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/fakes/cann"),
+            *("tests/own_engine/test_device_kit.py", "tests/own_engine/test_simulated_npu.py"),
+            "tests/support/on_simulated_npu.py",
+        ),
     ),
     "chart": Topic(
         "a pod of the chart, as processes beside a real engine",

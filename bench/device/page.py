@@ -40,7 +40,18 @@ Each step writes build/device/STEP-DEVICE.json (`--out` names another folder). T
 checks that are impossible here are skipped, with the reason. Without network, `make device-wheels WHEELS_PYTHON=3.12`
 on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that architecture); install them with
 `pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
+
+Without a device, `python -m tests.fakes.cann -m bench.device STEP --device npu:0` runs a step on the simulated one. It
+needs a C compiler.
 """
+
+_SIMULATED = """{name}: {total} that a stand-in for CANN counts (tests/fakes/cann), with every operator computed on the
+CPU. torch_npu's binary is the real one: its allocator, copies, pinned memory, snapshots and messages. Versions:
+{versions}.
+
+It cannot show: operators' and kernels' workspaces, any speed (figures in ms and GB/s are this machine's), work that the
+device has yet to do, graphs (a private pool stands for one's), fragmentation below the allocator, HCCL and several
+ranks, sleep mode, vLLM and vllm-ascend."""
 
 
 def merge(results: Iterable[StepResult], folder: Path) -> list[StepResult]:
@@ -82,15 +93,37 @@ def _key(result: StepResult) -> tuple[str, str]:
 def _overview(results: Sequence[StepResult]) -> str:
     lines = []
     for kind, vendor in KINDS.items():
-        of_kind = [result for result in results if result.device["type"] == kind]
+        of_both = [result for result in results if result.device["type"] == kind]
+        of_kind = [result for result in of_both if not _is_simulated(result)]
+        simulated = [result for result in of_both if _is_simulated(result)]
         absent = [name for name in STEPS if name not in {result.step for result in of_kind}]
-        if not of_kind:
+        if simulated and not of_kind:
+            on = f"On a [simulated device]({_anchor(simulated[0])}), under {_vendor_torch(simulated[0])}"
+            lines.append(f"- **{vendor}: not run on a device.** {on}: {_counts(simulated)}.")
+        elif not of_kind:
             lines.append(f"- **{vendor}: no step has run.** Claims come from sources and simulation.")
         else:
             names = ", ".join(dict.fromkeys(str(result.device["name"]) for result in of_kind))
             not_run = f" Not run: {', '.join(absent)}." if absent else ""
             lines.append(f"- **{vendor}** ({names}): {_counts(of_kind)}.{not_run}")
     return "\n".join([*lines, ""])
+
+
+def _is_simulated(result: StepResult) -> bool:
+    return bool(result.device.get("is_simulated"))
+
+
+def _vendor_torch(result: StepResult) -> str:
+    return f"the real torch_npu {result.versions['torch_npu'].partition('+')[0]}"
+
+
+def _simulated_head(result: StepResult) -> str:
+    return f"Simulated device, {_vendor_torch(result).removeprefix('the ')}, {result.started.partition(' ')[0]}"
+
+
+def _anchor(result: StepResult) -> str:
+    words = _simulated_head(result).lower().replace(" ", "-")
+    return "#" + "".join(letter for letter in words if letter.isalnum() or letter in "-_")
 
 
 def _counts(results: Sequence[StepResult]) -> str:
@@ -107,10 +140,15 @@ def _device(results: Sequence[StepResult]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     total = _value(first.device["total_bytes"], "bytes")
     lines = [f"## {kind}: {name}", "", f"Memory: {total}. Driver: {driver}. Versions: {versions}.", ""]
+    if _is_simulated(first):
+        lines = [f"## {_simulated_head(first)}", "", _SIMULATED.format(name=name, total=total, versions=versions), ""]
     lines += _skipped([check for result in results for check in result.checks])
     for result in results:
         lines += [f"### {STEPS[result.step].SAYS[0].upper()}{STEPS[result.step].SAYS[1:]}", ""]
-        ran = f"`{result.command}`, {result.started} UTC, {result.seconds:.0f} s"
+        command = result.command
+        if _is_simulated(result):
+            command = command.replace("python -m", "python -m tests.fakes.cann -m", 1)
+        ran = f"`{command}`, {result.started} UTC, {result.seconds:.0f} s"
         skipped = result.count("skipped")
         lines += [f"{ran}: {result.count('passed')} passed{f', {skipped} skipped' if skipped else ''}.", ""]
         if result.error:

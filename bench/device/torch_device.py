@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from highwater_worker.devices import FAMILIES
 MIB, GIB = 1024**2, 1024**3
 TOOL_SECONDS = 30.0
 NO_DEVICE = "needs an accelerator, and this run is on a CPU"
+SIMULATED = "a simulated device computes at once, has no speed of its own and no graphs"
 # torch is not where this file is checked: its values have no types here.
 Tensor: TypeAlias = Any
 Torch: TypeAlias = Any
@@ -39,11 +41,15 @@ class Sizes:
     temporary_bytes: int
     operations: int
     """Under load."""
+    pieces: int
+    """Tensors that fragment the allocator, of 15 MiB on average."""
 
 
 # An image of 4096 x 4096 for Qwen3-VL-8B: 16,384 tokens with the deepest features and three deepstack sets, 512 MiB.
-ON_DEVICE = Sizes(4096, 8, 16384, 4096 * (1 + 3), 8, 2 * GIB, 256 * MIB, 200)
-ON_CPU = Sizes(256, 4, 256, 512 * (1 + 3), 8, 16 * MIB, 4 * MIB, 40)
+ON_DEVICE = Sizes(4096, 8, 16384, 4096 * (1 + 3), 8, 2 * GIB, 256 * MIB, 200, 240)
+ON_CPU = Sizes(256, 4, 256, 512 * (1 + 3), 8, 16 * MIB, 4 * MIB, 40, 60)
+# Each pair of images has a segment of the allocator to itself, as large ones do.
+ON_SIMULATED = Sizes(256, 4, 1024, 2048 * (1 + 3), 4, 256 * MIB, 16 * MIB, 40, 24)
 
 
 class TorchDevice:
@@ -82,6 +88,11 @@ class TorchDevice:
         """True where there is no device of its own."""
         return bool(self.device.type == "cpu")
 
+    @cached_property
+    def is_simulated(self) -> bool:
+        """True where the vendor's library is the tests' stand-in (tests/fakes/cann/device.c)."""
+        return self.type == "npu" and hasattr(ctypes.CDLL("libascendcl.so"), "highwater_simulates")
+
     @property
     def module(self) -> Any:  # noqa: ANN401 - torch.cuda or torch.npu
         """The interface of its type in torch."""
@@ -90,7 +101,9 @@ class TorchDevice:
     @property
     def sizes(self) -> Sizes:
         """The sizes of tensors here."""
-        return ON_CPU if self.is_cpu else ON_DEVICE
+        if self.is_cpu:
+            return ON_CPU
+        return ON_SIMULATED if self.is_simulated else ON_DEVICE
 
     @property
     def dtype(self) -> Any:  # noqa: ANN401 - torch's
@@ -131,9 +144,21 @@ class TorchDevice:
     def capture(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Capture a computation as a graph with a private pool; return its replay, and its output.
 
+        On a simulated device there are no graphs: a private pool is filled as theirs is, and a replay computes anew.
+
         Args:
             compute: Reads tensors that stay where they are, and returns its output.
         """
+        if self.is_simulated:
+            pool = self.module.MemPool()
+            with self.module.use_mem_pool(pool):
+                computed = compute()
+
+            def compute_anew(_: object = pool) -> None:
+                with self.torch.inference_mode():
+                    computed.copy_(compute())
+
+            return compute_anew, computed
         name = "NPUGraph" if self.type == "npu" else "CUDAGraph"
         graph = getattr(self.module, name)()
         side = self.module.Stream()
@@ -148,7 +173,7 @@ class TorchDevice:
 
     def keep_busy(self, rounds: int = 400) -> Tensor:
         """Put some 0.5 s of work on the current stream, and return its result, all ones, without waiting for it."""
-        size = 8192 if not self.is_cpu else 128
+        size = 128 if self.is_cpu or self.is_simulated else 8192
         value = self.torch.ones(size, size, device=self.device, dtype=self.dtype)
         for _ in range(rounds):
             value = value @ value / size
@@ -166,13 +191,16 @@ class TorchDevice:
         """Return the device, its driver and its memory, for the head of a result."""
         total = self.space()[1] if not self.is_cpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         name = _cpu_model() if self.is_cpu else str(self.module.get_device_name(self.index))
-        return {"type": self.type, "name": name, "total_bytes": total, "driver": self.driver()}
+        shown = {"type": self.type, "name": name, "total_bytes": total, "driver": self.driver()}
+        return shown | {"name": f"{name}, simulated", "is_simulated": True} if self.is_simulated else shown
 
     def driver(self) -> str | None:
         """Return the driver's version as the vendor's own tool, or the kernel, shows it."""
         if self.type == "cuda":
             found = tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", str(self.index))
             return found or (_first_line(Path("/proc/driver/nvidia/version")) or None)
+        if self.is_simulated:
+            return "tests/fakes/cann"
         if self.type == "npu":
             info = _first_line(Path("/usr/local/Ascend/driver/version.info"))
             return info or tool("npu-smi", "-v")

@@ -148,6 +148,37 @@ def test_the_page_says_what_has_not_run_where():
     assert "no step has run" not in page.partition("**NVIDIA**")[2].partition("\n")[0]
 
 
+def test_the_page_keeps_a_simulated_device_apart():
+    """It is no device: its heading, its command and the vendor's line say so, and what it cannot show."""
+    npu = result("reading", "npu")
+    device, versions = {**npu.device, "is_simulated": True}, {"torch_npu": "2.13.0"}
+    page = devices_page([replace(npu, device=device, versions=versions)])
+    anchor = "#simulated-device-real-torch_npu-2130-2026-01-02"
+    assert (
+        f"**Ascend: not run on a device.** On a [simulated device]({anchor}), under the real torch_npu 2.13.0" in page
+    )
+    assert "## Simulated device, real torch_npu 2.13.0, 2026-01-02\n" in page
+    assert "`python -m tests.fakes.cann -m bench.device reading`" in page
+    assert "It cannot show: operators' and kernels' workspaces" in page
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "expected"), [(-512, "failed"), (0, "passed"), (512, "passed"), (513, "failed")]
+)
+def test_padding_of_an_allocation_is_no_fault(more_bytes: int, expected: str):
+    """torch_npu adds 32 bytes, and the allocator rounds up to blocks of 512."""
+    grown = reading.PROBE_BYTES + more_bytes
+    torch = {"allocated_bytes": 0, "reserved_bytes": 0}
+    answers = [
+        {"torch": torch, "used_bytes": 0},
+        {"torch": {"allocated_bytes": grown, "reserved_bytes": grown}, "used_bytes": grown},
+    ]
+    found = Findings(reading.CHECKS)
+    on = SimpleNamespace(is_cpu=False, empty=lambda _: None)
+    reading._follows(on, SimpleNamespace(call=lambda _: answers.pop(0)), found)
+    assert statuses(found) == {"allocated_follows": expected, "used_follows": "passed"}
+
+
 def test_the_page_shows_every_check_that_failed():
     """With what was seen, and the bound; those that passed are counted."""
     page = devices_page([result()])

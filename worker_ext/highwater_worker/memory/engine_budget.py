@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from highwater_worker.attributes import first_of, flag, fraction, look_up, short_text, text, whole
@@ -97,8 +98,10 @@ def read_engine_budget(worker: object, start: StartPhases | None) -> dict[str, A
     notes = Notes()
     return {
         "vllm_version": text(look_up(sys.modules.get("vllm"), "__version__")),
-        "ascend_version": text(look_up(sys.modules.get("vllm_ascend"), "__version__"))
-        or text(look_up(sys.modules.get("vllm_ascend._version"), "__version__")),
+        # The package itself states none (vllm-ascend 0.23.0.post1, 0.30.0rc2).
+        "ascend_version": notes.attempt(
+            "ascend_version", lambda: version("vllm-ascend") if "vllm_ascend" in sys.modules else None
+        ),
         "torch_npu_version": text(look_up(sys.modules.get("torch_npu"), "__version__")),
         "architecture": notes.attempt("architecture", lambda: _architecture(worker)),
         "dtype": notes.attempt("dtype", lambda: _short(look_up(worker, "vllm_config", "model_config", "dtype"))),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +42,20 @@ def test_a_worker_of_another_world_is_null_all_over():
     assert set(budget["memory"].values()) == {None}
     assert (budget["encoder"], budget["kv_cache"]["layers"], budget["kv_cache"]["groups"]) == (None, None, None)
     json.dumps(budget, allow_nan=False)
+
+
+def test_the_version_of_vllm_ascend_is_its_distributions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The package itself has none; where it is imported and not installed, the notes say so."""
+    monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace())
+    assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] is None
+    assert "ascend_version" in {note["name"] for note in read_engine_budget(SimpleNamespace(), None)["notes"]}
+    installed = tmp_path / "vllm_ascend-0.30.0rc2.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 0.30.0rc2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] == "0.30.0rc2"
+    monkeypatch.delitem(sys.modules, "vllm_ascend")
+    assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] is None
 
 
 def test_an_attribute_that_raises_costs_only_itself():

@@ -1,0 +1,93 @@
+"""A simulated NPU for the processes of one test, and torch_npu for an engine's Python."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from highwater.demo.environment import EngineEnvironment, cache_dir
+from highwater.demo.errors import DemoError
+from tests.fakes.cann.state import VARIABLE, new_state
+
+TORCH_NPU = "2.13.0"
+HERE = Path(__file__).parent
+# All one library: torch_npu links to the first five, and opens the others by name.
+_NAMES = (
+    *("ascendcl", "acl_op_compiler", "ge_runner", "graph", "hccl"),
+    *("acl_tdt_channel", "opapi", "runtime"),
+)
+
+
+class SimulatedNpu:
+    """Devices that processes share.
+
+    Args:
+        folder: Is made, and gets the stand-in's libraries and its state.
+        engine: Has torch.
+        total_bytes: The size of each device; nothing of it is taken from this machine before it is written.
+        devices: How many, four at most.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: There is no C compiler, or it fails.
+    """
+
+    def __init__(self, folder: Path, engine: EngineEnvironment, *, total_bytes: int, devices: int = 1) -> None:
+        self._folder, self._engine, self.state = folder, engine, folder / "state"
+        folder.mkdir()
+        build(folder)
+        new_state(self.state, total_bytes=total_bytes, devices=devices)
+
+    def environ(self, *path: Path) -> dict[str, str]:
+        """Return the variables of a process that has the devices, with further folders for `PYTHONPATH`."""
+        torch_npu, folder = ensure_torch_npu(self._engine), str(self._folder)
+        return os.environ | {
+            VARIABLE: str(self.state),
+            "LD_LIBRARY_PATH": f"{folder}:{torch_npu / 'torch_npu' / 'lib'}",
+            "ASCEND_HOME_PATH": folder,
+            "ASCEND_OPP_PATH": folder,
+            # Else copies wait in a thread of torch_npu's, and the kernels, which do not, overtake them.
+            "TASK_QUEUE_ENABLE": "0",
+            "OMP_NUM_THREADS": "1",  # beside other tests, threads that wait for each other cost most of the time
+            "PYTHONPATH": os.pathsep.join(map(str, (HERE / "on_path", torch_npu, *path))),
+        }
+
+
+def build(folder: Path) -> Path:
+    """Compile the stand-in into a folder, and return its library, `libascendcl.so`."""
+    library = folder / f"lib{_NAMES[0]}.so"
+    flags = ("-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+    subprocess.run(["cc", *flags, "-o", str(library), *map(str, sorted(HERE.glob("*.c")))], check=True)
+    for name in _NAMES[1:]:
+        (folder / f"lib{name}.so").symlink_to(library)
+    for name in ("compiler", "opp", "runtime"):  # torch_npu looks for them at start
+        (folder / name).mkdir()
+    return library
+
+
+def ensure_torch_npu(engine: EngineEnvironment) -> Path:
+    """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB.
+
+    Raises:
+        DemoError: The index has none for this Python, or cannot be reached.
+    """
+    requirement = f"torch-npu=={TORCH_NPU}"
+    key = hashlib.sha256(f"{requirement} {engine.root.name}".encode()).hexdigest()[:12]
+    folder = cache_dir() / f"torch-npu-{TORCH_NPU}-{key}"
+    marker, log_path = folder / "complete", folder.parent / f"{folder.name}.log"
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the file
+        if not marker.is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            pip = [str(engine.python), "-m", "pip", "--no-input", "--disable-pip-version-check", "install"]
+            # With this process's PYTHONPATH pip would see packages that are not in the engine's environment.
+            environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            with log_path.open("w") as log:
+                command = [*pip, "--no-deps", "--target", str(folder), requirement]
+                if subprocess.run(command, env=environ, stdout=log, stderr=log, check=False).returncode != 0:
+                    raise DemoError.with_log(f"{requirement} could not be installed", log_path)
+            marker.touch()
+    return folder
