@@ -508,6 +508,19 @@ async def test_an_engine_that_is_gone_is_told_with_what_to_do(visit):
         assert await page.evaluate("document.body.classList.contains('old')")
 
 
+async def test_an_engine_that_was_stopped_is_no_failure(visit):
+    async with beside() as here:
+        page = await visit(here.port)
+        here.fake.down = True
+        for _ in range(2):
+            await here.sidecar.poll()
+        here.sidecar.app.services.poller.note_stop()
+        await here.sidecar.poll()
+        await shown(page, "[data-notice=engine]", "The engine was stopped in order")
+        assert await page.inner_text("#engine-state") == "engine stopped in order"
+        assert await page.get_attribute("#engine-state", "data-level") == "warn"
+
+
 async def test_without_any_engine_it_says_so(visit):
     """No numbers, no zeros: dashes, and the hint."""
     async with beside(engine_port=free_port()) as here:

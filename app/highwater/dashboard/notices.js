@@ -39,6 +39,7 @@ const STATE_TEXTS = {
     "The engine is gone",
     "Is vLLM running, and is engine_url right? The figures below are the last that were read.",
   ],
+  stopped: ["stopped in order", "The engine was stopped in order", "Nothing failed: start it again to have it back."],
 };
 const VERDICT_LEVEL = { progressing: "good", idle: "quiet", busy: "warn", stuck: "bad", unknown: "quiet" };
 
@@ -47,12 +48,18 @@ const RESTART_TOLD_SECONDS = 900;
 
 /** @typedef {{state: "connecting" | "live" | "lost", reason: string, retryAt: number, since: number}} Connection */
 
+/** A state's row of those, and its level: `level` in `EngineStatus` says the same of an orderly stop. */
+function told({ state, stopped_at: stopped }) {
+  return known(stopped) ? [STATE_TEXTS.stopped, "warn"] : [STATE_TEXTS[state] ?? [], STATES[state]?.level ?? "quiet"];
+}
+
 /** The pills of the header; what was last known is neither good nor bad now. */
 export function writeEngine({ engine, progress: moves }, lastKnown, model, detail, state, progress) {
   setText(model, engine.model ?? "model not known");
   setText(detail, `vLLM ${engine.version ?? UNKNOWN} at ${engine.url}`);
-  setText(state, joined(", ", `engine ${STATE_TEXTS[engine.state]?.[0] ?? engine.state}`, lastKnown));
-  setAttribute(state, "data-level", lastKnown ? "quiet" : (STATES[engine.state]?.level ?? "quiet"));
+  const [[word = engine.state], level] = told(engine);
+  setText(state, joined(", ", `engine ${word}`, lastKnown));
+  setAttribute(state, "data-level", lastKnown ? "quiet" : level);
   progress.hidden = !moves || lastKnown !== "";
   if (progress.hidden) return;
   setText(progress, `ranks ${moves.verdict === "unknown" ? "not known to move" : moves.verdict}`);
@@ -154,11 +161,11 @@ function* restarted(at) {
 
 function* engine(report) {
   if (!report) return;
-  const { state, hint, url } = report.engine;
-  const [, title, advice] = STATE_TEXTS[state] ?? [];
+  const { hint, url } = report.engine;
+  const [[, title, advice], level] = told(report.engine);
   if (title)
     yield {
-      level: STATES[state].level,
+      level,
       name: "engine",
       title,
       text: hint && hint !== "not asked yet" ? hint : `${advice} (${url})`,
