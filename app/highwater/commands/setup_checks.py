@@ -117,7 +117,7 @@ def _sidecar(facts: SetupFacts) -> _Judged:
 
 def _engine(facts: SetupFacts) -> _Judged:
     status = facts.report.engine
-    text = f"{status.state.replace('_', ' ')} at {status.url}"
+    text = f"{status.state_text} at {status.url}"
     if status.state == "ready":
         return "ok", text
     if status.traits.is_held:
@@ -125,6 +125,8 @@ def _engine(facts: SetupFacts) -> _Judged:
         return "warn", text, f"{change}, unless that is intended"
     if status.traits.is_late:
         return "warn", text, status.hint or ""
+    if status.stopped_at is not None:
+        return "warn", text, "start it again, unless that is intended"
     change = status.hint or "start vLLM there, or set HIGHWATER_ENGINE_URL of the sidecar"
     return "warn" if status.state == "starting" and facts.knows_engine else "fail", text, change
 

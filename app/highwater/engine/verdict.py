@@ -50,7 +50,7 @@ SILENT_SECONDS = 10.0
 
 def in_words(engine: EngineStatus) -> str:
     """Return the state and its reason, as the beginning of a sentence."""
-    return f"the engine is {engine.state.replace('_', ' ')}" + (f": {engine.hint}" if engine.hint else "")
+    return f"the engine is {engine.state_text}" + (f": {engine.hint}" if engine.hint else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,6 +98,7 @@ def test_an_engine_that_is_only_watched_is_set_up_right():
         ("engine", GONE, "fail", "starting", "is vLLM running there?"),
         ("engine", {"state": "starting", "hint": "loads"}, "warn", "starting", "loads"),
         ("engine", {"state": "gone"}, "fail", "gone", "HIGHWATER_ENGINE_URL"),
+        ("engine", {"state": "gone", "stopped_at": 1.0}, "warn", "stopped in order at", "start it again"),
         ("engine", {"state": "stuck", "hint": "rank 0 is stuck"}, "fail", "stuck", "rank 0 is stuck"),
         ("engine", {"state": "paused"}, "warn", "paused", "/resume"),
         ("engine", {"state": "sleeping"}, "warn", "sleeping", "/wake_up"),
