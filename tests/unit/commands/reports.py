@@ -68,7 +68,8 @@ def ranks(count: int = 2, *, images: int = 0) -> tuple[RankReading, ...]:
 
 def report(**changed: Any) -> Report:
     """A report of two ranks with all well; `state` and other parts of the engine's status may be given too."""
-    parts = {name: changed.pop(name) for name in ("state", "hint", "version", "capabilities", "url") if name in changed}
+    engines = ("state", "hint", "version", "capabilities", "url", "stopped_at")
+    parts = {name: changed.pop(name) for name in engines if name in changed}
     engine = EngineStatus(
         url="http://127.0.0.1:8000",
         state="ready",
