@@ -36,7 +36,7 @@ def kv_blocks_held(connector: str | None, usage: float | None) -> str:
     """Return who may hold KV blocks while no request runs; ``connector``: as ``Capabilities``."""
     who = "whether a KV connector holds them is not known (in development mode GET /server_info names it)"
     if connector is not None:
-        ended = f"the KV connector {connector} may hold those of requests that have ended"
+        ended = f"the KV connector {connector} may hold those of requests that have ended, or that it loads"
         who = ended if connector else "no KV connector is configured, and what holds them is not known"
     return f"KV blocks are in use{f' ({usage:.1%})' if usage else ''} though no request runs: {who}"
 

@@ -4,8 +4,8 @@
 observation                                             state          readyz  health/deep  reported as
 ======================================================= ============== ======= ============ =======
 nothing has responded yet; or it has ended, and files
-of processes or recorders, or a port that listens, show
-that the next one loads                                 starting       503     200          alert after half an hour
+of processes or recorders, or a port that listens anew,
+show that the next one loads                            starting       503     200          alert after half an hour
 it responds                                             ready          200     200
 it responds that it is paused                           paused         503     200          alert after 5 min
 it responds that it sleeps                              sleeping       503     200
@@ -78,6 +78,7 @@ class EngineVerdict:
     reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
     has_answered: bool = False  # whether this engine has ever responded: only then can it end
     has_ended: bool = False  # whether it has ended, and nothing has responded since
+    was_refused: bool = False  # whether no process has listened since then
     refused_rounds: int = 0  # the number of rounds in a row in which no process listened
     late_since: float | None = None  # since when no round got all its responses
     silent_since: float | None = None  # since when `is_silent` has been so
@@ -102,7 +103,15 @@ def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: f
         counted = replace(counted, has_answered=False, late_since=None)
     has_ended = state == "gone" or (before.has_ended and not has_responded(seen.contact))
     since = before.since if state == before.state else None
-    return replace(counted, state=state, reason=reason, has_ended=has_ended, since=now if since is None else since)
+    was_refused = has_ended and (before.was_refused or seen.contact == "refused")
+    return replace(
+        counted,
+        state=state,
+        reason=reason,
+        has_ended=has_ended,
+        was_refused=was_refused,
+        since=now if since is None else since,
+    )
 
 
 def has_responded(contact: Contact) -> bool:
@@ -113,8 +122,9 @@ def _without_engine(counted: EngineVerdict, seen: Seen) -> _Finding | None:
     if has_responded(seen.contact):
         return None
     if counted.has_ended or seen.contact == "dead":
-        # A process that listens, though it does not respond, is not the one that ended.
-        is_starting = seen.contact == "late" or (seen.contact != "dead" and seen.is_another_loading)
+        # A process that listens, though it does not respond, is not the one that ended if none did in between.
+        is_another = (seen.contact == "late" and counted.was_refused) or seen.is_another_loading
+        is_starting = seen.contact != "dead" and is_another
         return "starting" if is_starting else "gone", seen.failure
     if not counted.has_answered:
         return "starting", seen.failure

@@ -182,9 +182,12 @@ def _load_rose(points: Sequence[Floor], grown: float, scale: Scale, *, is_by_hou
     # While no floor was taken, the load is not known.
     known = [(one, two) for one, two in steps if two.at - one.at <= MAX_GAP * usual]
     half = len(known) // 2
-    most = 1 + MAX_EXPLAINED / 2 * grown / points[-1].value if scale.is_loaded else MAX_LOAD_RISE
+    # In proportion to the series: a relief may have emptied it by the last window.
+    most = 1 + MAX_EXPLAINED / 2 * grown / max(points[-1].value, grown) if scale.is_loaded else MAX_LOAD_RISE
     # By requests, images and tokens that were done, and by requests under way.
     for count in ("requests", "images", "tokens", None) if scale.is_loaded else ("requests",):
+        if count is not None and math.isnan(getattr(points[-1], count)):
+            continue  # this vLLM does not count it
         amounts = [
             (
                 two.in_flight * (two.at - one.at) if count is None else getattr(two, count) - getattr(one, count),

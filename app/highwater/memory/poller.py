@@ -393,7 +393,8 @@ class Poller:
             starts = [record.table.start for record in outcome.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
         known = self._verdict.has_answered or bool(self.life.processes)
-        is_silent = self._verdict.state == "starting" and isinstance(failure, EngineNotListening)
+        is_loading = self.is_start_under_way if self._verdict.has_ended else self._verdict.state == "starting"
+        is_silent = is_loading and isinstance(failure, EngineNotListening)
         # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
         process = self.engine_process() if is_silent and (attempts.is_under_way or not known) else None
         if process is not None:

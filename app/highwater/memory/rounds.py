@@ -169,6 +169,8 @@ class Rounds:
             await asyncio.gather(self._run(outcome, spare_idle=spare_idle), self._read_models(outcome))
         else:
             await self._run(outcome, spare_idle=spare_idle)
+        if self._health.name in outcome.failed:
+            outcome.serves_models = False
         self._was_late = outcome.contact == "late"
         self._is_last_answered = outcome.failure is None and not outcome.failed
         self._load = outcome.observation.load
@@ -181,9 +183,13 @@ class Rounds:
         return outcome
 
     async def _read_models(self, outcome: Round) -> None:
-        """Note whether the API server serves: it may be late with its metrics alone, and with /health it never is."""
-        with suppress(EngineError):
-            await self._engine.get("/v1/models")
+        """Note whether the API server serves: it may be late with its metrics alone, and with /health it never is.
+
+        While it scales it answers all but that with an error.
+        """
+        with suppress(EngineUnreachable, EngineUnresponsive):
+            with suppress(EngineRefused):
+                await self._engine.get("/v1/models")
             outcome.serves_models = True
 
     async def read_recorders(self, last: Report, recorder_instance: str | None) -> Round:
@@ -220,7 +226,7 @@ class Rounds:
         if outcome.failure is None and outcome.requests and not outcome.responses:
             # The API server runs, and responds with nothing but its own errors: the engine behind it may be dead.
             outcome.failure = outcome.server_error
-            outcome.contact = "worker_call_late" if outcome.server_error is not None else outcome.contact
+            outcome.contact = "late" if outcome.server_error is not None else outcome.contact
 
     async def _read_api_server(self, sources: Sequence[Source], outcome: Round, *, spare_idle: bool) -> None:
         due = self._due(sources, outcome) if spare_idle else sources
@@ -228,11 +234,11 @@ class Rounds:
             outcome.observation = replace(outcome.observation, load=self._load)  # it holds if the server is up
         await self._read_each(due, outcome)
         before, now = (load.work_done if load is not None else None for load in (self._load, outcome.observation.load))
-        if outcome.failed or (before != now and None not in (before, now)):
+        if (outcome.failed and outcome.server_error is None) or (before != now and None not in (before, now)):
             return  # an engine that works is not dead
         await self._read_each([self._health], outcome)
         refusal = outcome.server_error
-        if refusal is None or refusal.status != UNAVAILABLE:
+        if refusal is None or refusal.status != UNAVAILABLE or self._health.name not in outcome.failed:
             return
         await self._read_each([source for source in sources if source not in due], outcome)
         if outcome.responses:
@@ -278,7 +284,7 @@ class Rounds:
                     outcome.end(exc, source.reach)
                     return
             else:
-                outcome.responses += 1
+                outcome.responses += source is not self._health  # which an API server answers that serves nothing
                 self._answered_at[source.name] = self.clock()
                 if source.reach == "engine":
                     self._loop_silent_since = None

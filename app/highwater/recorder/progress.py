@@ -206,9 +206,11 @@ def _starved(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: flo
     why = f" (vLLM's reasons: {reasons})" if reasons else ""
     held = f"; {kv_blocks_held(demand.kv_connector, usage)}" if usage and not running else ""
     text = f"no request is scheduled: {_requests(demand)}{why} for {_seconds(seconds)}, in steps without tokens{held}"
-    # Older versions give no reasons.
-    may_end = DEFERRED_SECONDS if demand.kv_connector or not demand.waiting_by_reason else math.inf
-    limit = NO_STEP_SECONDS if running or demand.waiting_by_reason.get("capacity") else may_end
+    # Older versions give no reasons. What is deferred may hold the room that the others wait for, and give it back: a
+    # connector loads it, or its client has yet to send the rest.
+    capacity, deferred = (demand.waiting_by_reason.get(name) for name in ("capacity", "deferred"))
+    may_end = DEFERRED_SECONDS if demand.kv_connector or capacity or not demand.waiting_by_reason else math.inf
+    limit = NO_STEP_SECONDS if running or (capacity and not deferred) else may_end
     return ("starved" if seconds >= limit else "unknown"), seconds, text
 
 
@@ -236,6 +238,11 @@ def _excused(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: flo
         return "idle", _quiet_seconds(ranks), f"{what}, but that step had nothing to do: the engine's counts may be old"
     if requested_seconds < NO_STEP_SECONDS:
         return "unknown", None, f"{what}: too early to tell"
+    # No step is made for a request that waits for the rest of its client's input, which counts as deferred (vllm 0.32.0
+    # v1/core/sched/scheduler.py:2810).
+    deferred = demand.waiting_by_reason.get("deferred")
+    if deferred and deferred == demand.requests_waiting and not demand.requests_running:
+        return "unknown", None, f"{what}, which vLLM has put off (deferred): it may wait for its client"
     if _loop_answers(demand):  # vLLM's loop makes a step between two calls wherever it has a request
         return "unknown", None, f"{what}, but the engine's loop answers calls: its counts may be old"
     return None

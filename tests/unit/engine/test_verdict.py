@@ -128,6 +128,8 @@ def test_a_dead_engine_behind_an_api_server_is_gone_at_once():
     assert after(dead).state == after(dead, before=EngineVerdict()).state == "gone"
     assert after(*[dead] * 9, Seen(contact="dead", is_another_loading=True), every=60.0).state == "gone"
     assert after(dead, LOADS).state == "starting"
+    assert after(dead, LATE).state == "gone", "the same process, which now hangs"
+    assert after(dead, REFUSED, LATE).state == "starting"
 
 
 @pytest.mark.parametrize(

@@ -424,6 +424,18 @@ async def test_an_engine_that_is_never_idle_gets_a_verdict_by_windows_of_equal_w
     assert [event.summary for event in watched.history.events()] == ["rank 0 other_tensors_bytes leaks"]
 
 
+async def test_what_a_vllm_does_not_count_is_no_measure_of_its_load():
+    """0.11.0 has no count of images; and a cache that a relief has emptied is no divisor."""
+    watched = Watched()
+    for second in range(80 * 60):
+        watched.clock.now += 1
+        grown = 0.0 if second > 79 * 60 else second * 4.0 * MIB
+        seen = report(rank(tensors=grown), requests=float(second), running=4)
+        work = replace(seen.engine.work, images=None, new_images=None)
+        await watched.see(replace(seen, engine=replace(seen.engine, work=work)))
+    assert "rank 0 other_tensors_bytes leaks" in [event.summary for event in watched.history.events()]
+
+
 async def test_growth_under_load_that_a_warm_up_may_make_takes_an_hour():
     """2 MiB a minute; until then it is not known, with what would settle it, and what stands still is flat."""
     watched = Watched()

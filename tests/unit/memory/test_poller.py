@@ -426,7 +426,7 @@ async def test_an_engine_that_answers_errors_alone_is_not_ready_for_ever(core):
     """An API server may outlive its engine, and say so to whoever asks it for anything."""
     await core.tick()
     core.fake.failing |= dict.fromkeys(("/metrics", "/is_paused", "/collective_rpc"), 503)
-    assert (await core.tick()).engine.state == "busy"
+    assert (await core.tick()).engine.state == "slow"
     report = await core.tick(130.0)
     assert (report.engine.state, report.stale) == ("not_answering", True)
     core.fake.failing.clear()
@@ -450,7 +450,16 @@ async def test_an_api_server_that_scales_is_not_dead(core):
     """Each of its paths has 503 then."""
     await core.tick()
     core.fake.failing |= dict.fromkeys(("/health", "/metrics", "/is_paused", "/collective_rpc", "/version"), 503)
-    assert {(await core.tick()).engine.state for _ in range(5)} == {"busy"}
+    assert {(await core.tick()).engine.state for _ in range(5)} == {"slow"}
+
+
+async def test_an_api_server_that_has_errors_alone_is_out_of_service_soon(core):
+    """Its /health says that the engine is dead, and no other answer shows that vLLM said so."""
+    await core.tick()
+    core.fake.failing |= {"/metrics": 500} | dict.fromkeys(
+        ("/health", "/v1/models", "/is_paused", "/collective_rpc"), 503
+    )
+    assert [(await core.tick(6.0)).engine.state for _ in range(4)][-1] == "not_answering"
 
 
 @pytest.mark.parametrize(("models", "state"), [(True, "not_answering"), (False, "slow")], ids=["all late", "models"])

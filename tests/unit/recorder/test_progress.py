@@ -344,7 +344,17 @@ ROWS = [
     ("perhaps a connector", [LOOPING], waits(capacity=1, usage=0.5), 75, "stuck", 30, "a KV connector .* is not known"),
     ("room in the KV cache", [LOOPING], waits(capacity=1, usage=0.0), 75, "stuck", 30, "in steps without tokens$"),
     ("for as long as requests wait", [LOOPING], waits(capacity=2), 12, "stuck", 12, "2 waiting requests"),
-    ("one of two deferred", [LOOPING], waits(capacity=1, deferred=1), 75, "stuck", 30, "capacity 1, deferred 1"),
+    ("one of two deferred", [LOOPING], waits(capacity=1, deferred=1), 75, "unknown", 30, "capacity 1, deferred 1"),
+    (
+        "one of two deferred, for long",
+        [looping(700.0)],
+        waits(capacity=1, deferred=1),
+        700,
+        "stuck",
+        700,
+        "capacity 1, deferred",
+    ),
+    ("a session whose client is silent", [QUIET], waits(deferred=1), 75, "unknown", None, "it may wait for its client"),
     (
         "an item that never fits loops",
         [LOOPING],

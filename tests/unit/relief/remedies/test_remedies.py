@@ -123,7 +123,7 @@ def test_nobody_is_held_for_blocks_that_no_request_has():
     known = {"kv_usage": 0.952, "kv_connector": "Nixl (kv_producer)"}
     assert refusal("reset_prefix_cache", **known) == (
         "the engine would not do it: KV blocks are in use (95.2%) though no request runs: the KV connector Nixl "
-        "(kv_producer) may hold those of requests that have ended"
+        "(kv_producer) may hold those of requests that have ended, or that it loads"
     )
     assert "no KV connector is configured" in (refusal("reset_prefix_cache", kv_usage=0.1, kv_connector="") or "")
     assert refusal("reset_prefix_cache", waiting=3, **known) is not None
