@@ -29,7 +29,7 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 def dead_text(failure: str, seconds: float, *, sees_starts: bool) -> str:
     """``seconds``: since the engine ended; ``sees_starts``: a start of it would be seen."""
     unseen = "or loading again, which only recorders that start with the engine would show"
-    return f"dead for {span_text(seconds)}, {'and nobody has restarted it' if sees_starts else unseen}: {failure}"
+    return f"dead for {span_text(seconds)}, {'and no restart of it is seen' if sees_starts else unseen}: {failure}"
 
 
 def kv_blocks_held(connector: str | None, usage: float | None) -> str:

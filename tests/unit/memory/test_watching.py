@@ -387,7 +387,7 @@ async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(
     await rounds(core, 2)
     core.fake.down = True
     report = (await rounds(core, 3))[-1]
-    assert (report.engine.state, "and nobody has restarted it" in report.engine.hint) == ("gone", True)
+    assert (report.engine.state, "and no restart of it is seen" in report.engine.hint) == ("gone", True)
     known = {"processes": frozenset({Process("node-a", 9, 9)}), "end": EndedLife(how="ended without a word")}
     begun = core.clock.now + 60.0
 
