@@ -156,7 +156,7 @@ def plan(
         print_json(answer.plan_json(planned, model, compared))
     else:
         click.echo(answer.plan_text(planned, compared))
-    is_unknown = planned.available_bytes is None and planned.refusal is None
+    is_unknown = planned.fits is None and planned.available_bytes is None
     sys.exit(OK if planned.fits or is_unknown else DOES_NOT_FIT)
 
 

@@ -30,7 +30,7 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
     low, high = plan.bounds or (None, None)
-    grades = {**dict.fromkeys(figures, grade), **dict.fromkeys(_OF_LAYERS, _rules(plan))}
+    grades = {**dict.fromkeys(figures, grade), **dict.fromkeys(_OF_LAYERS, "estimated" if resolved.doubts else "exact")}
     if known and plan.on_card is not None:
         grades["fits"] = "estimated"
     return {
@@ -121,20 +121,15 @@ def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
 
 def _grade(plan: OfflinePlan) -> Grade:
     budget = None if plan.resolved.given.kv_cache_memory_bytes is not None else plan.budget
-    return max(_rules(plan), "exact" if budget is None else budget.available.grade, key=GRADES.index)
-
-
-def _rules(plan: OfflinePlan) -> Grade:
-    return "estimated" if plan.resolved.doubts else "exact"
+    return "estimated" if plan.resolved.doubts else "exact" if budget is None else budget.available.grade
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
     model, pool, limits = plan.model, plan.pool, plan.resolved.limits
     known, grade = plan.available_bytes is not None, _grade(plan)
-    verdict = _verdict(plan)
     lines = [
         f"{model.architecture}, {model.layers} layers, vLLM {plan.generation.version}, {plan.resolved.flags.platform}",
-        verdict,
+        _verdict(plan),
         "",
         *_budget_rows(plan),
         _row("KV cache of one rank", f"{size_text(pool.available_bytes)}, {grade}" if known else NOT_KNOWN),
@@ -164,7 +159,7 @@ def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str
     if oracle is not None:
         asked = f"vLLM {oracle['vllm_version']}'s own functions, for the layers and bytes of this plan"
         lines += ["", f"{asked}: {'; '.join(oracle['differences']) or 'the same KV pool'}"]
-    if notes := [f"note: {note}" for note in plan.notes if note not in verdict]:
+    if notes := [f"note: {note}" for note in plan.notes if note not in lines[1]]:
         lines += ["", *notes]
     return "\n".join(lines)
 

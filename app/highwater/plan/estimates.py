@@ -69,11 +69,6 @@ class StartBudget:
     available: Figure  # what is left for the KV cache
     refusal: str | None  # why nothing is left for the KV cache, so that vLLM does not start; None: it starts
     formula: str  # how this version computes what is left, in words
-    may_be_refused: bool  # others may leave too little free for the share that the start asks for
-
-    @property
-    def rest(self) -> Figure:
-        return add((self.activation, self.non_torch, self.graphs), "what a start takes beside weights and KV cache")
 
     def as_json(self) -> dict[str, Any]:
         names = ("weights", "activation", "non_torch", "graphs", "available")
@@ -143,10 +138,9 @@ def estimate_start(
     counted = (*((graphs,) if subtracted else ()), *((others,) if counts_others(release, flags.platform) else ()))
     taken = add((weights, activation, non_torch, *counted), "what a start takes")
     available = _available(requested, taken, flags, release)
-    # The start is refused if the engine's own context, made before it looks, takes more than is left beside others.
-    may_be_refused = bool(flags.in_use_bytes) and total - requested - (flags.in_use_bytes or 0) < non_torch.high
     is_given = available.grade == "exact"
-    if may_be_refused and not is_given:
+    if flags.in_use_bytes and total - requested - flags.in_use_bytes < non_torch.high:
+        # The start is refused if the engine's own context, made before it looks, takes more than that.
         available = replace(available, low=0, grade="estimated")
     nothing_left = (
         f"Nothing is left for the KV cache: what a start takes ({gib_text(taken.bytes)}, {taken.grade}) is more than"
@@ -164,7 +158,6 @@ def estimate_start(
         available=available,
         refusal=None if available.bytes else nothing_left,
         formula=available.why if is_given else formula(release, flags.platform),
-        may_be_refused=may_be_refused,
     )
 
 

@@ -20,6 +20,7 @@ from highwater.plan.estimates import (
     estimate_start,
     requested_bytes,
 )
+from highwater.plan.figure import add
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
@@ -243,13 +244,17 @@ def _on_card(flags: EngineFlags, left: _Left, pool: KvPool) -> OnCard | None:
         elif budget is None or left.why_unknown is not None:
             fits, why = None, f"What a start takes of {of_card} beside {kept} is not known: {left.why_unknown}."
         else:
-            rest, more = budget.rest, size_text(max(free - budget.weights.bytes, 0))
+            more = size_text(max(free - budget.weights.bytes, 0))
+            rest = add((budget.activation, budget.non_torch, budget.graphs), "beside weights and KV cache")
             weights = f"the weights ({size_text(budget.weights.bytes)}, {budget.weights.grade})"
-            fits = (free - budget.weights.high >= rest.high and not budget.may_be_refused) or None
-            most = "of unknown size" if rest.high >= total else f"of {size_text(rest.low)} to {size_text(rest.high)}"
+            # No lower bound of given bytes: the start may be refused for what others have in use.
+            may_start = flags.kv_cache_memory_bytes is None or budget.available.low > 0
+            fits = (free - budget.weights.high >= rest.high and may_start) or None
+            need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
+            need = "unknown size, as that of the largest image, video or sound is" if rest.high >= total else need
             why = (
                 f"Of {of_card}, {more} are left beside {weights}{joined}{kept} for"
-                f" activations, graphs and memory outside torch {most}, likely {size_text(rest.bytes)}."
+                f" activations, graphs and memory outside torch of {need}."
             )
         cards.append(OnCard(fits=fits, why=why))
     return min(cards, key=lambda card: (False, None, True).index(card.fits))
@@ -286,14 +291,12 @@ def _platform_note(flags: EngineFlags, generation: Generation, pool: KvPool) -> 
             f"--vllm-version: {version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
             f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
         )
-    if given is None:
-        return []
-    if flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
+    if given is not None and flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
         return [
             "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
             " bytes as available."
         ]
-    if flags.platform != "cpu":
+    if given is None or flags.platform != "cpu":
         return []
     # v1/worker/cpu_worker.py, platforms/cpu.py
     if release < (0, 20, 0):
