@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -135,8 +136,7 @@ def plan(
         if model is None:
             raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
         flags, values = EngineFlags(**given), offline.read_config(model)
-        needs_weights = flags.device_bytes is not None and flags.kv_cache_memory_bytes is None
-        tensors = offline.read_tensors(model) if needs_weights else None
+        tensors = None if flags.device_bytes is None else offline.read_tensors(model)
         start = None if measured is None else read_start(measured)
         version = vllm_version or offline.DEFAULT_VERSION
         preprocessor = offline.read_preprocessor(model)
@@ -156,7 +156,8 @@ def plan(
         print_json(answer.plan_json(planned, model, compared))
     else:
         click.echo(answer.plan_text(planned, compared))
-    sys.exit(OK if planned.fits or planned.available_bytes is None else DOES_NOT_FIT)
+    is_unknown = planned.fits is None and planned.available_bytes is None
+    sys.exit(OK if planned.fits or is_unknown else DOES_NOT_FIT)
 
 
 def _refuse_given(why: str, names: Iterable[str]) -> None:
@@ -168,11 +169,15 @@ def _refuse_given(why: str, names: Iterable[str]) -> None:
 
 
 def _compared(python: str, planned: OfflinePlan) -> dict[str, Any]:
+    from highwater.demo.engine import SHIM_FOLDER
     from highwater.plan.oracle import Question, ask_oracle, differences
 
     if planned.available_bytes is None:
-        raise PlanError("--oracle: the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device")
+        needed = "the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device"
+        raise PlanError(f"--oracle: {planned.refusal or needed}")
     resolved = planned.resolved
     question = Question(workers=planned.layers, available_bytes=planned.available_bytes, limits=resolved.limits)
-    answers = ask_oracle(python, [question])
+    # A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without the shim.
+    path = os.pathsep.join(filter(None, (str(SHIM_FOLDER), os.environ.get("PYTHONPATH"))))
+    answers = ask_oracle(python, [question], environ={"PYTHONPATH": path})
     return {"vllm_version": answers.vllm_version, "differences": list(differences(planned.pool, answers.answers[0]))}

@@ -89,7 +89,7 @@ def _fits(answer: Mapping[str, Any]) -> bool | None:
     kv, wish = answer["kv_cache"], answer.get("wish")
     if wish is not None and not (wish["fits"] and wish["chosen"]):
         return False
-    needed, likely = (kv["needed_bytes"], kv["fits"]) if wish is None else (wish["chosen"]["needed_bytes"], True)
+    needed, likely = kv["needed_bytes"] if wish is None else wish["chosen"]["needed_bytes"], kv["fits"]
     low, high = kv["available_bytes_low"], kv["available_bytes_high"]
     return likely if low is None or (needed <= low) == (needed <= high) else None
 

@@ -30,6 +30,9 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
     low, high = plan.bounds or (None, None)
+    grades = {**dict.fromkeys(figures, grade), **dict.fromkeys(_OF_LAYERS, "estimated" if resolved.doubts else "exact")}
+    if known and plan.on_card is not None:
+        grades["fits"] = "estimated"
     return {
         "schema": SCHEMA,
         "vllm_version": plan.generation.version,
@@ -46,12 +49,8 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
             "available_bytes_high": None if high is None else high.available_bytes,
             "blocks_low": None if low is None else low.blocks,
             "blocks_high": None if high is None else high.blocks,
-            "refusal": plan.pool.refusal.message if known and plan.pool.refusal is not None else None,
-            "grades": {
-                name: max(_rules(plan), "exact" if name in _OF_LAYERS else grade, key=GRADES.index)
-                for name, value in figures.items()
-                if value is not None
-            },
+            "refusal": plan.refusal or (plan.pool.refusal.message if known and plan.pool.refusal else None),
+            "grades": {name: grades[name] for name, value in figures.items() if value is not None},
         },
         "budget": None if plan.budget is None else plan.budget.as_json(),
         "command_line": command_line(given_flags(resolved.given), place),
@@ -121,11 +120,8 @@ def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
 
 
 def _grade(plan: OfflinePlan) -> Grade:
-    return max(_rules(plan), "exact" if plan.budget is None else plan.budget.available.grade, key=GRADES.index)
-
-
-def _rules(plan: OfflinePlan) -> Grade:
-    return "estimated" if plan.resolved.doubts else "exact"
+    budget = None if plan.resolved.given.kv_cache_memory_bytes is not None else plan.budget
+    return "estimated" if plan.resolved.doubts else "exact" if budget is None else budget.available.grade
 
 
 def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str:
@@ -137,13 +133,10 @@ def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str
         "",
         *_budget_rows(plan),
         _row("KV cache of one rank", f"{size_text(pool.available_bytes)}, {grade}" if known else NOT_KNOWN),
-        *(
-            []
-            if plan.bounds is None
-            else [_row("  between", " and ".join(size_text(pool.available_bytes) for pool in plan.bounds))]
-        ),
-        _row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"),
     ]
+    if plan.bounds is not None:
+        lines.append(_row("  between", " and ".join(size_text(pool.available_bytes) for pool in plan.bounds)))
+    lines.append(_row("one block", f"{pool.bytes_per_block:,} bytes, {plan.resolved.blocks.attention:,} tokens"))
     if known:
         lines += [
             _row("blocks", f"{pool.blocks:,}, {grade}"),
@@ -164,18 +157,26 @@ def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str
             f" {blocks:,} for a request"
         )
     if oracle is not None:
-        lines += ["", f"vLLM {oracle['vllm_version']} itself: {'; '.join(oracle['differences']) or 'the same figures'}"]
-    if plan.notes:
-        lines += ["", *(f"note: {note}" for note in plan.notes)]
+        asked = f"vLLM {oracle['vllm_version']}'s own functions, for the layers and bytes of this plan"
+        lines += ["", f"{asked}: {'; '.join(oracle['differences']) or 'the same KV pool'}"]
+    if notes := [f"note: {note}" for note in plan.notes if note not in lines[1]]:
+        lines += ["", *notes]
     return "\n".join(lines)
 
 
 def _verdict(plan: OfflinePlan) -> str:
     pool, length = plan.pool, plan.resolved.limits.max_model_len
+    refusal = plan.refusal
+    if plan.budget is not None and plan.fits is False and not pool.blocks:
+        refusal = refusal or plan.budget.refusal
+    if refusal is not None:
+        return f"It does not fit: {refusal}"
     if plan.available_bytes is None:
         return f"Whether {length:,} tokens fit depends on the bytes for the KV cache, which are not known."
     if plan.fits:
         return f"It fits: vLLM starts with --max-model-len {length}. {_outside(plan)}"
+    if plan.fits is None and plan.on_card is not None and pool.fits:
+        return f"It may not fit. {plan.on_card.why}"
     if plan.fits is None:
         return (
             f"It may not fit: one request of {length:,} tokens needs {size_text(pool.needed_bytes)}, and the bytes for"
@@ -188,17 +189,19 @@ def _verdict(plan: OfflinePlan) -> str:
 
 
 def _outside(plan: OfflinePlan) -> str:
+    if plan.on_card is not None:
+        return plan.on_card.why
     for_what = "for what no budget has, such as graphs beyond their estimate and the first large image or video"
     budget, share = plan.budget, plan.resolved.flags.gpu_memory_utilization
     if budget is None or share is None:
-        return f"What is left {for_what}, is not known: no card is named, or the KV cache was given."
+        return f"What is left {for_what}, is not known: no card is named."
     outside = budget.total_bytes - int(budget.total_bytes * share) - (plan.resolved.given.in_use_bytes or 0)
     beside = "" if plan.resolved.given.in_use_bytes is None else " and what others have in use"
     return f"Outside the share of {share}{beside} are {size_text(outside)}, {for_what}."
 
 
 def _budget_rows(plan: OfflinePlan) -> list[str]:
-    budget = plan.budget
+    budget, share = plan.budget, plan.resolved.flags.gpu_memory_utilization
     if budget is None:
         return []
     graphs = "graphs" if budget.graphs_are_subtracted else "graphs (this version does not subtract them)"
@@ -210,7 +213,7 @@ def _budget_rows(plan: OfflinePlan) -> list[str]:
     )
     return [
         _row("one card", size_text(budget.total_bytes)),
-        _row("vLLM's share of it", size_text(budget.requested_bytes)),
+        *([] if share is None else [_row("vLLM's share of it", size_text(budget.requested_bytes))]),
         *(_row(f"  {title}", f"{size_text(part.bytes)}, {part.grade}") for title, part in parts),
     ]
 

@@ -106,8 +106,7 @@ def estimate_start(
     """
     if flags.platform == "cpu":
         raise PlanError(
-            "--platform is 'cpu': what a CPU engine has resident is known to a running engine only; give"
-            " --kv-cache-memory-bytes, or VLLM_CPU_KVCACHE_SPACE's GiB as that"
+            "--platform is 'cpu': what a CPU engine has resident beside its KV cache is known to a running engine only"
         )
     total = _needed(flags.device_bytes, "--device", "the device's memory, such as 80GiB")
     utilization = _needed(flags.gpu_memory_utilization, "--gpu-memory-utilization", "a share such as 0.9")
@@ -139,6 +138,7 @@ def estimate_start(
     counted = (*((graphs,) if subtracted else ()), *((others,) if counts_others(release, flags.platform) else ()))
     taken = add((weights, activation, non_torch, *counted), "what a start takes")
     available = _available(requested, taken, flags, release)
+    is_given = available.grade == "exact"
     if flags.in_use_bytes and total - requested - flags.in_use_bytes < non_torch.high:
         # The start is refused if the engine's own context, made before it looks, takes more than that.
         available = replace(available, low=0, grade="estimated")
@@ -157,7 +157,7 @@ def estimate_start(
         graphs_are_subtracted=subtracted,
         available=available,
         refusal=None if available.bytes else nothing_left,
-        formula=formula(release, flags.platform),
+        formula=available.why if is_given else formula(release, flags.platform),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,11 +20,11 @@ from highwater.plan.estimates import (
     estimate_start,
     requested_bytes,
 )
+from highwater.plan.figure import add
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
-from highwater.plan.limits import Limits
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
@@ -38,8 +39,8 @@ DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
 PREPROCESSOR: Final = "preprocessor_config.json"
 UNKNOWN_ITEM: Final = (
     "No lower bound: a start profiles the encoder with the largest image, video or sound, whose size these files do not"
-    " say. --limit-mm-per-prompt '{\"video\": 0}' beside a preprocessor_config.json, --measured or"
-    " --kv-cache-memory-bytes settles it."
+    " say. --limit-mm-per-prompt '{\"video\": 0}' beside a preprocessor_config.json, or --measured,"
+    " settles it."
 )
 # A config.json is a few KiB; anything of this size is another file.
 MAX_CONFIG_BYTES: Final = 8 << 20
@@ -57,43 +58,57 @@ class OfflinePlan:
     resolved: Resolved
     layers: Sequence[Layers]  # the layers of one rank of each pipeline stage
     pool: KvPool  # the KV pool; where its bytes are not known, any pool that holds one request of the maximum length
-    # The bytes for the KV cache of one rank of each pipeline stage; None: not known.
+    # The bytes for the KV cache of one rank of each pipeline stage; None: not known, or the start ends before.
     available_bytes: Sequence[int] | None
     # The device of the rank that binds, divided; None: no device was named, or that is not known.
     budget: StartBudget | None
     notes: tuple[str, ...]  # assumptions and warnings, in sentences
-    why_unknown: str | None = None  # why the bytes for the KV cache are not known though a device was named
+    why_unknown: str | None = None  # why what a start takes of the device that was named is not known
+    on_card: OnCard | None = None  # None: no device was named, or vLLM sizes the KV cache by its share of it
     # The KV pool with the fewest and with the most bytes that are expected; None: the bytes are exact or measured,
     # or not known.
     bounds: tuple[KvPool, KvPool] | None = None
 
     @property
+    def refusal(self) -> str | None:
+        """The card's reason that vLLM does not start, whatever the length; None: it is no reason."""
+        return self.on_card.why if self.on_card is not None and self.on_card.fits is False else None
+
+    @property
     def fits(self) -> bool | None:
         """True if vLLM starts; None where that depends on bytes that are not known, or not known well enough."""
+        if self.refusal is not None:
+            return False
         if self.available_bytes is None:
             return None
         low, high = self.bounds or (self.pool, self.pool)
-        return low.fits if low.fits == high.fits else None
+        if low.fits != high.fits:
+            return None
+        return self.on_card.fits if low.fits and self.on_card is not None else low.fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCard:
+    """The room that a card has for a start, where vLLM does not size the KV cache by what is left of the card."""
+
+    fits: bool | None  # None: between the bounds of an estimate, or not known
+    why: str  # the figures, in a sentence
 
 
 def read_config(place: str) -> Mapping[str, Any]:
     """Takes its path or its folder's. Raises PlanError: the file is missing, or does not hold a JSON object."""
     path = Path(place)
     path = path / "config.json" if path.is_dir() else path
-    values = _read_object(path)
+    values = read_object(path, MAX_CONFIG_BYTES, "a model's config.json")
     beside = path.with_name(MODELOPT_CONFIG)
     if path.name == "config.json" and values.get("quantization_config") is None and beside.exists():
-        values = {**values, "quantization_config": _modelopt(_read_object(beside), beside)}
+        values = {**values, "quantization_config": _modelopt(beside)}
     return values
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    needed = MODELOPT_CONFIG if path.name == MODELOPT_CONFIG else "config.json"
-    return read_object(path, MAX_CONFIG_BYTES, f"a model's {needed}")
-
-
-def _modelopt(described: dict[str, Any], path: Path) -> dict[str, Any]:
+def _modelopt(path: Path) -> dict[str, Any]:
     """Name the method of ModelOpt's own file, as vLLM does (model_arch_config_convertor.py, from its producer)."""
+    described = read_object(path, MAX_CONFIG_BYTES, f"a model's {MODELOPT_CONFIG}")
     producer, inner = described.get("producer"), described.get("quantization")
     if not isinstance(inner, dict):
         raise PlanError(f"{path}: quantization: {inner!r}; an object is needed")
@@ -139,11 +154,18 @@ def plan_offline(
     facts = ModelFacts(config=values, preprocessor=preprocessor, tensors=tensors)
     left = _left(facts, resolved, generation, measured, stages=len(layers))
     # Any bytes do where they are not known: what one request needs does not depend on them.
-    limits, available = resolved.limits, left.available or [ANY_BYTES] * len(layers)
+    limits, available = resolved.limits, left.available or [0 if left.refusal else ANY_BYTES] * len(layers)
     limits = limits if left.available is not None else replace(limits, num_gpu_blocks_override=None)
     pool = plan_pool(layers, available, limits, generation)
-    notes = [generation.note] if generation.note else []
-    notes += [*resolved.notes, *left.notes, *dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)]
+    bounds, each = None, [stage.available for stage in left.budgets]
+    if flags.kv_cache_memory_bytes is None and any(one.low != one.high for one in each):
+        least = plan_pool(layers, [one.low for one in each], limits, generation)
+        bounds = least, plan_pool(layers, [one.high for one in each], limits, generation)
+    on_card = _on_card(flags, left, pool)
+    if on_card is not None and on_card.fits is False:
+        pool = replace(pool, fits=False, max_model_len_that_fits=0)
+    refusals = dict.fromkeys(stage.refusal for stage in left.budgets if stage.refusal)
+    notes = [*resolved.notes, *left.notes, *refusals, *([] if on_card is None else [on_card.why])]
     return OfflinePlan(
         model=model,
         generation=generation,
@@ -151,10 +173,11 @@ def plan_offline(
         layers=layers,
         pool=pool,
         available_bytes=left.available,
-        budget=left.budgets[pool.binding_worker] if left.budgets else None,
+        budget=left.budgets[pool.binding_worker] if left.budgets and left.why_unknown is None else None,
         notes=(*notes, *_platform_note(flags, generation, pool)),
         why_unknown=left.why_unknown,
-        bounds=_bounds(layers, left.budgets, resolved.limits, generation),
+        on_card=on_card,
+        bounds=bounds,
     )
 
 
@@ -162,43 +185,86 @@ def plan_offline(
 class _Left:
     """The bytes that a start leaves for the KV cache of one rank of each stage."""
 
-    available: Sequence[int] | None = None  # in bytes; None: not known
+    available: Sequence[int] | None = None  # in bytes; None: not known, or the start ends before
     budgets: Sequence[StartBudget] = ()  # how the start divides the devices, where one is named
     notes: tuple[str, ...] = ()
     why_unknown: str | None = None
+    refusal: str | None = None  # why the start ends before it sizes the KV cache
 
 
 def _left(
     facts: ModelFacts, resolved: Resolved, generation: Generation, measured: MeasuredStart | None, *, stages: int
 ) -> _Left:
     flags = resolved.given
-    notes, is_refused = _beside_others(flags, generation)
-    if is_refused:
-        return _Left(available=[0] * stages, notes=notes)
-    if flags.kv_cache_memory_bytes is not None:
-        return _Left(available=[flags.kv_cache_memory_bytes] * stages, notes=notes)
+    notes, refusal = _beside_others(flags, generation)
+    given = None if flags.kv_cache_memory_bytes is None else [flags.kv_cache_memory_bytes] * stages
+    if refusal is not None:
+        return _Left(refusal=refusal)
     if flags.device_bytes is None:
-        return _Left(notes=("The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device.",))
-    if speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None:
-        return _unknown("the weights and the activation of a drafter are not counted in the budget of a device")
+        text = "The bytes for the KV cache are not known: give --kv-cache-memory-bytes, or --device."
+        return _Left(available=given, notes=notes if given else (text,))
+    has_drafter = speculative_method(flags) not in _WITHOUT_WEIGHTS and measured is None
+    why = "the weights and the activation of a drafter are not counted in the budget of a device"
     smallest = SMALL_STEP if resolved.assumes_a_card else None
+    shared = replace(resolved.flags, gpu_memory_utilization=share_of(flags, generation))
     try:
         budgets = [
-            estimate_start(facts, resolved.flags, generation, measured, smallest_step=smallest, stage=stage)
+            estimate_start(facts, shared, generation, measured, smallest_step=smallest, stage=stage)
             for stage in range(stages)
         ]
     except PlanError as exc:
-        return _unknown(str(exc))
+        budgets, why = [], why if has_drafter else str(exc)
+    is_unknown = has_drafter or not budgets
+    if given is not None:
+        return _Left(available=given, budgets=budgets, notes=notes, why_unknown=why if is_unknown else None)
+    if is_unknown:
+        note = f"The bytes for the KV cache are not known: {why}. Give --kv-cache-memory-bytes."
+        return _Left(notes=(note,), why_unknown=why)
     if any(stage.activation.high >= stage.total_bytes for stage in budgets):
         notes = (*notes, UNKNOWN_ITEM)
     return _Left(available=[stage.available.bytes for stage in budgets], budgets=budgets, notes=notes)
 
 
-def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[str, ...], bool]:
-    """Return what the memory that others have in use does to a start, and whether it is refused for that."""
+def _on_card(flags: EngineFlags, left: _Left, pool: KvPool) -> OnCard | None:
+    """Judge the rank whose card is the fullest; the lower bound of the weights alone proves that it is too full."""
+    if left.refusal is not None:
+        return OnCard(fits=False, why=left.refusal)
+    total, used, cards = flags.device_bytes, flags.in_use_bytes or 0, []
+    is_sized = flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None
+    if total is None or left.available is None or is_sized:
+        return None
+    joined, others = (", ", f" and the {size_text(used)} in use by others") if used else (" and ", "")
+    for cache, budget in zip_longest(pool.cache_bytes, left.budgets):
+        free, of_card = total - used - cache, f"the card's {size_text(total)}"
+        kept = f"the KV cache ({size_text(cache)}){others}"
+        least = 0 if budget is None else budget.weights.low
+        if free < least:
+            weights = f"the weights (at least {size_text(least)}){joined}" if least else ""
+            fits, why = False, f"vLLM runs out of memory: {of_card} do not hold {weights}{kept}."
+        elif budget is None or left.why_unknown is not None:
+            fits, why = None, f"What a start takes of {of_card} beside {kept} is not known: {left.why_unknown}."
+        else:
+            more = size_text(max(free - budget.weights.bytes, 0))
+            rest = add((budget.activation, budget.non_torch, budget.graphs), "beside weights and KV cache")
+            weights = f"the weights ({size_text(budget.weights.bytes)}, {budget.weights.grade})"
+            # No lower bound of given bytes: the start may be refused for what others have in use.
+            may_start = flags.kv_cache_memory_bytes is None or budget.available.low > 0
+            fits = (free - budget.weights.high >= rest.high and may_start) or None
+            need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
+            need = "unknown size, as that of the largest image, video or sound is" if rest.high >= total else need
+            why = (
+                f"Of {of_card}, {more} are left beside {weights}{joined}{kept} for"
+                f" activations, graphs and memory outside torch of {need}."
+            )
+        cards.append(OnCard(fits=fits, why=why))
+    return min(cards, key=lambda card: (False, None, True).index(card.fits))
+
+
+def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[str, ...], str | None]:
+    """Return notes on the memory that others have in use, or why a start is refused for it."""
     used, total = flags.in_use_bytes, flags.device_bytes
     if used is None:
-        return (), False
+        return (), None
     if total is None or flags.platform == "cpu":
         raise PlanError("--in-use: it is of a card, whose memory is needed: give --device")
     version, release = generation.version, generation.release[:2]
@@ -206,32 +272,15 @@ def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[st
     wanted = requested_bytes(total, share, release, flags.platform)
     left = total - used - wanted
     if counts_others(release, flags.platform):
-        return (f"vLLM {version} takes the {size_text(used)} in use by others off the KV cache.",), False
+        return (f"vLLM {version} takes the {size_text(used)} in use by others off the KV cache.",), None
     if left < 0:
         text = f"vLLM {version} refuses to start: {size_text(total - used)} of the card are free beside others, and"
-        return (f"{text} its share of {share} is {size_text(wanted)}.",), True
+        return (), f"{text} its share of {share} is {size_text(wanted)}."
     return (
         f"Others have {size_text(used)} of the card in use, which vLLM {version} does not take off the KV cache; beside"
         f" them and a share of {size_text(wanted)} {size_text(left)} are left. This engine's graphs and contexts,"
         " and whatever the others take later, come from that; if the contexts alone are more, the start is refused.",
-    ), False
-
-
-def _unknown(why: str) -> _Left:
-    note = f"The bytes for the KV cache are not known: {why}. Give --kv-cache-memory-bytes."
-    return _Left(notes=(note,), why_unknown=why)
-
-
-def _bounds(
-    layers: Sequence[Layers], budgets: Sequence[StartBudget], limits: Limits, generation: Generation
-) -> tuple[KvPool, KvPool] | None:
-    """Return the pools with the fewest and with the most bytes; None where the bytes are no estimates."""
-    if all(stage.available.low == stage.available.high for stage in budgets):
-        return None
-    return (
-        plan_pool(layers, [stage.available.low for stage in budgets], limits, generation),
-        plan_pool(layers, [stage.available.high for stage in budgets], limits, generation),
-    )
+    ), None
 
 
 def _platform_note(flags: EngineFlags, generation: Generation, pool: KvPool) -> list[str]:
@@ -242,14 +291,12 @@ def _platform_note(flags: EngineFlags, generation: Generation, pool: KvPool) -> 
             f"--vllm-version: {version}; vllm-ascend from 0.28 on scales the bytes of a model whose layers"
             f" are in several groups (here {len(pool.groups)}) by a rule that is not modelled: plan for 0.27 or older"
         )
-    if given is None:
-        return []
-    if flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
+    if given is not None and flags.platform == "ascend" and release[:2] not in ascend.TAKES_KV_CACHE_MEMORY_BYTES:
         return [
             "vllm-ascend of this version ignores --kv-cache-memory-bytes: the plan is for a start that logs as many"
             " bytes as available."
         ]
-    if flags.platform != "cpu":
+    if given is None or flags.platform != "cpu":
         return []
     # v1/worker/cpu_worker.py, platforms/cpu.py
     if release < (0, 20, 0):

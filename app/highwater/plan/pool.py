@@ -58,6 +58,7 @@ class KvPool:
     binding_worker: int  # that rank's place among the workers
     bytes_per_block: int  # the bytes that one block takes there, all layers included
     blocks: int  # their number, the null block included
+    cache_bytes: tuple[int, ...]  # the bytes that they take on each worker
     groups: tuple[PoolGroup, ...]
     tokens: int | None  # "GPU KV cache size" as this version prints it; None where it would not get that far
     max_concurrency: float | None  # "Maximum concurrency" at the maximum length, as printed
@@ -147,6 +148,7 @@ def plan_pool(
         binding_worker=binding,
         bytes_per_block=block_bytes[binding],
         blocks=min(blocks),
+        cache_bytes=tuple(min(blocks) * size for size in block_bytes),
         groups=tuple(sizing.described(group) for group in sizing.groups),
         tokens=sizing.printed_tokens(min(blocks), concurrency) if fits else None,
         max_concurrency=concurrency if fits else None,

@@ -110,6 +110,8 @@ def resolve(flags: EngineFlags, model: Model, generation: Generation, *, specula
 
 def _doubts(flags: EngineFlags, model: Model, generation: Generation) -> Iterator[str]:
     """Yield what the KV cache's figures rest on that nobody gave, or that is not settled here for this version."""
+    if generation.note:
+        yield generation.note
     if model.dtype is None and flags.dtype in (None, "auto"):
         yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
     if model.is_latent and flags.platform == "cuda" and not (flags.block_size or flags.compute_capability):

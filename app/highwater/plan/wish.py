@@ -172,7 +172,7 @@ def grant_offline(
 
     def pool_of(changed: Flags) -> KvPool:
         planned = plan(replace(flags, **changed))
-        if planned.available_bytes is not None:
+        if planned.available_bytes is not None or planned.refusal is not None:
             return planned.pool
         if planned.why_unknown is not None:
             raise PlanError(
@@ -183,16 +183,16 @@ def grant_offline(
         needed = needed_bytes(planned.pool, wish.conversations)
         return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
 
-    resolved = plan(flags).resolved
+    as_given = plan(flags)
     granted = grant(
         wish,
         pool_of,
         image=image,
-        utilization=None if flags.kv_cache_memory_bytes is not None else resolved.flags.gpu_memory_utilization,
+        utilization=None if flags.kv_cache_memory_bytes is not None else as_given.resolved.flags.gpu_memory_utilization,
         kv_cache_dtype=flags.kv_cache_dtype,
         tensor_parallel_size=flags.tensor_parallel_size,
     )
-    chosen, as_given = granted.chosen, plan(flags)
+    chosen = granted.chosen
     if chosen is None or as_given.available_bytes is not None:
         return granted
     given = {"kv_cache_memory_bytes": chosen.needed_bytes}

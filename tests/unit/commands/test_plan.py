@@ -53,6 +53,7 @@ def test_what_is_refused_ends_with_2_and_names_the_flag():
         (("--vllm-version", "0.1.0"), "older than the oldest version known"),
         (("--vllm-version", "new"), "is not understood"),
         (("--oracle", "/nowhere/python", "--kv-cache-memory-bytes", "8G"), "could not be started"),
+        (("--oracle", "/nowhere/python", "--device", "24GiB", "--in-use", "23GiB"), "refuses to start: 1.00 GiB"),
         (("--oracle", "/nowhere/python"), "the bytes for the KV cache are needed"),
     ],
 )
@@ -61,6 +62,16 @@ def test_input_that_makes_no_sense_ends_with_2(arguments: tuple[str, ...], messa
     result = run(LLAMA, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_the_oracle_runs_with_the_shim_of_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where torch is a CPU build and torchvision is not, vLLM cannot be imported without it."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH" >&2\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", "/of/the/operator")
+    result = run(LLAMA, "--oracle", str(python), "--kv-cache-memory-bytes", "8G")
+    assert result.stderr.strip().endswith("demo/shim:/of/the/operator")
 
 
 def test_architectures_are_listed():

@@ -76,6 +76,9 @@ SMALL = {**LLAMA_8B, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_
         ("4800MiB", (), 1, "between                                         0 B and"),
         ("1GiB", ("--platform", "ascend", "--vllm-version", "0.13.0"), 1, "takes the 1.00 GiB in use by others off"),
         ("9GiB", ("--platform", "ascend"), 1, "refuses to start"),
+        ("7900MiB", ("--kv-cache-memory-bytes", "2GiB"), 1, "It does not fit: vLLM 0.15.0 refuses to start: 288 MiB"),
+        ("7900MiB", (), 1, "KV cache of one rank                                     not known"),
+        ("4800MiB", ("--kv-cache-memory-bytes", "64MiB"), 1, "It may not fit. Of the card's 8.00 GiB"),
         ("1GiB", ("--platform", "cpu"), 2, "--in-use: it is of a card"),
     ],
 )
@@ -88,6 +91,54 @@ def test_what_others_have_in_use_is_refused_counted_off_or_without_effect(
     result = CliRunner().invoke(plan, [str(folder), *TWO_ENGINES, *version, "--in-use", used, *more])
     assert said in result.output
     assert result.exit_code == status, result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "verdict"),
+    [
+        (("--kv-cache-memory-bytes", "20GiB"), 1, "It does not fit: vLLM runs out of memory: the card's 8.00 GiB do"),
+        (("--num-gpu-blocks-override", "200000"), 1, "It does not fit: vLLM runs out of memory: the card's 8.00 GiB"),
+        (("--num-gpu-blocks-override", "9000"), 0, "It fits: vLLM starts with --max-model-len 2048. Of the card's"),
+        (("--kv-cache-memory-bytes", "5GiB", "--in-use", "2GiB"), 1, "(5.00 GiB) and the 2.00 GiB in use by others"),
+        (("--kv-cache-memory-bytes", "6GiB"), 1, "It may not fit. Of the card's 8.00 GiB, 1.10 GiB are left beside"),
+        (("--kv-cache-memory-bytes", "1GiB"), 0, "for activations, graphs and memory outside torch of 571 MiB to 3.52"),
+        (("--kv-cache-memory-bytes", "12MiB"), 1, "vLLM refuses to start with --max-model-len 2048; the longest"),
+        (("--kv-cache-memory-bytes", "9GiB", "--platform", "cpu"), 1, "do not hold the KV cache (9.00 GiB)"),
+        (("--kv-cache-memory-bytes", "2GiB", "--platform", "cpu"), 1, "It may not fit. What a start takes of the"),
+        (("--kv-cache-memory-bytes", "20GiB", "-pp", "2"), 1, "weights (at least 576 MiB) and the KV cache ("),
+    ],
+)  # fmt: skip
+def test_a_card_must_hold_the_weights_beside_given_bytes(
+    folder: Path, more: tuple[str, ...], status: int, verdict: str
+) -> None:
+    """VLLM takes them as they are: its budget of the card no longer counts."""
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    given = [str(folder), "--device", "8GiB", "--gpu-memory-utilization", "0.5", "--max-model-len", "2048", *more]
+    result = CliRunner().invoke(plan, given)
+    assert verdict in result.output.splitlines()[1]
+    assert result.exit_code == status
+    assert "no card is named" not in result.output
+
+
+def test_a_card_that_is_too_full_has_no_length_that_fits(folder: Path) -> None:
+    given = [str(folder), "--device", "24GiB", "--kv-cache-memory-bytes", "20GiB", "--max-model-len", "2048", "--json"]
+    cache = json.loads(CliRunner().invoke(plan, given).stdout)["kv_cache"]
+    assert (cache["fits"], cache["max_model_len_that_fits"], cache["grades"]["fits"]) == (False, 0, "estimated")
+    assert "do not hold the weights" in cache["refusal"]
+    assert cache["grades"]["available_bytes"] == "exact"
+
+
+def test_a_card_that_the_weights_fill_is_the_reason(folder: Path) -> None:
+    """Not the length: no length fits."""
+    result = CliRunner().invoke(plan, [str(folder), "--device", "12GiB"])
+    assert result.output.splitlines()[1].startswith("It does not fit: Nothing is left for the KV cache")
+
+
+def test_a_drafters_weights_leave_open_whether_a_card_holds_given_bytes(folder: Path) -> None:
+    drafter = json.dumps({"method": "medusa", "num_speculative_tokens": 2, "model": str(folder)})
+    given = [str(folder), "--device", "80GiB", "--max-model-len", "2048", "--speculative-config", drafter]
+    for size, said in (("8GiB", "It may not fit. What a start takes"), ("79GiB", "It does not fit: vLLM runs out")):
+        assert said in CliRunner().invoke(plan, [*given, "--kv-cache-memory-bytes", size]).output
 
 
 def test_what_others_use_of_no_card_is_refused(folder: Path) -> None:

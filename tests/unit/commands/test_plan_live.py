@@ -20,6 +20,7 @@ from tests.unit.plan.test_live import engine_of
 
 CONFIGS = Path("tests/unit/plan/configs")
 QWEN3, GEMMA3 = CONFIGS / "qwen3-14b.json", CONFIGS / "gemma-3-27b.json"
+LLAMA = CONFIGS / "llama-3.1-8b.json"
 
 
 class FakeSidecar:
@@ -228,11 +229,34 @@ def test_a_wish_that_the_bounds_leave_open_may_fit(on_a_card: Callable[..., Resu
 def test_a_wish_on_a_device_whose_budget_cannot_be_made_is_refused_with_the_reason(plan: Callable[..., Result]) -> None:
     """It would be granted whatever the device: what a CPU has resident no config.json tells."""
     words = (QWEN3, "--wish", "8 x 32k", "--platform", "cpu", "--kv-cache-memory-bytes", "80GiB")
-    assert plan(*words, "--device", "1GiB").exit_code == 0
+    assert plan(*words).exit_code == 0
     result = plan(*words[:-2], "--device", "1GiB")
     assert result.exit_code == 2
     assert "wish: what a start leaves of --device for the KV cache is not known" in result.output
     assert "The reason: --platform is 'cpu': what a CPU engine has resident" in result.output
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--kv-cache-memory-bytes", "80GiB"), "do not hold the weights (at least"),
+        (("--in-use", "23GiB"), "refuses to start: 1.00 GiB of the card are free"),
+    ],
+)
+def test_a_wish_is_not_granted_on_a_card_that_is_too_full(
+    plan: Callable[..., Result], more: tuple[str, ...], said: str
+) -> None:
+    result = plan(LLAMA, "--wish", "8 x 8k", "--device", "24GiB", *more)
+    assert result.exit_code == 1
+    assert "It does not fit" in result.output
+    assert said in result.output
+
+
+def test_a_wish_beside_given_bytes_says_that_the_card_leaves_it_open(plan: Callable[..., Result]) -> None:
+    words = (LLAMA, "--wish", "1 x 8k", "--kv-cache-memory-bytes", "8GiB", "--device")
+    assert plan(*words, "80GiB").exit_code == 0
+    result = plan(*words, "18GiB")
+    assert (result.exit_code, "may fit" in result.output) == (1, True), result.output
 
 
 def test_the_nearest_have_whole_command_lines(plan: Callable[..., Result]) -> None:

@@ -415,7 +415,7 @@ def test_the_ascend_story_is_within_the_bounds() -> None:
 
 def test_a_cpu_engine_has_no_budget_of_parts() -> None:
     """It takes what is given, or the node's memory less what it has resident."""
-    with pytest.raises(PlanError, match="--kv-cache-memory-bytes"):
+    with pytest.raises(PlanError, match="known to a running engine only"):
         llama(replace(FLAGS, platform="cpu"))
 
 

@@ -48,7 +48,10 @@ BATCH = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
 def plan_grades(config: str, version: str = "0.32.0", **flags) -> set[str]:
     values = json.loads((CONFIGS / f"{config}.json").read_text("utf-8"))
     planned = plan_offline(values, EngineFlags(**flags), version)
-    return set(plan_json(planned, "m")["kv_cache"]["grades"].values())
+    grades = plan_json(planned, "m")["kv_cache"]["grades"]
+    # Whether a card holds given bytes follows from estimates.
+    assert flags.get("device_bytes") is None or grades.pop("fits", "estimated") == "estimated"
+    return set(grades.values())
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,10 @@ def plan_grades(config: str, version: str = "0.32.0", **flags) -> set[str]:
         ("kimi-k2", "0.32.0", {}, "estimated"),
         ("kimi-k2", "0.32.0", {"compute_capability": "9.0"}, "exact"),
         ("kimi-k2", "0.32.0", {"block_size": 64}, "exact"),
+        ("llama-3.1-8b", "0.33.4", {}, "exact"),
+        ("llama-3.1-8b", "0.34.0", {}, "estimated"),
+        ("llama-3.1-8b", "1.7", {}, "estimated"),
+        ("llama-3.1-8b", "0.32.1.dev8+g4b7f5ea1a", {}, "estimated"),
     ],
 )
 def test_no_figure_is_exact_that_rests_on_an_assumed_default(config, version, flags, grade) -> None:
@@ -88,6 +95,14 @@ def test_what_a_figure_rests_on_is_said(changed, version, said) -> None:
     plan = plan_json(plan_offline(values, EngineFlags(kv_cache_memory_bytes=40 * GIB), version), "m")
     assert set(plan["kv_cache"]["grades"].values()) == {"estimated"}
     assert any(note.startswith("Not exact: ") and said in note for note in plan["notes"])
+
+
+def test_the_rules_of_an_older_version_are_said_once() -> None:
+    values = json.loads((CONFIGS / "llama-3.1-8b.json").read_text("utf-8"))
+    notes = plan_offline(values, EngineFlags(kv_cache_memory_bytes=40 * GIB), "1.7").notes
+    assert [note for note in notes if "1.7" in note] == [
+        "Not exact: vLLM 1.7 is newer than 0.33.0, the newest that was read; the rules of that are used."
+    ]
 
 
 def test_a_device_with_a_drafter_has_no_budget() -> None:
