@@ -26,6 +26,9 @@ class RankGrowth:
     seconds_to_full: float | None = None
     # In how many seconds memory fills again after each relief, and is given back each time; `None` where it does not.
     refill_seconds: float | None = None
+    # What the encoder cache still grows by, where it reaches its budget before the device is full: the forecast is then
+    # of all else.
+    cache_room_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
