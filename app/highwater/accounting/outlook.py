@@ -41,10 +41,14 @@ def short_ranks(rule: RuleStatus) -> list[RankPressure]:
     return sorted((rank for rank in rule.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
 
 
+def gains(rank: RankPressure) -> dict[str, int | None]:
+    return {name: getattr(rank, field) for name, field in GAIN_FIELDS.items()}
+
+
 def can_give(ranks: Iterable[RankPressure]) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for rank in ranks:
-        sizes.update({name: getattr(rank, field) or 0 for name, field in GAIN_FIELDS.items()})
+        sizes.update({name: size or 0 for name, size in gains(rank).items()})
     return {name: size for name, size in sizes.items() if size > 0}
 
 

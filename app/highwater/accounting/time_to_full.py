@@ -47,15 +47,13 @@ def seconds_until(
 
 
 def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
-    """Return a rank's pace, the component that grows, and when its device is full at that pace.
-
-    The encoder cache grows no further than its budget: where that leaves room, the forecast is that of all else.
-    """
+    """Return a rank's pace, the component that grows, and when its device is full at that pace."""
     pace, refills = pace_of(track), refill_seconds(track)
     grown = RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, refill_seconds=refills)
     if pace is None:
         return grown
-    grown = replace(grown, bytes_per_second=pace.bytes_per_second, component=_grower(track, pace))
+    grows = pace.bytes_per_second >= SLOWEST_BYTES_PER_SECOND
+    grown = replace(grown, bytes_per_second=pace.bytes_per_second, component=_grower(track, pace) if grows else None)
     left = None if refills is not None else forecast(track, pace, rank.free_bytes)
     cache, budget = track.part(_CACHE), budget_bytes(rank.encoder_cache)
     if left is None or rank.free_bytes is None or budget is None or not cache:
@@ -63,6 +61,7 @@ def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
     room = max(budget - int(cache[-1]), 0)
     if (cache[-1] - cache[pace.first]) / pace.seconds * left <= room:
         return replace(grown, seconds_to_full=left)
+    # The encoder cache grows no further than its budget: the forecast is that of all else.
     others = replace(
         track, used=[*map(sub, track.used, cache)], part=lambda name: () if name == _CACHE else track.part(name)
     )
@@ -108,8 +107,6 @@ def refill_seconds(track: Track) -> float | None:
 
 def _grower(track: Track, pace: Pace) -> str | None:
     """Return the component with most of the growth; ``None`` where none has half of it, or it is not known."""
-    if pace.bytes_per_second < SLOWEST_BYTES_PER_SECOND:
-        return None
     third = max((len(track.at) - pace.first) // 3, 1)
     grown = {
         name: fmean(values[-third:]) - fmean(values[pace.first : pace.first + third])
