@@ -26,7 +26,7 @@ _WATCHED_SHARE, _WATCHED_SECONDS = 1 / 6, 60.0
 # of a growth that slackens; and one that quickens may not use it up in that share of the time: else the forecast is
 # wrong by a third.
 _STEPS, _SCATTERS, _SLACK, _SOON = 4.0, 10.0, 2.5, 0.8
-_CACHE: Final = "encoder_cache_bytes"
+_CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
 
 
 def seconds_until(
@@ -56,7 +56,7 @@ def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
     grown = replace(grown, bytes_per_second=pace.bytes_per_second, component=_grower(track, pace) if grows else None)
     left = None if refills is not None else forecast(track, pace, rank.free_bytes)
     cache, budget = track.part(_CACHE), budget_bytes(rank.encoder_cache)
-    if left is None or rank.free_bytes is None or budget is None or not cache:
+    if left is None or rank.free_bytes is None or budget is None or not cache or cache[-1] > _PASSED * budget:
         return replace(grown, seconds_to_full=left)
     room = max(budget - int(cache[-1]), 0)
     if (cache[-1] - cache[pace.first]) / pace.seconds * left <= room:
