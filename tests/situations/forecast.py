@@ -1,4 +1,4 @@
-"""`python -m tests.situations.forecast`: the forecast on twelve shapes of memory, printed and in docs/growth.md.
+"""`python -m tests.situations.forecast`: the forecast on shapes of memory, printed and in docs/growth.md.
 
 The readings pass through the sidecar's own history. The exit status is 1 where a bound is missed.
 """
@@ -19,19 +19,20 @@ from bench.page import replaced
 from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.memory.history import History
 from highwater.readings.engine import EngineStatus
-from highwater.readings.rank import Components, Device, RankReading
+from highwater.readings.rank import Components, Device, EncoderCache, RankReading
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import Report
 from tests.situations import busy
-from tests.situations.shapes import SHAPES, Course, Dice
+from tests.situations.device import MIB
+from tests.situations.shapes import SHAPES, UNFORESEEN, Course, Dice
 
 PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs" / "growth.md"
 SEEDS: Final = 8
 STEPS: Final = (0.2, 1.0, 5.0)
-COLUMNS: Final = ("shape", "readings", "with a forecast", "largest error", "wrong")
+COLUMNS: Final = ("shape", "readings", "with a forecast", "largest error", "wrong", "undone by a change")
 WITHIN: Final = 0.3
 ALWAYS: Final = frozenset({"ramp", "slow ramp"})
-NEVER: Final = frozenset({"one step", "saw", "plateau", "relief waves", "noise alone"})
+NEVER: Final = frozenset({"one step", "saw", "plateau", "relief waves", "noise alone", "cache to its budget"})
 LEAST_GIVEN: Final = 0.8
 JUDGED: Final = 60  # readings of one course that are judged, about
 ENGINE: Final = EngineStatus(url="http://engine", state="ready")
@@ -43,7 +44,8 @@ class Outcome:
 
     Attributes:
         worst: The largest error of a forecast, as a share of what came; less than a reading is no error.
-        wrong: Those beyond the bound, and those of what never came.
+        wrong: Those beyond the bound, and those of what never came as memory went then.
+        undone: Right as memory went then, which changed before it was full.
     """
 
     shape: str
@@ -51,16 +53,20 @@ class Outcome:
     given: int = 0
     worst: float = 0.0
     wrong: list[str] = field(default_factory=list)
+    undone: int = 0
 
-    def judge(self, said: float | None, due: float, *, step: float, turned_ago: float, where: str) -> None:
-        """Compare a forecast with what then happened, both in seconds."""
+    def judge(
+        self, said: float | None, due: float, *, step: float, turned_ago: float, where: str, turns_in: float = math.inf
+    ) -> None:
+        """Compare a forecast with what then happened, both in seconds; ``due`` is infinite where it never came."""
         if turned_ago <= max(3.0, 3 * step):
             return  # three readings, or seconds, are what it takes to see it
         self.readings += 1
         if said is None:
             return
         self.given += 1
-        error = 0.0 if abs(said - due) <= step else abs(said - due) / due
+        self.undone += turns_in < due < math.inf
+        error = math.inf if due == math.inf else 0.0 if abs(said - due) <= step else abs(said - due) / due
         self.worst = max(self.worst, error)
         if error > WITHIN:
             self.wrong.append(f"{where}: full in {said:.0f} s was said, and it was {due:.0f} s")
@@ -118,6 +124,14 @@ def _reading(course: Course, at: float, rank: int, pid: int) -> RankReading:
         used_bytes=used,
         free_bytes=int(course.total) - used,
         components=parts,
+        encoder_cache=_encoder_cache(course, used - rest) if rank == 0 and course.budget is not None else None,
+    )
+
+
+def _encoder_cache(course: Course, held: int) -> EncoderCache:
+    """Return a cache with an embedding for each MiB."""
+    return EncoderCache(
+        entries=1, device_bytes=held, embeds=held // MIB, capacity_embeds=int((course.budget or 0) // MIB)
     )
 
 
@@ -126,14 +140,16 @@ def outcome_of(shape: str, seeds: Iterable[int]) -> Outcome:
     outcome = Outcome(shape)
     for step in STEPS:
         for seed in seeds:
-            course = SHAPES[shape](Dice(Random(f"{shape} {seed} {step}"), step))  # noqa: S311 - shapes are no secret
+            course = {**SHAPES, **UNFORESEEN}[shape](Dice(Random(f"{shape} {seed} {step}"), step))  # noqa: S311 - shapes are no secret
             for at, seconds, component in said(course, step, ranks=8 if seed % 4 == 3 else 1):
                 if at <= course.judged_from:
                     continue
+                changes = (*course.turns, *(cut for cut, kind in course.cuts if kind == "restart"))
+                turns_in = min((turn - at for turn in changes if turn > at), default=math.inf)
                 turned_ago = min((at - turn for turn in course.turns if turn <= at), default=math.inf)
                 where = f"seed {seed}, a reading each {step:g} s, at {at:.1f} s"
                 due = course.full_at(at) - at
-                outcome.judge(seconds, due, step=step, turned_ago=turned_ago, where=where)
+                outcome.judge(seconds, due, step=step, turned_ago=turned_ago, where=where, turns_in=turns_in)
                 if seconds is not None and component != course.grower:
                     outcome.wrong.append(f"{where}: {component} is named, and {course.grower} grew")
     return outcome
@@ -146,8 +162,9 @@ def rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
             one.shape,
             f"{one.readings:,}",
             f"{one.given / max(one.readings, 1):.0%}",
-            f"{one.worst:.0%}" if one.given else "-",
-            str(len(one.wrong)),
+            "-" if not one.given else "never came" if one.worst == math.inf else f"{one.worst:.0%}",
+            f"{len(one.wrong):,}",
+            f"{one.undone:,}",
         )
         for one in outcomes
     ]
@@ -155,8 +172,8 @@ def rows(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
 
 def main() -> None:
     """Run all shapes, print both tables, and write them into the page: forecasts, and verdicts under load."""
-    outcomes = [outcome_of(shape, range(SEEDS)) for shape in SHAPES]
-    rates = [busy.rates_of(shape, range(SEEDS)) for shape in busy.SHAPES]
+    outcomes = [outcome_of(shape, range(SEEDS)) for shape in (*SHAPES, *UNFORESEEN)]
+    rates = [busy.rates_of(shape, range(SEEDS)) for shape in (*busy.SHAPES, *busy.INDISTINCT)]
     text = PAGE.read_text(encoding="utf-8")
     for name, of, columns in (
         ("forecast", rows(outcomes), COLUMNS),
@@ -166,8 +183,8 @@ def main() -> None:
         table = tabulate(of, columns, tablefmt="github", disable_numparse=True)
         text = replaced(text, name, f"end of {name}", f"\n{table}\n\n")
     PAGE.write_text(text, encoding="utf-8")
-    missed = [f"{one.shape}: {what}" for one in outcomes for what in one.missed]
-    missed += [what for one in rates for what in one.missed]
+    missed = [f"{one.shape}: {what}" for one in outcomes if one.shape in SHAPES for what in one.missed]
+    missed += [what for one in rates if one.shape in busy.SHAPES for what in one.missed]
     print("\n".join(missed))
     sys.exit(1 if missed else 0)
 

@@ -1,4 +1,4 @@
-"""Twelve shapes of a device's used bytes over time, and when each is full. A shape is drawn anew for each seed."""
+"""Shapes of a device's used bytes over time, and when each is full. A shape is drawn anew for each seed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Course:
         used: Returns its used bytes at a second.
         full_at: Returns when it is full, as it goes at a second; infinite where it does not fill.
         grower: The component that grows.
+        budget: The bytes that the encoder cache may hold, of what is used beyond a quarter of the device.
         cuts: When a remedy of the policy gave memory back (``relief``), or another process began (``restart``).
         turns: When what it does changes: readings show that a moment later.
         judged_from: Before this second it cannot be told from a ramp.
@@ -34,6 +35,7 @@ class Course:
     used: Callable[[float], float]
     full_at: Callable[[float], float]
     grower: str = "other_tensors_bytes"
+    budget: float | None = None
     cuts: Sequence[tuple[float, str]] = ()
     turns: Sequence[float] = ()
     judged_from: float = 0.0
@@ -217,6 +219,52 @@ def noise_alone(dice: Dice) -> Course:
     return Course(dice.total, max(200.0, 60 * dice.step), lambda at: dice.start + used(at), never)
 
 
+def cache_to_its_budget(dice: Dice) -> Course:
+    """The encoder cache fills at one pace to its budget, an image at a time, and leaves some of the device."""
+    pace, budget = dice.pace(), dice.start - dice.total / 4 + dice.room * dice.random.uniform(0.2, 0.9)
+    end, each = (budget + dice.total / 4 - dice.start) / pace, dice.random.uniform(0, 0.02) * dice.room or 1.0
+    return Course(
+        dice.total,
+        end + 60 + 10 * dice.step,
+        lambda at: dice.start + min(each * math.floor(pace * at / each), pace * end),
+        never,
+        grower="encoder_cache_bytes",
+        budget=budget,
+    )
+
+
+def accelerating(dice: Dice) -> Course:
+    seconds = dice.ramp_seconds()
+    return Course(dice.total, seconds, lambda at: dice.start + dice.room * (at / seconds) ** 2, lambda _: seconds)
+
+
+def slowing(dice: Dice) -> Course:
+    seconds = dice.ramp_seconds()
+    return Course(dice.total, seconds, lambda at: dice.start + dice.room * (at / seconds) ** 0.5, lambda _: seconds)
+
+
+def ramp_with_pauses(dice: Dice) -> Course:
+    pace, on, off = dice.pace(), dice.random.uniform(10, 40), dice.random.uniform(4, 12)
+    seconds = dice.room / pace
+    full = seconds + off * math.floor(seconds / on)
+
+    def grown(at: float) -> float:
+        return at // (on + off) * on + min(at % (on + off), on)
+
+    return Course(dice.total, full, lambda at: min(dice.start + pace * grown(at), dice.total), lambda _: full)
+
+
+def slow_rhythm(dice: Dice) -> Course:
+    """It rises and falls with the hours, and is never full."""
+    period = dice.random.uniform(600, 3600)
+    return Course(
+        dice.total,
+        2 * period,
+        lambda at: dice.start + dice.room * 0.3 * (1 - math.cos(2 * math.pi * at / period)),
+        never,
+    )
+
+
 Shape: TypeAlias = Callable[[Dice], Course]
 SHAPES: Final[dict[str, Shape]] = {
     "ramp": ramp,
@@ -231,4 +279,12 @@ SHAPES: Final[dict[str, Shape]] = {
     "relief waves": relief_waves,
     "load that stops": load_stops,
     "noise alone": noise_alone,
+    "cache to its budget": cache_to_its_budget,
+}
+# Of these no straight line tells when the device is full: their errors are counted, and held to no bound.
+UNFORESEEN: Final[dict[str, Shape]] = {
+    "accelerating": accelerating,
+    "slowing": slowing,
+    "ramp with pauses": ramp_with_pauses,
+    "slow rhythm": slow_rhythm,
 }

@@ -1,4 +1,4 @@
-"""The forecast on twelve shapes of memory: right where it is given, and absent where nothing is foretold."""
+"""The forecast on shapes of memory: right where it is given, and absent where nothing is foretold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.situations import busy
 from tests.situations.forecast import SEEDS, Outcome, outcome_of
-from tests.situations.shapes import SHAPES
+from tests.situations.shapes import SHAPES, UNFORESEEN
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -23,16 +23,32 @@ def test_it_does_so_with_other_devices_and_paces(shape):
     assert outcome_of(shape, range(SEEDS)).missed == []
 
 
-@pytest.mark.parametrize(("shape", "said", "due"), [("steps", 50.0, 100.0), ("ramp", None, 9.0), ("saw", 9.0, 9.0)])
+@pytest.mark.parametrize(
+    ("shape", "said", "due"),
+    [("steps", 50.0, 100.0), ("steps", 50.0, math.inf), ("ramp", None, 9.0), ("saw", 9.0, 9.0)],
+)
 def test_each_bound_can_be_missed(shape, said, due):
     outcome = Outcome(shape)
     outcome.judge(said, due, step=1.0, turned_ago=math.inf, where="here")
     assert len(outcome.missed) == 1
 
 
+def test_what_a_change_undid_is_counted_apart():
+    """It was right as memory went then; what would have come before the change is no part of it."""
+    outcome = Outcome("load that stops")
+    for turns_in in (5.0, 50.0):
+        outcome.judge(10.0, 10.0, step=1.0, turned_ago=math.inf, turns_in=turns_in, where="here")
+    assert (outcome.undone, outcome.wrong) == (1, [])
+
+
+def test_a_growth_that_quickens_gets_no_forecast():
+    assert outcome_of("accelerating", (0, 3)).given == 0
+
+
 def test_the_page_has_a_row_for_each_shape():
     page = Path("docs/growth.md").read_text(encoding="utf-8")
-    assert [shape for shape in SHAPES if f"| {shape} " not in page] == []
+    shapes = (*SHAPES, *UNFORESEEN, *busy.SHAPES, *busy.INDISTINCT)
+    assert [shape for shape in shapes if f"| {shape} " not in page] == []
 
 
 @pytest.mark.parametrize("shape", busy.SHAPES)

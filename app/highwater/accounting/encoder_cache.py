@@ -1,10 +1,10 @@
-"""The encoder cache over all ranks."""
+"""The encoder cache over all ranks, and the bytes of its budget."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from highwater.readings.rank import EncoderCacheTotals, RankReading
+from highwater.readings.rank import EncoderCache, EncoderCacheTotals, RankReading
 
 
 def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
@@ -23,3 +23,10 @@ def encoder_totals(ranks: Sequence[RankReading]) -> EncoderCacheTotals | None:
         restores=max(cache.restores for cache in caches),
         restore_seconds=max(cache.restore_seconds for cache in caches),
     )
+
+
+def budget_bytes(cache: EncoderCache | None) -> int | None:
+    """Return how large the cache can grow, device and host, by the bytes that it holds now for each embedding."""
+    if cache is None or not cache.capacity_embeds or not cache.embeds:
+        return None
+    return cache.capacity_embeds * (cache.device_bytes + cache.host_bytes) // cache.embeds

@@ -79,6 +79,7 @@ class Pace(NamedTuple):
     Attributes:
         now: The used bytes now, by the line; ``scatter``: how far readings are from it.
         to_come: The bytes that still come if it goes on to slacken as it does; infinite where it does not.
+        gain: By how much the pace surely grows each second; 0 where it does not.
         is_kinked: Whether it has slackened before: memory may be levelling off.
     """
 
@@ -88,6 +89,7 @@ class Pace(NamedTuple):
     now: float = 0.0
     scatter: float = 0.0
     to_come: float = math.inf
+    gain: float = 0.0
     is_kinked: bool = False
 
 
@@ -158,8 +160,9 @@ class _Line:
         to_come = math.inf
         if self.ratio < (1 if is_kinked else 1 - self._doubt):
             to_come = self._pace_late * self._seconds / 3 * self.ratio / (1 - self.ratio)
+        gain = 3 * self._pace_late * (1 - 1 / self.ratio) / self._seconds if self.ratio > 1 + 3 * self._doubt else 0.0
         now = used + self.slope * (self._track.at[-1] - at)
-        return Pace(self.slope, self._first, self._seconds, now, self._scatter, to_come, is_kinked)
+        return Pace(self.slope, self._first, self._seconds, now, self._scatter, to_come, gain, is_kinked)
 
 
 def _is_flat(track: Track, start: int, slower_than: float) -> bool:

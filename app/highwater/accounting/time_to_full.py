@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from dataclasses import replace
 from operator import sub
 from statistics import fmean
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.accounting.encoder_cache import budget_bytes
 from highwater.accounting.pace import SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, pace_of
 from highwater.readings.growth import RankGrowth
 from highwater.readings.rank import RankReading
@@ -21,8 +23,10 @@ TRACK_SECONDS: Final = STEADY.windows[0]
 HORIZON_SECONDS = 86_400.0  # further away is no forecast
 _WATCHED_SHARE, _WATCHED_SECONDS = 1 / 6, 60.0
 # What is left must be that much more than one step of the growth, than the scatter around it, and than what still comes
-# of a growth that slackens: else the forecast is wrong by a third.
-_STEPS, _SCATTERS, _SLACK = 4.0, 10.0, 2.5
+# of a growth that slackens; and one that quickens may not use it up in that share of the time: else the forecast is
+# wrong by a third.
+_STEPS, _SCATTERS, _SLACK, _SOON = 4.0, 10.0, 2.5, 0.8
+_CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
 
 
 def seconds_until(
@@ -45,15 +49,26 @@ def seconds_until(
 def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
     """Return a rank's pace, the component that grows, and when its device is full at that pace."""
     pace, refills = pace_of(track), refill_seconds(track)
-    grows = pace is not None and pace.bytes_per_second >= SLOWEST_BYTES_PER_SECOND
-    return RankGrowth(
-        rank=rank.rank,
-        dp_rank=rank.dp_rank,
-        bytes_per_second=None if pace is None else pace.bytes_per_second,
-        component=_grower(track, pace) if pace is not None and grows else None,
-        seconds_to_full=None if pace is None or refills is not None else forecast(track, pace, rank.free_bytes),
-        refill_seconds=refills,
+    grown = RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, refill_seconds=refills)
+    if pace is None:
+        return grown
+    grows = pace.bytes_per_second >= SLOWEST_BYTES_PER_SECOND
+    grown = replace(grown, bytes_per_second=pace.bytes_per_second, component=_grower(track, pace) if grows else None)
+    left = None if refills is not None else forecast(track, pace, rank.free_bytes)
+    cache, budget = track.part(_CACHE), budget_bytes(rank.encoder_cache)
+    if left is None or rank.free_bytes is None or budget is None or not cache or cache[-1] > _PASSED * budget:
+        return replace(grown, seconds_to_full=left)
+    room = max(budget - int(cache[-1]), 0)
+    if (cache[-1] - cache[pace.first]) / pace.seconds * left <= room:
+        return replace(grown, seconds_to_full=left)
+    # The encoder cache grows no further than its budget: the forecast is that of all else.
+    others = replace(
+        track, used=[*map(sub, track.used, cache)], part=lambda name: () if name == _CACHE else track.part(name)
     )
+    grown, pace = replace(grown, cache_room_bytes=room), pace_of(others)
+    if pace is not None and (left := forecast(others, pace, rank.free_bytes - room)) is not None:
+        grown = replace(grown, seconds_to_full=left, component=_grower(others, pace))
+    return grown
 
 
 def forecast(track: Track, pace: Pace, free_bytes: int | None) -> float | None:
@@ -69,8 +84,10 @@ def forecast(track: Track, pace: Pace, free_bytes: int | None) -> float | None:
     step = max(map(sub, used[first + 1 :], used[first:])) - (used[-1] - used[first]) / (len(used) - 1 - first)
     if room < max(_STEPS * step, _SCATTERS * pace.scatter) or _SLACK * room > pace.to_come:
         return None
+    soon = _SOON * left
+    is_too_quick = room < (pace.bytes_per_second + pace.gain * (pace.seconds + soon) / 2) * soon
     is_new = used[-1] - max(used[:first], default=-math.inf) >= pace.bytes_per_second * pace.seconds / 2
-    return left if is_new else None
+    return left if is_new and not is_too_quick else None
 
 
 def refill_seconds(track: Track) -> float | None:

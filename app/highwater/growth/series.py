@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from highwater.accounting.components import COMPONENTS
+from highwater.accounting.encoder_cache import budget_bytes
 from highwater.accounting.launch import may_fragment
 from highwater.growth.floors import Bound
 from highwater.readings.growth import GrowthUnit
@@ -112,8 +113,5 @@ def _rank_key(rank: RankReading, measure: str, place: Place) -> SeriesKey:
 
 
 def encoder_cache_bound(rank: RankReading) -> Bound | None:
-    cache = rank.encoder_cache
-    if cache is None or not cache.capacity_embeds or not cache.embeds:
-        return None
-    held = cache.device_bytes + cache.host_bytes
-    return Bound(limit=cache.capacity_embeds * held / cache.embeds, what="the encoder cache's budget")
+    limit = budget_bytes(rank.encoder_cache)
+    return None if limit is None else Bound(limit=limit, what="the encoder cache's budget")

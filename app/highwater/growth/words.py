@@ -15,7 +15,10 @@ from highwater.units import HOUR_SECONDS, MIB, span_text
 _NOTABLE_BYTES: Final = 64 * MIB
 # An exhaustion that is further away gets no date.
 _HORIZON_SECONDS: Final = 366 * 86_400.0
-_BY_WORK: Final = f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with equal work, for lack of idle floors)"
+_BY_WORK: Final = (
+    f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with as many requests, for lack of idle floors)"
+)
+_ALIKE: Final = "; requests that each hold more bytes, such as larger images, look the same"
 
 
 def series_growth(
@@ -73,6 +76,7 @@ def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_o
         return (
             f"it {'leaked' if is_over else 'leaks'} {rate_text(rate, key.unit)}, by {leak.floors} floors over "
             f"{span_text(leak.window_seconds)}{f'; it cannot be told from growth {also}' if also else ''}"
+            f"{_ALIKE if judgement.ground == 'equal_work' else ''}"
         )
     if step is not None:
         cause = "with no known event near it" if step.what is None else f"at: {step.what}"

@@ -11,6 +11,7 @@ from highwater.policy.gains import possible_gain
 from highwater.policy.memory import LastRun, RuleMemory
 from highwater.policy.pressure import Pressure, is_reached
 from highwater.policy.rules import FILL_SIGNALS, RATIO_SIGNALS, Rule
+from highwater.readings.growth import RankGrowth
 from highwater.readings.policy import PolicyLevel, PolicyMode, RankPressure, RemedyState, RuleStatus
 from highwater.readings.report import Report
 from highwater.text.table import rank_title
@@ -22,8 +23,8 @@ def rule_status(
 ) -> RuleStatus:
     """Return one rule as shown; ``to_unix`` are the seconds that turn the policy's times into Unix time."""
     rule, worst = view.rule, view.worst
-    full_in = {rank_key(growth): growth.seconds_to_full for growth in report.growth.ranks}
-    ranks = tuple(_rank(rule, pressure, full_in.get(pressure.key)) for pressure in view.pressures)
+    growths = {rank_key(growth): growth for growth in report.growth.ranks}
+    ranks = tuple(_rank(rule, pressure, growths.get(pressure.key)) for pressure in view.pressures)
     rest_until = view.cooldown_until + to_unix if view.cooldown_until is not None else None
     status = RuleStatus(
         name=rule.name,
@@ -75,7 +76,7 @@ def _value(signal: str, value: float) -> str:
     return f"{value:.3f}" if signal in RATIO_SIGNALS else f"{value / MIB:,.0f} MiB"
 
 
-def _rank(rule: Rule, pressure: Pressure, seconds_to_full: float | None) -> RankPressure:
+def _rank(rule: Rule, pressure: Pressure, growth: RankGrowth | None) -> RankPressure:
     reading, total = pressure.reading, pressure.reading.total_bytes
 
     def as_free(water: float | None) -> int | None:
@@ -87,8 +88,8 @@ def _rank(rule: Rule, pressure: Pressure, seconds_to_full: float | None) -> Rank
 
     high, free = as_free(pressure.high), reading.free_bytes
     to_high_water = None
-    if seconds_to_full is not None and high is not None and free is not None and free > high:
-        to_high_water = seconds_to_full * (free - high) / free
+    if growth is not None and high is not None and free is not None and free > high:
+        to_high_water = _seconds_until(free - high, free, growth)
     trim = possible_gain("trim_encoder_cache", rule.signal, reading)
     return RankPressure(
         rank=reading.rank,
@@ -102,6 +103,15 @@ def _rank(rule: Rule, pressure: Pressure, seconds_to_full: float | None) -> Rank
         seconds_to_high_water=to_high_water,
         note=pressure.note,
     )
+
+
+def _seconds_until(room: int, free: int, growth: RankGrowth) -> float | None:
+    """Return when so much of what is free is used up; once the encoder cache is full, all else grows alone."""
+    left, pace, cached = growth.seconds_to_full, growth.bytes_per_second, growth.cache_room_bytes or 0
+    together = room / pace if cached and pace else 0.0
+    if room <= cached:
+        return together
+    return None if left is None else max(left * (room - cached) / (free - cached), together)
 
 
 def _remedy(

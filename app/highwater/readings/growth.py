@@ -26,6 +26,8 @@ class RankGrowth:
     seconds_to_full: float | None = None
     # In how many seconds memory fills again after each relief, and is given back each time; `None` where it does not.
     refill_seconds: float | None = None
+    # What the encoder cache still grows by, where its budget ends that before the device is full: all else is foretold.
+    cache_room_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from highwater.accounting.attribution import account
-from highwater.accounting.encoder_cache import encoder_totals
+from highwater.accounting.encoder_cache import budget_bytes, encoder_totals
 from highwater.readings.rank import EncoderCache, EncoderCacheTotals
 from tests.fakes.engine import IMAGE_BYTES, IMAGES
 from tests.fakes.ranks import reading
@@ -55,3 +57,13 @@ def test_bytes_are_summed_over_ranks_and_of_all_else_the_most_counts():
         restores=3,
         restore_seconds=1.5,
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [({}, 120.0), ({"host_bytes": 30}, 180.0), ({"embeds": 0}, None), ({"capacity_embeds": None}, None)],
+)
+def test_its_budget_is_in_bytes_by_what_each_embedding_holds(changes, limit):
+    cache = EncoderCache(entries=3, device_bytes=60, embeds=4, capacity_embeds=8)
+    assert budget_bytes(replace(cache, **changes)) == limit
+    assert budget_bytes(None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
@@ -11,6 +12,7 @@ import pytest
 from highwater.accounting.growth_since_ready import growth_since_ready
 from highwater.accounting.pace import HASTY, Track, pace_of
 from highwater.accounting.time_to_full import refill_seconds, seconds_until, time_to_full
+from highwater.readings.rank import EncoderCache
 from tests.unit.accounting.story import story
 
 MIB = 1024**2
@@ -105,6 +107,42 @@ def test_readings_with_gaps_of_any_length_are_no_error():
         shown = Track(at, used, cut_at=dice.choice((-math.inf, at[0], at[-1], math.inf)), reliefs=at[::3])
         left = time_to_full(RANK, shown).seconds_to_full
         assert left is None or 0 <= left <= 86_400
+
+
+def with_cache(*, budget: float, others: float = 0.0, seconds: int = 60):
+    """A cache that grows by ``PACE`` and has so large a budget, beside other tensors with a pace of their own."""
+    parts = {"encoder_cache_bytes": ramp(seconds), "other_tensors_bytes": ramp(seconds, pace=others)}
+    held = int(parts["encoder_cache_bytes"][-1])
+    cache = EncoderCache(entries=1, device_bytes=held, embeds=held // 1024, capacity_embeds=int(budget) // 1024)
+    used = [sum(both) for both in zip(*parts.values(), strict=True)]
+    return time_to_full(replace(RANK, encoder_cache=cache), track(used, part=lambda name: parts.get(name, ())))
+
+
+@pytest.mark.parametrize("passed", [0.95, 1.0, 1.5])
+def test_an_encoder_cache_fills_no_device_beyond_its_budget(passed):
+    """Nor one that is at its budget already."""
+    grown = with_cache(budget=PACE * 60 * passed)
+    assert (grown.seconds_to_full, grown.component) == (None, "encoder_cache_bytes")
+    assert grown.cache_room_bytes == pytest.approx(max(PACE * 60 * (passed - 1), 0), abs=1024)
+
+
+@pytest.mark.parametrize("budget", [PACE * 60 + RANK.free_bytes + MIB, PACE * 50])
+def test_a_budget_beyond_the_device_or_one_that_does_not_hold_changes_no_forecast(budget):
+    grown = with_cache(budget=budget)
+    assert grown.seconds_to_full == pytest.approx(RANK.free_bytes / PACE)
+    assert grown.cache_room_bytes is None
+
+
+def test_what_else_grows_fills_the_device_beside_a_cache_with_a_budget():
+    room = PACE * 20
+    grown = with_cache(budget=PACE * 60 + room, others=PACE)
+    assert grown.seconds_to_full == pytest.approx((RANK.free_bytes - room) / PACE, rel=0.01)
+    assert grown.component == "other_tensors_bytes"
+
+
+def test_a_growth_that_quickens_foretells_nothing():
+    used = [PACE * at * at / 60 for at in range(61)]
+    assert foretold(used) is None
 
 
 @pytest.mark.parametrize("pace", [None, -1e9, 0.0, 1000.0, 70_000.0])

@@ -418,7 +418,10 @@ async def test_an_engine_that_is_never_idle_gets_a_verdict_by_windows_of_equal_w
     assert (found.series, found.verdict, found.ground) == ("rank 0 other_tensors_bytes", "leak", "equal_work")
     assert found.rate is not None
     assert found.rate.low < found.rate.per_driver == pytest.approx(240 * 60 * MIB, rel=0.01)
-    assert found.text.endswith("(by the lowest value of each 15 s with equal work, for lack of idle floors)")
+    assert found.text.endswith(
+        "; requests that each hold more bytes, such as larger images, look the same "
+        "(by the lowest value of each 15 s with as many requests, for lack of idle floors)"
+    )
     assert watched.watch.data(found.series) == []
     assert len(watched.watch.data(found.series, found.ground)) == 24
     assert [event.summary for event in watched.history.events()] == ["rank 0 other_tensors_bytes leaks"]

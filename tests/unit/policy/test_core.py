@@ -9,12 +9,12 @@ import pytest
 
 from highwater.policy.core import URGENT_COOLDOWN_SECONDS, Action, Decision, RuleView, decide
 from highwater.policy.learning import begin, learn
-from highwater.policy.memory import LifeMemory
+from highwater.policy.memory import LifeMemory, RuleMemory
 from highwater.policy.pressure import Facts, unreachable
 from highwater.policy.rules import ALL_REMEDIES, Rule
-from highwater.policy.status import summary
+from highwater.policy.status import rule_status, summary
 from highwater.readings.engine import MissingRank
-from highwater.readings.growth import Growth
+from highwater.readings.growth import Growth, RankGrowth
 from highwater.readings.rank import HostMemory, RankReading
 from highwater.readings.remedy import RemedyResult, Target
 from highwater.readings.report import Report
@@ -707,3 +707,29 @@ def test_a_relief_is_judged_by_the_readings_right_after_it():
     watch._act(full(0.9, cached=2.0), full(2.9), 1, {}, seen=full(0.9, cached=2.0))
     assert watch.look(full(0.9), after=0.2) is None
     assert "did not reach low water" not in (watch.view.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("full_in", "cache_room", "due"),
+    [
+        (100.0, None, 75.0),  # 3 of 4 GiB at one pace
+        (None, None, None),
+        (None, 3.5 * GIB, 30.0),  # the cache alone reaches high water, and not the device's end
+        (None, 2.0 * GIB, None),
+        (200.0, 3.5 * GIB, 30.6),  # at both paces
+        (200.0, 2.0 * GIB, 100.0),  # the last GiB before high water at the others' pace
+    ],
+)
+def test_high_water_is_foretold_at_the_cache_s_pace_until_that_is_full(full_in, cache_room, due):
+    watch, rank = Watch(), full(4.0)
+    watch.look(rank)
+    grown = RankGrowth(
+        rank=0,
+        dp_rank=0,
+        bytes_per_second=GIB / 10,
+        seconds_to_full=full_in,
+        cache_room_bytes=cache_room and int(cache_room),
+    )
+    seen = report(rank, growth=Growth(ranks=(grown,)))
+    (shown,) = rule_status(watch.view, RuleMemory(), seen, {}, to_unix=0.0).ranks
+    assert shown.seconds_to_high_water == (due if due is None else pytest.approx(due, rel=0.03))

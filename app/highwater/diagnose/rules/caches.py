@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+from highwater.accounting.encoder_cache import budget_bytes
 from highwater.diagnose.advice import COMPONENT_MEANING, for_component
 from highwater.diagnose.case import Case, RankCase, highest
 from highwater.diagnose.finding import Finding, finding
@@ -57,14 +59,11 @@ def _cached_bytes(rank: RankCase) -> int | None:
 def _capacity_bytes(rank: RankCase) -> int | None:
     """Return the encoder cache's capacity in bytes, by the bytes that it holds for each embedding."""
     cache = rank.now.encoder_cache
-    if cache is None or not cache.capacity_embeds:
-        return None
     sized = [(entry.bytes, entry.embeds) for entry in rank.entries if entry.bytes and entry.embeds]
-    if sized:
+    if cache is not None and sized:  # recorders list their entries without embeddings
         held, embeds = (sum(parts) for parts in zip(*sized, strict=True))
-    else:  # recorders list their entries without embeddings
-        held, embeds = cache.device_bytes + cache.host_bytes, cache.embeds
-    return int(cache.capacity_embeds * held / embeds) if embeds else None
+        cache = replace(cache, device_bytes=held, host_bytes=0, embeds=embeds)
+    return budget_bytes(cache)
 
 
 def encoder_not_profiled(case: Case) -> Finding | None:
