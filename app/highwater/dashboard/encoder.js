@@ -113,7 +113,9 @@ export class EncoderPanel {
     }
     const traits = STATES[engine.state];
     // The entries are asked of the workers themselves: never where that could be one call too many.
-    if (!traits?.answers || !traits.takes_remedies) return `not asked while the engine is ${engine.state}`;
+    if (!traits?.answers || !traits.takes_remedies) {
+      return known(engine.stopped_at) ? "the engine was stopped in order" : `not asked while the engine is ${engine.state}`;
+    }
     if (progress && !QUIET_VERDICTS.has(progress.verdict)) return `not asked while the ranks are ${progress.verdict}`;
     return null;
   }
