@@ -519,6 +519,59 @@ async def test_an_engine_that_was_stopped_is_no_failure(visit):
         await shown(page, "[data-notice=engine]", "The engine was stopped in order")
         assert await page.inner_text("#engine-state") == "engine stopped in order"
         assert await page.get_attribute("#engine-state", "data-level") == "warn"
+        await shown(page, "[data-notice=engine]", "stopped in order at ")
+        assert (await page.title()).startswith("stopped in order")
+
+
+async def test_workers_that_nothing_shows_are_not_missing(visit):
+    async with beside(engine={"extension": None}) as here:
+        page = await visit(here.port)
+        await page.evaluate(
+            """async () => {
+            const { state, takeReport } = (await import("./dashboard/main.js")).inspect;
+            const lost = { dp_rank: 0, pp_rank: 0, tp_rank: 0, status: "never seen" };
+            takeReport({ ...state.report, ranks_expected: 1, ranks_missing: [lost] });
+            }"""
+        )
+        await shown(page, "[data-notice=ranks]", "The workers cannot be read")
+
+
+async def test_a_list_that_was_not_asked_again_says_of_when_it_is(visit):
+    """An engine that is busy is not asked: what the list says is of before."""
+    async with beside() as here:
+        page = await visit(here.port)
+        await page.locator("#encoder").scroll_into_view_if_needed()
+        await page.click("#encoder button")
+        await shown(page, "#encoder .empty", "The cache was empty at ")
+        await page.evaluate(
+            """async () => {
+            const { state, takeReport } = (await import("./dashboard/main.js")).inspect;
+            const engine = { ...state.report.engine, state: "busy" };
+            takeReport({ ...state.report, engine, encoder_cache: { ...state.report.encoder_cache, entries: 8 } });
+            }"""
+        )
+        await shown(page, "#encoder .note-line", "list not read since ")
+
+
+async def test_links_to_incidents_end_with_the_sidecar_that_had_them(visit):
+    async with beside() as here:
+        page = await visit(here.port)
+        await page.evaluate(
+            """async () => {
+            const { state, takeReport } = (await import("./dashboard/main.js")).inspect;
+            const at = Date.now() / 1000;
+            state.incidents = { incidents: [{ id: "x", kind: "died", at, last_at: at, summary: "it died" }] };
+            takeReport({ ...state.report });
+            }"""
+        )
+        await shown(page, "[data-notice=incident]", "it died")
+        await page.evaluate(
+            """async () => {
+            const { state, takeReport } = (await import("./dashboard/main.js")).inspect;
+            takeReport({ ...state.report, sidecar_started_at: state.report.sidecar_started_at + 60 });
+            }"""
+        )
+        await page.locator("[data-notice=incident]").wait_for(state="detached")
 
 
 async def test_without_any_engine_it_says_so(visit):

@@ -110,6 +110,7 @@ def evidence(kind: str = "died", *ranks: RankEvidence, load: EngineLoad = LOAD, 
         ),
         "ranks": ranks or (rank(reading(0)), rank(reading(1))),
     } | changes
+    given.setdefault("ranks_expected", len(given["ranks"]))
     figures = {name: getattr(load, name) for name in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")}
     known = {name: value for name, value in figures.items() if value is not None}
     return Evidence(**given | {"engine": replace(given["engine"], **known)})

@@ -31,7 +31,7 @@ def health_router(services: Services) -> APIRouter:
         """Report whether the engine would serve a request sent here now, and if not, why not."""
         engine = services.poller.current().engine
         ready = engine.traits.serves and not services.stopping()
-        reason = "the sidecar is stopping" if services.stopping() else engine.hint or engine.state
+        reason = "the sidecar is stopping" if services.stopping() else engine.hint or engine.state_text
         answer = {"ready": ready, "engine": engine.state, "reason": None if ready else reason}
         return JSONResponse(answer, 200 if ready else 503)
 

@@ -46,6 +46,7 @@ def gather(connect: Callable[[str | None], SidecarClient], token: FoundToken) ->
             sidecar_version=cleaned(info.get("version")) if isinstance(info, dict) else None,
             own_version=__version__,
             host=cleaned(_optional(sidecar, "/memory/host")),
+            budget=cleaned(_optional(sidecar, "/memory/budget")),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from highwater.diagnose.case import ahead
-from highwater.diagnose.rules.book import known_causes
+from highwater.diagnose.rules.book import KNOWN_CAUSE_NAMES, known_causes
 from highwater.engine.capabilities import EVERY_RESET_SAFE_SINCE, EXTENSION, RESETS_SINCE, parse_version
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.files.admin_token import is_loopback
@@ -60,6 +60,7 @@ class SetupFacts:
     sidecar_version: str | None  # None if the sidecar does not report it
     own_version: str  # this command's
     host: Mapping[str, Any] = field(default_factory=dict)  # ``GET /memory/host``; empty if unknown
+    budget: Mapping[str, Any] = field(default_factory=dict)  # ``GET /memory/budget``, which `explain` shows; as above
 
     @property
     def can(self) -> Mapping[str, Any]:
@@ -216,6 +217,9 @@ def _start(facts: SetupFacts) -> _Judged:
         return _UNKNOWN
     found = known_causes(ahead(facts.report))
     if not found:
+        causes = [one for one in _rows(facts.budget.get("findings")) if one.get("name") in KNOWN_CAUSE_NAMES]
+        if causes:
+            return "note", " ".join(f"{one.get('title')}. {one.get('text')}" for one in causes), "see highwater explain"
         return "ok", "without a setting that is known to fill the device later"
     level: Level = "note" if all(one.weight == "note" for one in found) else "warn"
     change = " ".join(f"{advice.setting}: {advice.change} {advice.cost}" for one in found for advice in one.advice[:1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from highwater.accounting.components import COMPONENT_NAMES
+from highwater.engine.hints import stopped_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
 from highwater.readings.event import Event
 from highwater.readings.policy import PolicyLevel, RuleStatus
@@ -32,16 +32,17 @@ def judged(report: Report) -> Verdict:
     """Judge a report: is the engine ready, has every rank just reported, is no memory short, can every rule act."""
     state, policy, stopped_at = report.engine.state, report.policy, report.engine.stopped_at
     if stopped_at is not None:
-        at = time.strftime("%H:%M:%S", time.localtime(stopped_at))
-        return Verdict(ATTENTION, (f"the engine stopped in order at {at}; start it again",))
+        return Verdict(ATTENTION, (f"the engine {stopped_text(stopped_at)}",))
     worries = []
     if state == "starting" and report.start_failure is not None:
-        worries.append(report.start_failure.summary)
+        worries += [*["the engine is starting"] * bool(report.engine.is_loading), report.start_failure.summary]
     elif state != "ready":
         worries.append(f"the engine is {report.engine.state_text}")
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
-    if report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
+    if report.are_workers_hidden and report.engine.traits.answers:
+        worries.append("the workers cannot be read: no worker extension, no recorders")
+    elif report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
         worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
     if policy is not None:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]

@@ -24,6 +24,8 @@ export class EncoderPanel {
     );
     this.list = el("div", {});
     this.status = el("p", { class: "note-line" });
+    this.old = el("p", { class: "note-line" });
+    this.read = null; // when the list was read, in Unix seconds, and what the report said of the cache then
     this.button = el("button", { type: "button", class: "quiet", onclick: () => this.#ask() }, "Ask again");
     this.askedAt = 0;
     this.asking = false;
@@ -35,6 +37,7 @@ export class EncoderPanel {
       this.bar,
       el("h3", {}, "Largest entries"),
       this.list,
+      this.old,
       el("p", { class: "row" }, this.button, this.status),
     );
     new IntersectionObserver((entries) => {
@@ -57,11 +60,19 @@ export class EncoderPanel {
     this.#fact("Spilled, brought back", cache ? `${count(cache.spills)}, ${count(cache.restores)}` : UNKNOWN);
     this.#fact("Waited for that", cache ? duration(cache.restore_seconds) : UNKNOWN);
     this.#split(cache);
-    const sum = `${cache?.entries} ${cache?.device_bytes} ${cache?.host_bytes}`;
-    if (this.seen && sum !== this.sum && Date.now() - this.askedAt > ASK_EVERY_MS && this.#reason() === null) {
+    const [sum, waited, reason] = [this.#now(), Date.now() - this.askedAt, this.#reason()];
+    if (this.seen && sum !== this.sum && waited > ASK_EVERY_MS && reason === null) {
       this.sum = sum;
       this.#ask();
     }
+    const isOld = this.read !== null && this.read.sum !== sum && (reason !== null || waited > ASK_EVERY_MS);
+    setText(this.old, isOld ? joined(": ", `list not read since ${clock(this.read.at)}`, reason ?? "") : "");
+  }
+
+  /** What the report says of the cache: the list is of another cache where this has changed since. */
+  #now() {
+    const cache = this.report?.encoder_cache;
+    return `${cache?.entries} ${cache?.device_bytes} ${cache?.host_bytes}`;
   }
 
   #fact(name, text, bytes) {
@@ -102,7 +113,9 @@ export class EncoderPanel {
     }
     const traits = STATES[engine.state];
     // The entries are asked of the workers themselves: never where that could be one call too many.
-    if (!traits?.answers || !traits.takes_remedies) return `not asked while the engine is ${engine.state}`;
+    if (!traits?.answers || !traits.takes_remedies) {
+      return known(engine.stopped_at) ? "the engine was stopped in order" : `not asked while the engine is ${engine.state}`;
+    }
     if (progress && !QUIET_VERDICTS.has(progress.verdict)) return `not asked while the ranks are ${progress.verdict}`;
     return null;
   }
@@ -123,11 +136,13 @@ export class EncoderPanel {
   }
 
   #show({ ranks, age_seconds: age, note }) {
-    const asOf = known(age) ? `as of ${clock(Date.now() / 1000 - age)}` : "";
+    const at = Date.now() / 1000 - (age ?? 0);
+    const asOf = known(age) ? `as of ${clock(at)}` : "";
+    this.read = { at, sum: this.#now() };
     setText(this.status, joined("; ", asOf, note));
     const first = ranks.find((rank) => rank.entries?.length) ?? ranks[0];
     if (!first?.entries?.length) {
-      const text = first ? "The cache is empty." : "The entries are not known: enter the admin token and ask again.";
+      const text = first ? `The cache was empty at ${clock(at)}.` : "The entries are not known: enter the admin token and ask again.";
       fill(this.list, el("p", { class: "empty" }, text));
       return;
     }

@@ -10,6 +10,8 @@ import { total } from "./plots.js";
 
 const ANEW_MS = 10_000;
 const SHOWN = 12;
+/** Roles in the same container that are of no engine. */
+const FOREIGN = new Set(["sidecar", "other"]);
 /** Of the parts' kinds. */
 const COLOURS = {
   shm: "--c-encoder-cache",
@@ -110,7 +112,8 @@ function processTable(processes) {
       count(total(every("descriptors"))),
     ];
   });
-  const caption = `${count(processes.length)} processes of the engine; file and shared memory counts in each that maps it${
+  const engines = processes.filter(({ role }) => !FOREIGN.has(role)).length;
+  const caption = `${count(processes.length)} processes of the container, ${count(engines)} of the engine; file and shared memory counts in each that maps it${
     grouped.length < processes.length ? "; of several of one name: sums, but of file, shared and peak the largest" : ""
   }`;
   const head = ["process", "pid", "anonymous", "file", "shared", "peak", "threads", "open files"];

@@ -25,6 +25,7 @@ const MAX_RANK_READINGS = 3000; // asked for at once: writing more would hold up
 const FINE_SECONDS = 300;
 const ANEW_MS = 60_000;
 const MAX_HISTORY_WAIT_MS = 3000;
+const NO_INCIDENTS = { incidents: [], problem: null };
 
 const readings = new Readings();
 let missedSince = -Infinity;
@@ -55,6 +56,10 @@ const asOf = [...document.querySelectorAll(".panel-head h2, .tile h2")].map((hea
   return note;
 });
 
+function stateWord({ state, stopped_at: stopped }) {
+  return known(stopped) ? "stopped in order" : state;
+}
+
 /** For screen readers: what changed by itself. */
 function announce(text) {
   setText(byId("announcer"), text);
@@ -74,7 +79,7 @@ function takeReport(report) {
   state.receivedAt = Date.now();
   if (report.stale) readings.isInterrupted = true;
   else if (report.taken_at !== null) readings.add(readingOf(report));
-  if (was && was.engine.state !== report.engine.state) announce(`engine ${report.engine.state}`);
+  if (was && was.engine.state !== report.engine.state) announce(`engine ${stateWord(report.engine)}`);
   if (was?.sidecar_started_at !== report.sidecar_started_at) takeStart(report.sidecar_started_at, was !== null);
   request();
 }
@@ -82,7 +87,13 @@ function takeReport(report) {
 /** The sidecar's start is an event of this page: what is beside it from before is not what the sidecar knows. */
 function takeStart(at, isAnother) {
   if (!known(at)) return;
-  if (isAnother) state.restartedAt = at;
+  if (isAnother) {
+    state.restartedAt = at;
+    // What the one before it kept in memory has no page any more.
+    state.incidents = NO_INCIDENTS;
+    writeIncidents(byId("incidents"), state.incidents);
+    askIncidents();
+  }
   const text = isAnother ? "restarted: what it knew before is lost" : "started: it knows nothing of what was before";
   keepEvents([{ id: 0, at, kind: "sidecar", summary: `sidecar ${text}` }]);
 }
@@ -219,7 +230,7 @@ function showFreshness() {
   document.body.classList.toggle("old", Boolean(isLost || report?.stale));
   document.body.classList.toggle("lost", isLost);
   const engine = report?.engine;
-  const said = isLost ? "no connection" : engine && engine.state !== "ready" ? engine.state : "";
+  const said = isLost ? "no connection" : engine && engine.state !== "ready" ? stateWord(engine) : "";
   document.title = joined(" · ", said, "Highwater", engine?.model);
   setAttribute(byId("favicon"), "href", `dashboard/favicon${isLost ? "-lost" : ""}.svg`);
 }

@@ -112,6 +112,7 @@ def encoder_not_profiled(case: BudgetCase) -> Finding | None:
         cache_bytes=encoder.cache_bytes,
         held_bytes=encoder.held_bytes,
         embeddings=encoder.cache_size,
+        is_given=case.rank.counting == "given",
         grown=None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,11 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
     if was_there:
         return f"nothing answers any more at {url} ({failure})"
     return f"nothing answers yet at {url} ({failure}); is vLLM running there, and is engine_url right?"
+
+
+def stopped_text(at: float) -> str:
+    """``at``: when the engine was seen to have ended in order, in Unix seconds."""
+    return f"stopped in order at {time.strftime('%H:%M:%S', time.localtime(at))}; start it again"
 
 
 def dead_text(failure: str, seconds: float, *, sees_starts: bool) -> str:

@@ -50,6 +50,8 @@ SILENT_SECONDS = 10.0
 
 def in_words(engine: EngineStatus) -> str:
     """Return the state and its reason, as the beginning of a sentence."""
+    if engine.stopped_at is not None and engine.hint:
+        return f"the engine was {engine.hint}"
     return f"the engine is {engine.state_text}" + (f": {engine.hint}" if engine.hint else "")
 
 

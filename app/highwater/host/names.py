@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from highwater.host.reading import ROLES, ProcessMemory, Role
 from highwater.text.table import rank_title
 
+# Of the same container, and of no engine.
+_FOREIGN: Final = frozenset({"sidecar", "other"})
 # Other roles' titles are their names.
 _TITLES: dict[Role, str] = {"api_server": "API server", "engine_core": "EngineCore", "coordinator": "DP coordinator"}
 
@@ -42,6 +45,10 @@ def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]
 def bare_name(name: str) -> str:
     """Return a name without the number that ``named_apart`` gave it."""
     return name.partition(" (pid ")[0]
+
+
+def of_engine(processes: Iterable[ProcessMemory]) -> int:
+    return sum(one.role not in _FOREIGN for one in processes)
 
 
 def _natural(name: str) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from highwater.host.names import of_engine
 from highwater.host.outlook import NO_OUTLOOK, Outlook
 from highwater.host.parts import SHM, Parts, parts_of
 from highwater.host.past import GrownPart, containers_of_engine
@@ -95,7 +96,7 @@ def summary_of(
     container, shm = reading.container or UNKNOWN_CONTAINER, reading.shm or ShmMemory()
     largest = next((row for row in report.parts.rows if not row.can_be_dropped), None)
     return HostSummary(
-        processes=len(reading.processes),
+        processes=of_engine(reading.processes),
         used_bytes=container.used_bytes,
         kept_bytes=container.kept_bytes,
         limit_bytes=container.limit_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
-from highwater.host.names import bare_name
+from highwater.host.names import bare_name, of_engine
 from highwater.host.parts import SHM, shm_title
 from highwater.host.reading import EndedProcess, ShmOwner
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
@@ -39,7 +39,7 @@ def _headline(report: HostReport) -> str:
     if container is None or container.used_bytes is None:
         return (
             f"host memory: {size_text(machine.available_bytes)} of {size_text(machine.total_bytes)} available on the "
-            f"machine; {len(report.reading.processes)} processes of the engine"
+            f"machine; {_counted(report)}"
         )
     limit, kept = container.limit_bytes, container.kept_bytes
     if limit is None:
@@ -56,6 +56,11 @@ def _headline(report: HostReport) -> str:
         f"{f'; events: {events}' if events else ''}"
         f"{f'; waited for memory in {waited:.1f} % of the last minute' if waited is not None else ''}"
     )
+
+
+def _counted(report: HostReport) -> str:
+    processes = report.reading.processes
+    return f"{len(processes)} processes of the container, {of_engine(processes)} of the engine"
 
 
 def _processes(report: HostReport) -> str:
@@ -75,8 +80,8 @@ def _processes(report: HostReport) -> str:
         place = places.pop() if main and len(places) == 1 else None
         rows.append([title, pid, anonymous, *others, *cells, place or UNKNOWN])
     headers = ["process", "pid", "anonymous", "file", "shared", "swap", "peak", "threads", "open files", "container"]
-    note = "\nof several of one name: the sums, but of file, shared and peak the largest" if has_several else ""
-    return f"{table(headers, rows, words=1)}{note}" if rows else ""
+    note = "; of several of one name: the sums, but of file, shared and peak the largest" if has_several else ""
+    return f"{table(headers, rows, words=1)}\n{_counted(report)}{note}" if rows else ""
 
 
 def _joined(values: Iterable[int | None], join: Callable[[list[int]], int]) -> int | None:

@@ -29,6 +29,7 @@ from highwater.engine.hints import (
     missing_hint,
     setup_hint,
     starting_text,
+    stopped_text,
 )
 from highwater.engine.life import EngineLife, Lives
 from highwater.engine.start_attempts import EndedStart
@@ -399,8 +400,9 @@ class Poller:
         process = self.engine_process() if is_silent and (attempts.is_under_way or not known) else None
         if process is not None:
             return starting_text(process, failure, url, earlier)
-        if earlier and isinstance(failure, EngineNotListening):
-            return f"{earlier}. Nothing answers at {url} ({failure})"
+        stopped = "" if self._stopped_at is None or attempts.is_under_way else stopped_text(self._stopped_at)
+        if stopped or (earlier and isinstance(failure, EngineNotListening)):
+            return f"{stopped or earlier}. Nothing answers at {url} ({failure})"
         text = failure_text(failure, url, is_up=STATES[self._verdict.state].is_up, was_there=known)
         if self._verdict.state == "gone":
             seconds = self._clock() - (self._verdict.since or 0.0)

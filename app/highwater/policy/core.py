@@ -150,7 +150,7 @@ def _judge(
         finding=next((pressure.note for pressure in ranks if pressure.is_finding), None),
     )
     if not report.engine.traits.takes_remedies:
-        text = f"the engine is {_state_text(report)}: nothing is run until it answers soon again"
+        text = f"the engine is {report.engine.state_text}: nothing is run until it answers soon again"
         return halted, replace(view, phase="held", reason=text), None
     if not counted:
         text = held_text(ranks, silent)
@@ -182,16 +182,12 @@ def _held_view(rule: Rule, report: Report, facts: Facts, ranks: tuple[Pressure, 
         text = f"the engine is {report.engine.state}"
         return RuleView(rule=rule, level="held", phase="held", reason=text, pressures=ranks)
     if report.stale:
-        text = f"no fresh reading of the workers (the engine is {_state_text(report)})"
+        text = f"no fresh reading of the workers (the engine is {report.engine.state_text})"
         return RuleView(rule=rule, level="unknown", phase="held", reason=text)
     problem = unreachable(rule, facts.baseline, report.ranks)
     if problem is None:
         return None
     return RuleView(rule=rule, level="held", phase="held", reason=problem, pressures=ranks, finding=problem)
-
-
-def _state_text(report: Report) -> str:
-    return report.engine.state.replace("_", " ")
 
 
 def _step(

@@ -54,3 +54,8 @@ class Report:
     policy: PolicyStatus | None = None
     host: HostSummary | None = None  # `None` where no process of the engine is seen, nor one that has just ended
     proxy: ProxyLoad | None = None  # `None` where no traffic passes the sidecar
+
+    @property
+    def are_workers_hidden(self) -> bool:
+        """True if nothing could show a worker: it is not missing, for all that is known."""
+        return not self.ranks and self.progress is None and not self.engine.capabilities.get("collective_rpc")

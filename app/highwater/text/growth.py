@@ -27,6 +27,7 @@ VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
     "flat": "flat",
 }
 _WHOLE: Final = 100
+_OVER: Final = "the process has ended, so that no floor is added"
 # So many series are named before the sentence that they share.
 _NAMED: Final = 3
 
@@ -54,11 +55,9 @@ def leaks(series: Sequence[SeriesGrowth]) -> list[SeriesGrowth]:
 
 
 def growth_line(series: Sequence[SeriesGrowth]) -> str:
-    """Return the verdicts in one line: the leaks by name, the others by number; empty without verdicts."""
-    if not series:
-        return ""
+    """Return the verdicts in one line: the leaks by name, the others by number, without those that are over."""
     named = [leak_line(one) for one in leaks(series)]
-    counts: Counter[GrowthKind] = Counter(one.verdict for one in series if one.verdict != "leak")
+    counts: Counter[GrowthKind] = Counter(one.verdict for one in series if one.verdict != "leak" and not one.is_over)
     rest = ", ".join(f"{counts[kind]} {title}" for kind, title in VERDICT_TITLES.items() if counts[kind])
     return "; ".join([*named, rest] if rest else named)
 
@@ -89,7 +88,7 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
     rows = [
         [
             series_title(one),
-            VERDICT_TITLES[one.verdict],
+            f"{VERDICT_TITLES[one.verdict]}{', over' if one.is_over else ''}",
             amount_text(one.value, one.unit),
             amount_text(one.grown, one.unit, signed=True),
             UNKNOWN if one.rate is None else rate_text(one.rate, one.unit),
@@ -98,12 +97,15 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
         ]
         for one in series
     ]
-    shown = table(["series", "verdict", "value", "grown", "rate (95 % interval)", "floors", "window"], rows)
+    shown = table(["series", "verdict", "at the last floor", "grown", "rate (95 % interval)", "floors", "window"], rows)
     titles: dict[str, list[str]] = {}
     for one in series:
         if one.verdict != "flat":
             advice = f". First: {one.advice}" if one.advice is not None else ""
-            titles.setdefault(f"{one.text}{exhaustion_text(one)}{advice}", []).append(series_title(one))
+            said = f"{one.text}{exhaustion_text(one)}{advice}"
+            if one.is_over:  # what would settle it, or help, comes too late
+                said = _OVER if one.verdict == "not_known" else f"{one.text}; {_OVER}"
+            titles.setdefault(said, []).append(series_title(one))
     # Of many that share a sentence the number is enough: the table above has their names.
     lines = (
         f"{', '.join(names) if len(names) <= _NAMED else f'{len(names)} series'}: {verdict}"

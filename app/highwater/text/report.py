@@ -28,7 +28,7 @@ def report_text(report: Report) -> str:
     parts = [_headline(report)]
     if report.engine.hint:
         parts.append(f"hint: {report.engine.hint}")
-    if report.ranks_missing:
+    if report.ranks_missing and not report.are_workers_hidden:
         parts.append(f"missing: {missing_text(report.ranks_missing)}")
     if report.start_failure is not None:
         failed = report.start_failure.ranks

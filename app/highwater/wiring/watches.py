@@ -24,7 +24,7 @@ from highwater.settings.settings import Settings
 from highwater.wiring.core import Clocks, Core
 
 _UNSEEN_STARTS = (
-    ". Whether a start of it ended cannot be seen: recorder_dir (HIGHWATER_RECORDER_DIR for vLLM) or engine_log would "
+    " Whether a start of it ended cannot be seen: recorder_dir (HIGHWATER_RECORDER_DIR for vLLM) or engine_log would "
     "show that"
 )
 

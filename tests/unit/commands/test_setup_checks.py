@@ -229,6 +229,14 @@ def test_the_version_that_has_a_reset_is_the_one_that_its_refusal_names():
     assert {remedy.automatic_since for remedy in REMEDIES} == {None, safe_since}
 
 
+def test_the_start_is_judged_by_what_explain_shows():
+    cause = {"name": "encoder_not_profiled", "title": "the start did not profile the encoder", "text": "It fills."}
+    made = replace(facts(), budget={"findings": [cause, {"name": "not_profiled", "title": "x", "text": "y"}]})
+    found = result("start", made)
+    assert (found.level, found.text) == ("note", "the start did not profile the encoder. It fills.")
+    assert "explain" in found.change
+
+
 def test_every_rule_is_asked_once():
     """And says what it is about."""
     names = [finding.name for finding in checked(facts())]

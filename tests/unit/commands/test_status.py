@@ -10,7 +10,7 @@ import pytest
 
 from highwater.commands.status import judged, since_text, status_json, status_text
 from highwater.exit_codes import ATTENTION, CRITICAL, OK
-from highwater.readings.engine import Progress, StartFailure
+from highwater.readings.engine import MissingRank, Progress, StartFailure
 from highwater.readings.remedy import RemedyResult
 from highwater.readings.report import HostSummary
 from highwater.text.report import report_text
@@ -80,6 +80,26 @@ def test_a_crash_loop_leads_with_the_start_that_failed():
     told = replace(report(state="starting"), start_failure=failure)
     screen = status_text(told, judged(told), None, now=NOW)
     assert screen.startswith("ATTENTION: the engine's start failed: it ended")
+
+
+def test_a_start_that_goes_on_leads_and_the_failed_one_follows():
+    failure = StartFailure(at=NOW, recorder_instance="x", summary="the engine did not start: rank 0 failed", ranks=())
+    told = replace(report(state="starting"), start_failure=failure)
+    told = replace(told, engine=replace(told.engine, is_loading=True))
+    assert judged(told).reasons == ("the engine is starting", "the engine did not start: rank 0 failed")
+
+
+def test_workers_that_nothing_could_show_are_not_missing():
+    """Without worker extension and recorders nobody knows whether they run."""
+    lost = MissingRank(dp_rank=0, pp_rank=0, tp_rank=0, status="never seen")
+    blind = {"ranks": (), "ranks_reported": 0, "ranks_expected": 1, "ranks_missing": (lost,)}
+    told = report(capabilities={"dev_mode": True, "collective_rpc": False}, **blind)
+    screen = status_text(told, judged(told), None, now=NOW)
+    assert "the workers cannot be read" in judged(told).reasons[0]
+    assert "missing" not in screen
+    seen = report(**blind)
+    assert judged(seen).reasons == ("1 of 1 ranks are missing",)
+    assert "missing: " in status_text(seen, judged(seen), None, now=NOW)
 
 
 def test_an_engine_that_stopped_in_order_is_calm():

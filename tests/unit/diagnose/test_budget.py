@@ -118,6 +118,8 @@ def test_a_size_that_was_given_is_to_be_less():
     (finding,) = budget_findings(explain([rank(total=65_452_113_920)], lambda _: given))
     (advice,) = [advice for advice in finding.advice if advice.setting == "--kv-cache-memory-bytes"]
     assert (finding.name, "give less" in advice.change) == ("encoder_not_profiled", True)
+    assert "gpu_memory_utilization" not in finding.text
+    assert "have to fit beside it" in finding.text
 
 
 def test_a_served_name_that_is_not_known_now_has_not_moved():

@@ -278,3 +278,18 @@ def test_processes_of_one_name_are_one_row():
     assert sum("python3" in row.name for row in report.parts.rows) == 3
     assert "of several of one name" in host_text(report)
     assert "of several of one name" not in host_text(report_of(given))
+
+
+def test_what_else_runs_in_the_container_is_not_of_the_engine():
+    """A browser, the sidecar: each is a process of the container, and none of the engine's."""
+    given = reading()
+    others = tuple(
+        ProcessMemory(role=role, name=name, pid=pid, container="c", anonymous_bytes=MIB)
+        for role, name, pid in (("sidecar", "sidecar", 90001), ("other", "other chromium", 90002))
+    )
+    ours = sum(one.role not in {"sidecar", "other"} for one in given.processes)
+    report = report_of(replace(given, processes=(*given.processes, *others)))
+    counted = f"{len(given.processes) + 2} processes of the container, {ours} of the engine"
+    assert counted in host_text(report)
+    assert counted in host_text(replace(report, reading=replace(report.reading, container=None)))
+    assert summary_of(report.reading, Outlook()).processes == ours

@@ -112,7 +112,7 @@ class _Sections:
         if self.view.problem is None:
             state = Text(f"{self.glyphs.dot} {engine.state_text}", _LEVELS[engine.traits.level])
         else:
-            state = Text(f"NO SIDECAR, was {engine.state}", "bold red")
+            state = Text(f"NO SIDECAR, was {engine.state_text}", "bold red")
         age = self.view.age_seconds(self.now)
         read = Text("never read" if age is None else f"read {span_text(age)} ago", _DIM)
         if policy is not None:

@@ -22,7 +22,7 @@ from highwater.diagnose.finding import Finding, possible, weightiest_first
 from highwater.diagnose.log.failed_allocation import FailedAllocation
 from highwater.diagnose.log.last_words import QuotedException
 from highwater.diagnose.log.messages import KNOWN, LogMessage
-from highwater.diagnose.log.story import NO_LOG, LogStory
+from highwater.diagnose.log.story import NO_LOG, LogStory, unheard
 from highwater.diagnose.rules.book import Failed, judged
 from highwater.diagnose.rules.device import is_acquitted
 from highwater.diagnose.rules.words import names_memory
@@ -126,19 +126,6 @@ def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
     has_cause = _cause(log) is not None or has_raised or bool(log.failed)
     is_in_order = log.ended_in_order or evidence.are_closed
     return evidence.kind == "died" and is_in_order and not is_killed and not has_cause
-
-
-def unheard(log: LogStory) -> str:
-    """Return why the log's silence says nothing, as a clause; empty where it was understood."""
-    if log.was_understood:
-        return ""
-    if log.is_cut:
-        return f"only the last {log.lines:,} lines of the engine's log were read, all of its last minute"
-    if log.problem is not None or log.lines == 0:
-        return f"what the engine's log says is not known{'' if log.problem else ': it has no line of this run'}"
-    known, doubts = log.understood or "none", f", {log.doubtful} of another may be of memory" if log.doubtful else ""
-    wholly = " wholly" if log.understood else ""
-    return f"the engine's log was not{wholly} understood: {log.lines:,} lines, {known} of vLLM's form{doubts}"
 
 
 def exception_title(exception: QuotedException) -> str:

@@ -32,7 +32,6 @@ from highwater.diagnose.incidents.diagnosis import (
     harmless,
     joined,
     summarize,
-    unheard,
 )
 from highwater.diagnose.incidents.incident import Headline, Incident
 from highwater.diagnose.incidents.store import IncidentStore, UnreadableIncident
@@ -41,7 +40,7 @@ from highwater.diagnose.log.file import LogPosition
 from highwater.diagnose.log.lines import ended_by_signal, merged
 from highwater.diagnose.log.messages import KNOWN, LogMessage
 from highwater.diagnose.log.starts import EngineLog, FailedStart
-from highwater.diagnose.log.story import LogStory
+from highwater.diagnose.log.story import LogStory, unheard
 from highwater.readings.event import Event
 from highwater.text.printable import cleaned
 

@@ -436,7 +436,8 @@ def _of_start(report: Report) -> _LifeKnown:
     """Return the knowledge of a start that failed, without the ranks of an earlier engine, whose end was reported."""
     started = () if report.start_failure is None else report.start_failure.ranks
     pids = {rank.pid for rank in started}
-    return _LifeKnown(ranks=tuple(rank for rank in report.ranks if rank.pid in pids))
+    ranks = tuple(rank for rank in report.ranks if rank.pid in pids)
+    return _LifeKnown(ranks=ranks, ranks_expected=report.ranks_expected)
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:

@@ -60,6 +60,19 @@ class LogStory:
 NO_LOG: Final = LogStory()
 
 
+def unheard(log: LogStory) -> str:
+    """Return why the log's silence says nothing, as a clause; empty where it was understood."""
+    if log.was_understood:
+        return ""
+    if log.is_cut:
+        return f"only the last {log.lines:,} lines of the engine's log were read, all of its last minute"
+    if log.problem is not None or log.lines == 0:
+        return f"what the engine's log says is not known{'' if log.problem else ': it has no line of this run'}"
+    known, doubts = log.understood or "none", f", {log.doubtful} of another may be of memory" if log.doubtful else ""
+    wholly = " wholly" if log.understood else ""
+    return f"the engine's log was not{wholly} understood: {log.lines:,} lines, {known} of vLLM's form{doubts}"
+
+
 class LogMatches:
     """The known messages among lines that come one after another."""
 

@@ -82,6 +82,7 @@ def encoder_not_profiled(case: Case) -> Finding | None:
         cache_bytes=capacity,
         held_bytes=max((_cached_bytes(rank) or 0) for rank in ranks),
         embeddings=None,
+        is_given=case.is_pool_given,
         grown=grown if has_grown else None,
     )
 

@@ -8,6 +8,7 @@ from highwater.accounting.remedies import reserve_bytes
 from highwater.diagnose.case import NOTABLE_BYTES, Case, RankCase, highest, part_of, risen
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, finding
+from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.words import is_silent, names_memory
 from highwater.policy.waters import derive, slack_bytes
 from highwater.text.table import component_title
@@ -52,11 +53,12 @@ def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
         "device_had_room",
         rank=least,
         ranks=f"{len(case.ranks)} of {len(case.ranks) + missing} ranks" if missing else "every rank",
+        of_known="" if missing is not None else " that was read",
         before=f", {span_text(oldest)} before" if oldest > FRESH_SECONDS else "",
-        is_shown=not missing and oldest <= FRESH_SECONDS,
+        is_shown=missing == 0 and oldest <= FRESH_SECONDS,
         age=case.age_text(least),
         is_out_of_memory=case.kind == "out_of_memory",
-        is_heard=case.log.was_understood,
+        unheard=unheard(case.log),
         is_acquitted=is_acquitted(case),
     )
 
@@ -69,14 +71,14 @@ def is_acquitted(case: Case) -> bool:
     """
     has_failed = case.kind == "out_of_memory" or any(rank.ooms for rank in case.ranks)
     is_cpu, (missing, oldest) = any(rank.device_type == "cpu" for rank in case.ranks), _unseen(case)
-    return not has_failed and not is_cpu and is_silent(case.log) and not missing and oldest <= FRESH_SECONDS
+    return not has_failed and not is_cpu and is_silent(case.log) and missing == 0 and oldest <= FRESH_SECONDS
 
 
-def _unseen(case: Case) -> tuple[int, float]:
-    """Return how many ranks have no reading, as far as the engine's size is known, and how old the oldest one is."""
+def _unseen(case: Case) -> tuple[int | None, float]:
+    """Return how many ranks have no reading, ``None`` if that is not known, and how old the oldest reading is."""
     known = case.evidence
     expected = 0 if known is None else max(known.ranks_expected or 0, len(set(map(rank_key, known.baseline))))
-    return max(expected - len(case.ranks), 0), max(map(case.age_seconds, case.ranks), default=0.0)
+    return max(expected - len(case.ranks), 0) if expected else None, max(map(case.age_seconds, case.ranks), default=0.0)
 
 
 def filled_up(case: Case, rank: RankCase) -> bool:

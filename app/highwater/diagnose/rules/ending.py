@@ -8,6 +8,7 @@ from highwater.diagnose.case import OLD_SECONDS, Case, highest
 from highwater.diagnose.evidence import Evidence
 from highwater.diagnose.finding import Finding, Weight, finding
 from highwater.diagnose.log.messages import KNOWN
+from highwater.diagnose.log.story import unheard
 from highwater.diagnose.rules.host import against_full_host, fill_text, fullest, looks_text
 from highwater.exit_codes import by_signal
 from highwater.host.past import OWN_END_SECONDS
@@ -60,7 +61,7 @@ def cause_not_known(case: Case, evidence: Evidence) -> Finding | None:
     is_shown = evidence.ended_by_signal is not None or (evidence.oom_kills is not None and evidence.oom_kills.count > 0)
     if case.kind not in {"died", "start_failed"} or is_shown or evidence.hang is not None or _says_why(case):
         return None
-    return finding("cause_not_known", is_log_read=case.log.lines > 0)
+    return finding("cause_not_known", is_log_read=case.log.lines > 0, unheard=unheard(case.log))
 
 
 def _says_why(case: Case) -> bool:

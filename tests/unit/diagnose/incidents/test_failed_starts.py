@@ -207,11 +207,11 @@ async def test_a_log_that_begins_again_without_a_message_is_a_start_that_ended_w
 
 async def test_without_files_and_log_nothing_is_known_and_nothing_is_said(pod):
     one = pod(recorders=False)
-    one.core.poller.unseen_starts = ". Nothing shows that"
+    one.core.poller.unseen_starts = " Nothing shows that"
     await one.tick()
     report = await one.start(1)
     assert (await one.incidents.headlines(), report.engine.restarts) == ([], 0)
-    assert report.engine.hint.endswith("is engine_url right?. Nothing shows that")
+    assert report.engine.hint.endswith("is engine_url right? Nothing shows that")
 
 
 async def test_a_sidecar_that_starts_in_a_loop_counts_what_it_sees(pod):

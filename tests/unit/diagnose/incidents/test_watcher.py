@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from highwater.diagnose.incidents.store import IncidentStore
 from highwater.diagnose.incidents.watcher import BACKLOG, IncidentWatcher
 from highwater.diagnose.log.starts import FailedStart
 from highwater.engine.client import Engine
+from highwater.engine.verdict import in_words
 from highwater.errors import EngineUnresponsive
 from highwater.host.past import HostFacts
 from highwater.host.processor_cache import ProcessorCaches
@@ -237,6 +239,9 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
     engine = (await one.tick()).engine
     assert (engine.state, engine.stopped_at, engine.traits.level) == ("gone", one.clock.now - 2.0, "warn")
+    at = time.strftime("%H:%M:%S", time.localtime(engine.stopped_at))
+    assert engine.hint.startswith(f"stopped in order at {at}; start it again. Nothing answers at ")
+    assert in_words(engine) == f"the engine was {engine.hint}"
     one.fake.down = False
     one.fake.start_again()
     engine = (await one.tick()).engine

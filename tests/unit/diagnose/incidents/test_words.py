@@ -179,6 +179,25 @@ def test_readings_of_some_ranks_acquit_nothing():
     assert SHORT in said(replace(evidence("died", *seven), ranks_expected=7), story_of([GONE]))
 
 
+def test_of_an_engine_of_unknown_size_only_the_ranks_that_were_read_had_room():
+    given = replace(evidence("start_failed", rank(reading())), ranks_expected=None)
+    told = said(given, story_of([GONE]))
+    assert "every rank that was read had at least 21.89 GiB free" in told
+    assert "not short" not in told
+
+
+UNTOLD = "which lines of the engine's log are of this start is not known"
+
+
+@pytest.mark.parametrize("log", [LogStory(problem=UNTOLD), NO_LOG, story_of(["hello", "there", "friend"])])
+@pytest.mark.parametrize("kind", ["died", "start_failed"])
+def test_a_log_that_is_set_is_not_said_to_be_unread(kind, log):
+    """Whether it was read is one thing, whether it has a line of this run another."""
+    told = [one.text for one in diagnose(evidence(kind), log)]
+    assert "was not read" not in " ".join(told)
+    assert all("engine_log" not in advice.change for one in diagnose(evidence(kind), log) for advice in one.advice)
+
+
 def test_on_cpu_the_device_is_the_host():
     """Of which what is free says nothing of a container's limit."""
     given = evidence("died", rank(reading(device=Device(type="cpu"))))
