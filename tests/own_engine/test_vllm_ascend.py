@@ -17,13 +17,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EngineBudget
-from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.model import build_model
-from highwater.files.worker_package import copy_worker_package
 from highwater.plan.budget import rank_budget
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
-from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, with_vllm_ascend
+from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import TORCH_NPU, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE, UTILIZATION
 from tests.unit.plan.readings import rank
@@ -46,13 +44,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
     npu = SimulatedNpu(folder / "cann", engine_environment, total_bytes=TOTAL_BYTES)
     model = build_model(folder / "model")
     make_weights(engine_environment, model)
-    package = copy_worker_package(folder / "plugin").folder
-    environ = npu.environ(*with_vllm_ascend(engine_environment), SHIM_FOLDER, package, ROOT) | {
-        "HIGHWATER_RECORDER_DIR": str(folder / "rings"),
-        "VLLM_CACHE_ROOT": str(engine_environment.root / "vllm-cache"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environ = environ_of_vllm_ascend(npu, engine_environment, folder, ROOT)
     command = [str(engine_environment.python), "-m", "tests.support.on_vllm_ascend", str(model), str(folder)]
     done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,8 +32,8 @@ class Engine:
     def __init__(self, model: str) -> None:
         # vLLM is nowhere but in an engine's environment, and reads its variables when it is imported.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        import torch  # noqa: PLC0415
-        from vllm import LLM, SamplingParams  # noqa: PLC0415
+        import torch  # noqa: PLC0415 - an engine alone has it
+        from vllm import LLM, SamplingParams  # noqa: PLC0415 - an engine alone has it
 
         self.torch, self._parameters = torch, SamplingParams(max_tokens=2, temperature=0, logprobs=5)
         self.llm = LLM(
@@ -59,8 +59,8 @@ class Engine:
         return [str(self._answer(image)) for image in IMAGES]
 
     def _answer(self, seed: int) -> list[Any]:
-        import numpy as np  # noqa: PLC0415
-        from PIL import Image  # noqa: PLC0415
+        import numpy as np  # noqa: PLC0415 - an engine alone has it
+        from PIL import Image  # noqa: PLC0415 - an engine alone has it
 
         pixels = np.random.RandomState(seed).randint(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)
         prompt = {"prompt": PROMPT, "multi_modal_data": {"image": Image.fromarray(pixels)}}
@@ -104,7 +104,7 @@ def main(model: str, folder: str) -> None:
 
 
 def _platform() -> object:
-    from vllm.platforms import current_platform  # noqa: PLC0415
+    from vllm.platforms import current_platform  # noqa: PLC0415 - an engine alone has it
 
     return current_platform
 

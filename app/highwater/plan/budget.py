@@ -37,7 +37,7 @@ FORMULAS: Final[Mapping[Counting, str]] = {
 _ROUNDING_BYTES = 16
 # The last vllm-ascend whose workers keep the result of the profile alone.
 _LAST_REMAINDER = (0, 14)
-# And the last that hands it on as it is (0.24 to 0.26 were not published).
+# And the last that hands it on as it is.
 _LAST_PLAIN = (0, 23)
 
 

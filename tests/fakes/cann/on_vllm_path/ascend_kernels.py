@@ -23,7 +23,7 @@ _libraries: list[Any] = []  # a kernel goes with its library
 def register() -> None:
     """Put the stand-ins in place, before vllm-ascend's worker is imported."""
     import torch_npu  # noqa: PLC0415 - not before torch has registered its kernels
-    from torch_npu.op_plugin.atb import _atb_ops  # noqa: PLC0415
+    from torch_npu.op_plugin.atb import _atb_ops  # noqa: PLC0415 - as that
 
     # Of another of CANN's libraries; only the warm-up calls one.
     _atb_ops._register_atb_extensions = lambda: None
@@ -32,7 +32,7 @@ def register() -> None:
         stand_in(compute.__name__, compute)
     for schema, compute in OPERATORS.items():
         _define(schema, compute)
-    from vllm_ascend.ops.triton import compute_slot_mapping  # noqa: PLC0415
+    from vllm_ascend.ops.triton import compute_slot_mapping  # noqa: PLC0415 - it wants these operators
 
     compute_slot_mapping._compute_slot_mapping_kernel = SlotMapping()
 
@@ -113,7 +113,7 @@ def triton_split_qkv_rmsnorm_mrope(
     qkv: Tensor, q_weight: Tensor, k_weight: Tensor, cos_sin: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Split, normalise and rotate; `cos_sin` has a row for time, height and width each, their numbers interleaved."""
-    from vllm.model_executor.layers.rotary_embedding.mrope import apply_interleaved_rope  # noqa: PLC0415
+    from vllm.model_executor.layers.rotary_embedding.mrope import apply_interleaved_rope  # noqa: PLC0415 - not before the rest of vLLM
 
     heads, kv_heads, head_size, eps, mrope_section = given[:5]
     query, key, value = qkv.split([number * head_size for number in (heads, kv_heads, kv_heads)], dim=-1)
