@@ -112,7 +112,8 @@ TOPICS: Mapping[str, Topic] = {
         (
             *("worker_ext/highwater_worker", "bench/device", "bench/sidecar.py", "tests/fakes/cann"),
             *("tests/own_engine/test_device_kit.py", "tests/own_engine/test_simulated_npu.py"),
-            "tests/support/on_simulated_npu.py",
+            *("tests/support/on_simulated_npu.py", "tests/own_engine/test_vllm_ascend.py"),
+            *("tests/support/on_vllm_ascend.py", "tests/own_engine/test_vllm_ascend_server.py"),
         ),
     ),
     "chart": Topic(

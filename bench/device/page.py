@@ -51,7 +51,11 @@ CPU. torch_npu's binary is the real one: its allocator, copies, pinned memory, s
 
 It cannot show: operators' and kernels' workspaces, any speed (figures in ms and GB/s are this machine's), work that the
 device has yet to do, graphs (a private pool stands for one's), fragmentation below the allocator, HCCL and several
-ranks, sleep mode, vLLM and vllm-ascend."""
+ranks, sleep mode.
+
+vLLM 0.30.0 with vllm-ascend 0.30.0rc2 ran on it too: start, budget, encoder cache, trim, restore at access, reset and
+release, in one process and as a server with a sidecar before it whose policy acted (tests/own_engine/
+test_vllm_ascend.py, test_vllm_ascend_server.py). Eager, on one device: neither graphs nor its runner V2."""
 
 
 def merge(results: Iterable[StepResult], folder: Path) -> list[StepResult]:

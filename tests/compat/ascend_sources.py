@@ -1,7 +1,7 @@
 """The table of what Highwater uses of Ascend's packages: names, signatures and locks, read in the published wheels.
 
-`python -m tests.compat.ascend_sources` reads them by AST, for they cannot be imported without an NPU, and writes
-ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
+`python -m tests.compat.ascend_sources` reads them by AST, for the package index has no CPU build of a torch that these
+versions run beside, and writes ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
 """
 
 from __future__ import annotations

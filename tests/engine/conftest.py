@@ -86,13 +86,17 @@ def engine_factory(
 @contextmanager
 def engine_with_weights(environment: EngineEnvironment, folder: Path, **options: Any) -> Iterator[DemoEngine]:
     """Start an engine whose answers depend on every image and token; in float32, whatever else is in the batch."""
-    model = build_model(folder / "model")
-    command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
-    env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, env=env, check=True, capture_output=True)
+    make_weights(environment, build_model(folder / "model"))
     options["extra_args"] = (*options.get("extra_args", ()), "--dtype", "float32", "--load-format", "auto")
     with AnyEngine(environment, EngineOptions(**options), folder=folder) as engine:
         yield engine
+
+
+def make_weights(environment: EngineEnvironment, model: Path) -> None:
+    """Give a model weights of which answers depend on every image and token."""
+    command = [str(environment.python), str(HERE / "make_weights.py"), str(model)]
+    env = os.environ | {"PYTHONPATH": str(SHIM_FOLDER), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, env=env, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")

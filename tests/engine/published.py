@@ -13,15 +13,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from highwater.demo.environment import cache_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))
 # vLLM itself is published for CUDA alone as a wheel, of half a gigabyte; the CPU build has the same Python source.
@@ -91,6 +90,17 @@ def source_tree_of(name: str, version: str) -> Path:
     kept = folder / f"{name}-{version}-source"
     if kept.is_dir():
         return kept
+    with unpacked_source(name, version) as root:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{kept.name}.{os.getpid()}"
+        copy_modules(root, name, draft)
+        draft.rename(kept)
+    return kept
+
+
+@contextmanager
+def unpacked_source(name: str, version: str) -> Iterator[Path]:
+    """Fetch a source distribution with pip, and yield the folder that has all of it."""
     # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and leaves
     # what it unpacked.
     with tempfile.TemporaryDirectory() as unpacked:
@@ -100,14 +110,15 @@ def source_tree_of(name: str, version: str) -> Path:
         wheel = [*command, f"{name}=={version}"]
         subprocess.run(wheel, check=False, capture_output=True, env=environment, timeout=1200)
         (package,) = (path for path in Path(unpacked).glob(f"*/*/{name}") if path.is_dir())
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{kept.name}.{os.getpid()}"
-        for module in package.rglob("*.py"):
-            copy = draft / module.relative_to(package.parent)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(module, copy)
-        draft.rename(kept)
-    return kept
+        yield package.parent
+
+
+def copy_modules(root: Path, package: str, folder: Path) -> None:
+    """Copy a package's Python files from one folder into another."""
+    for module in (root / package).rglob("*.py"):
+        copy = folder / module.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(module, copy)
 
 
 @lru_cache

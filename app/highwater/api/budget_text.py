@@ -28,6 +28,7 @@ LETTERS: Final = {
     "graphs": "G",
     "profiled": "M",
     "mm_ipc": "I",
+    "rescaled": "S",
     "kv_cache": "K",
     "unprofiled": ".",
     "unexplained": "?",

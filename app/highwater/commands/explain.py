@@ -30,6 +30,7 @@ _COLOURS: Final = {
     "graphs": "bright_blue",
     "profiled": "yellow",
     "mm_ipc": "bright_yellow",
+    "rescaled": "bright_yellow",
     "kv_cache": "green",
     "unexplained": "red",
 }

@@ -19,6 +19,7 @@ const COLOURS = {
   graphs: "--line-3",
   profiled: "--c-torch-cached",
   mm_ipc: "--line-4",
+  rescaled: "--line-4",
   kv_cache: "--c-kv-cache",
   unexplained: "--line-5",
 };

@@ -12,6 +12,7 @@ depend on how the version of vLLM counts, which the attributes of its workers sh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
@@ -36,6 +37,8 @@ FORMULAS: Final[Mapping[Counting, str]] = {
 _ROUNDING_BYTES = 16
 # The last vllm-ascend whose workers keep the result of the profile alone.
 _LAST_REMAINDER = (0, 14)
+# And the last that hands it on as it is.
+_LAST_PLAIN = (0, 23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,8 @@ class _Rank:
             return (*parts, part_of("unprofiled" if self.counting == "given" else "profiled", rest))
         if not rest:
             return parts
-        return (*parts, part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else "unexplained", rest))
+        key = "rescaled" if _rescales(self._budget) else "unexplained"
+        return (*parts, part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else key, rest))
 
     def _counted(self) -> list[BudgetPart]:
         memory, counting = self._memory, self.counting
@@ -265,13 +269,23 @@ def _counted_graphs(memory: StartMemory) -> int:
     return estimate if abs(rest - estimate) <= _ROUNDING_BYTES else 0
 
 
+def _rescales(budget: EngineBudget) -> bool:
+    """Return whether the worker fits what the profile left to its own layout of the KV cache.
+
+    It does so before it stores the figure, and once more before it returns it (vllm-ascend 0.27.1rc1, 0.30.0rc2
+    worker/worker.py `determine_available_memory`).
+    """
+    return tuple(map(int, re.findall(r"\d+", budget.ascend_version or "")[:2])) > _LAST_PLAIN
+
+
 def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
     kv, memory, available = budget.kv_cache, budget.memory, available_bytes(budget)
     if available is None:
         return []
     parts = []
-    if memory.available_bytes is not None and memory.available_bytes != available and kv.given_bytes is None:
-        parts.append(part_of("mm_ipc", memory.available_bytes - available))
+    stored = None if kv.given_bytes is not None or _rescales(budget) else memory.available_bytes
+    if stored is not None and stored != available:
+        parts.append(part_of("mm_ipc", stored - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
         why = "how much of it the blocks take is not reported"

@@ -53,6 +53,10 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
         "multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb",
         "taken off the KV cache after the profile: multimodal inputs that API servers hand over on the device",
     ),
+    "rescaled": (
+        "rescaled by vllm-ascend", "exact", "available_kv_cache_memory_bytes",
+        "what the profile left, fitted to several groups of layers, shared buffers or offload; which is not reported",
+    ),
     "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
     "null_block": (
         "null block", "exact", "BlockPool.null_block",

