@@ -707,3 +707,11 @@ def test_a_relief_is_judged_by_the_readings_right_after_it():
     watch._act(full(0.9, cached=2.0), full(2.9), 1, {}, seen=full(0.9, cached=2.0))
     assert watch.look(full(0.9), after=0.2) is None
     assert "did not reach low water" not in (watch.view.reason or "")
+
+
+def test_a_relief_goes_on_for_the_rank_that_nothing_was_read_of_right_after_it():
+    """As the last report has it; that the other one reached low water says nothing of it."""
+    watch = Watch()
+    short = full(0.9, cached=2.0, rank=1)
+    watch._act([full(0.9, cached=2.0), short], full(3.9), 1, {}, seen=short)
+    assert watch.memory.rules[watch.rules[0].name].relief == ("release",)
