@@ -890,6 +890,15 @@ async def test_another_method_on_our_paths_is_told_with_the_token_or_without(gua
 
 
 @shares
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/policy", {"GET", "PUT"}), ("/memory", {"GET"}), ("/memory/reclaim", {"POST"}), ("/dashboard", {"GET", "HEAD"})],
+)
+async def test_the_methods_of_a_path_are_those_of_all_its_routes(guarded, path, methods):
+    assert set((await guarded.client.patch(path)).headers["allow"].split(", ")) == methods
+
+
+@shares
 async def test_no_body_is_read_of_a_call_that_nothing_serves(guarded):
     """Whoever has no token can send as much as they like."""
     read, sent = [], []

@@ -200,7 +200,7 @@ def remove_old_rings(
 
     A sidecar removes them ten minutes after their writers fell silent. Where none runs, an engine that crashes again
     and again would fill a file system in memory with them. None of the start under way (`instance`) is removed; without
-    room for another file, no silent start is kept. `clock` is Unix seconds.
+    room for another file, no silent start is kept. The folder may be missing. `clock` is Unix seconds.
     """
     starts: dict[str, list[tuple[float, str]]] = {}
     with suppress(OSError), os.scandir(directory) as entries:

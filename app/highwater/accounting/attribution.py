@@ -60,7 +60,7 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """Return other live tensors and the allocator's reserve; tensors cannot be told from unknown weights or KV pool."""
+    """Return other live tensors, ``None`` while weights or KV pool are unknown among them, and the reserve."""
     allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
     if allocated is None or reserved is None:
         return {"other_tensors_bytes": None, "torch_cached_bytes": None}

@@ -84,8 +84,8 @@ class Pace(NamedTuple):
     """
 
     bytes_per_second: float
-    first: int = 0
-    seconds: float = 0.0
+    first: int = 0  # the first reading of its window
+    seconds: float = 0.0  # the length of the window
     now: float = 0.0
     scatter: float = 0.0
     to_come: float = math.inf

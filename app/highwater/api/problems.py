@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from highwater.errors import NotAvailable, RequestError, TooManyWaiting
 from highwater.flaws import sentences
@@ -74,13 +75,17 @@ def answer_problems(app: FastAPI, internal_error: Callable[[], None] = lambda: N
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, exc: HTTPException) -> JSONResponse:
-        message, path = str(exc.detail), request.scope["path"]
+        message, path, headers = str(exc.detail), request.scope["path"], dict(exc.headers or {})
         if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"{path} does not take {request.method}; it takes {(exc.headers or {}).get('Allow')}"
+            # Starlette names those of the first route that has this path, and another may have it with other methods.
+            scopes = [{**request.scope, "method": str(method)} for method in HTTPMethod]
+            served = (one for one in scopes if any(route.matches(one)[0] is Match.FULL for route in app.routes))
+            headers["Allow"] = ", ".join(scope["method"] for scope in served)
+            message = f"{path} does not take {request.method}; it takes {headers['Allow']}"
         elif message == HTTPStatus.NOT_FOUND.phrase:
             message = f"the sidecar has no {path}{SIDECAR_PATHS_HINT}; GET /memory/openapi.json lists them all"
         answer = _problem(exc.status_code, _CODES.get(exc.status_code, "error"), message)
-        answer.headers.update(exc.headers or {})
+        answer.headers.update(headers)
         return answer
 
     @app.exception_handler(Exception)

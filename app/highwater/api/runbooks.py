@@ -32,7 +32,7 @@ _HEADERS: Final = {
 
 
 def runbooks_router(folder: Path | None = FOLDER) -> APIRouter:
-    """Serve a list of the runbooks, and each as a page and as it was written; 404 where none is installed."""
+    """Serve a list of the runbooks, and each as a page and as it was written, read once; without a folder 404."""
     paths = [] if folder is None else sorted(folder.glob("Highwater*.md"))
     pages = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     router = APIRouter(include_in_schema=False)  # no interface for programs

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from highwater.settings.settings import Settings
 
 _PROBE_SECONDS: Final = 0.3
+_NOT_HERE: Final = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 # The settings in the help of `serve`: keys, and sections with a dot at their end. A test compares it with the settings.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Engine": (
@@ -98,11 +99,7 @@ def listen(settings: Settings) -> dict[str, list[socket.socket]]:
     listening: dict[str, list[socket.socket]] = {}
     for setting, port in ((name, number) for name, number in ports.items() if number is not None):
         try:
-            found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            listening[setting] = [
-                socket.create_server(address, family=family, backlog=2048)
-                for family, *_, address in dict.fromkeys(found)
-            ]
+            listening[setting] = _listen_at(settings.host, port)
         except OSError as exc:
             problem = listening_problem(exc, setting, settings.host, port)
             logging.getLogger("highwater").error("%s", problem)  # noqa: TRY400 - complete without a traceback
@@ -110,10 +107,24 @@ def listen(settings: Settings) -> dict[str, list[socket.socket]]:
     return listening
 
 
+def _listen_at(host: str, port: int) -> list[socket.socket]:
+    """Listen at each address of ``host`` whose family this kernel has; raises OSError, also where it has none."""
+    found = list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)))
+    listening: list[socket.socket] = []
+    for family, *_, address in found:
+        try:
+            listening.append(socket.create_server(address, family=family, backlog=2048))
+        except OSError as exc:
+            # Most /etc/hosts name ::1 for localhost as well; a kernel may lack IPv6, or have it switched off.
+            if exc.errno not in _NOT_HERE or (not listening and address == found[-1][-1]):
+                raise
+    return listening
+
+
 def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
     """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
     reason = os_reason(exc).partition(" (while")[0]
-    if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+    if isinstance(exc, socket.gaierror) or exc.errno in _NOT_HERE:
         return (
             f"host: {masked(host)!r} is no address of this machine ({reason}); set host to one, to 127.0.0.1 "
             "for this machine alone, or to 0.0.0.0 for all of its addresses"

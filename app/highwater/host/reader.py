@@ -30,7 +30,7 @@ from highwater.host.reading import (
     Role,
     ShmMemory,
 )
-from highwater.host.shared_memory import own_shm, shm_of
+from highwater.host.shared_memory import SPARED, own_shm, shm_of
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
 from highwater_worker.devices.cgroup import read_pressure
@@ -74,7 +74,8 @@ class HostReader:
         self._workers = workers
         self._root = root
         self._shm = shm
-        self._searched_at = self._swept_at = float("-inf")
+        self._searched_at = self._swept_at = self._shm_at = self._shm_due = float("-inf")
+        self._searched: frozenset[int] = frozenset()
         self._found: tuple[ProcessMemory, ...] = ()
         self._own_shm: ShmMemory | None = None
         self._has_seen_engine = False
@@ -182,11 +183,14 @@ class HostReader:
         if not pids:
             self._found = ()
             return []
-        if now >= self._searched_at + _PROC_SECONDS or not {one.pid for one in self._found} >= set(pids):
-            self._searched_at = now
+        # Not for those that it did not find: a zombie, or one process too many, is not found by the next one either.
+        if now >= self._searched_at + _PROC_SECONDS or not self._searched >= set(pids):
+            self._searched_at, self._searched = now, frozenset(pids)
             self._found = find_engine(self._machine.proc, pids)
-            if not any(one.shm for one in records):
-                self._own_shm = own_shm(str(self._shm), str(self._machine.proc))
+            if now >= self._shm_due and not any(one.shm for one in records):
+                began = time.thread_time()
+                self._own_shm, self._shm_at = own_shm(str(self._shm), str(self._machine.proc)), now
+                self._shm_due = now + SPARED * (time.thread_time() - began)
         workers = {worker.pid: worker for worker in self._workers()}
         rows = []
         for before in self._found:
@@ -237,7 +241,8 @@ class HostReader:
     def _shared(self, records: Sequence[ProcessRecord]) -> ShmMemory | None:
         seen = [(one, one.shm) for one in records if one.shm is not None]
         if not seen:
-            return self._own_shm if self._found else None
+            age = self._machine.monotonic() - self._shm_at
+            return replace(self._own_shm, age_seconds=age) if self._found and self._own_shm is not None else None
         first, raw = seen[0]
         age = first.age_seconds + _since(first.mono, raw.mono)
         if len({one.pid_namespace for one, shm in seen if shm.device == raw.device}) > 1:

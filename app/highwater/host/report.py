@@ -22,6 +22,7 @@ HIGH_PRESSURE = 10.0
 """Percent of the last minute in which a task waited for memory."""
 UNKNOWN_CONTAINER: Final = ContainerMemory(key="")
 _RAISE_LIMIT = "raise the container's memory limit"
+_IF_OURS = "if no other container has this volume mounted"
 _SHM_ADVICE = "docker run --shm-size; in Kubernetes a volume of medium Memory at /dev/shm with a larger sizeLimit"
 
 
@@ -164,7 +165,7 @@ def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFindin
     if shm is None:
         return
     size, free = size_text(shm.size_bytes), size_text(shm.free_bytes)
-    advice = f"remove what no process has open there; {_SHM_ADVICE}" if shm.left_over_bytes else _SHM_ADVICE
+    advice = f"remove what no process has open there, {_IF_OURS}; {_SHM_ADVICE}" if shm.left_over_bytes else _SHM_ADVICE
     if shm.short_bytes:
         text = (
             f"{SHM} has {free} of {size} free, and files in use may still take {size_text(shm.promised_bytes)}: too "
@@ -179,8 +180,7 @@ def _shm_findings(shm: ShmMemory | None, needs: ShmNeeds) -> Iterator[HostFindin
         yield HostFinding(name="shm_too_small", text=text, advice=advice)
     if any(one.state == "left_over" for one in shm.owners):
         text = f"files in {SHM} with {size_text(shm.left_over_bytes)} are open in no process that is seen"
-        advice = "they may be removed, if no other container has this volume mounted"
-        yield HostFinding(name="shm_left_over", level="note", text=text, advice=advice)
+        yield HostFinding(name="shm_left_over", level="note", text=text, advice=f"they may be removed, {_IF_OURS}")
 
 
 def _cache_findings(size: int | None, room: int | None, caches: ProcessorCaches) -> Iterator[HostFinding]:

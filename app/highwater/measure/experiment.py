@@ -128,7 +128,7 @@ class Experiment:
         return tuple(moment for moment in self.moments if moment.name.startswith(f"{AFTER} "))
 
     def change(self, earlier: str, later: str, part: str, keys: Container[RankKey] | None = None) -> int | None:
-        """Return how a part moved between two moments, of these ranks or all; ``None``: unknown, or a new process."""
+        """Return how a part moved between two moments, of these ranks or all; ``None``: one unknown, or restarted."""
         start, end = self.moment(earlier), self.moment(later)
         if start is None or end is None:
             return None

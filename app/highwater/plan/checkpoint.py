@@ -77,7 +77,7 @@ def architecture(config: ConfigJson) -> str:
 
 
 def whole(config: ConfigJson, *keys: str, default: int | None = None, least: int = 1, most: int = MAX_NUMBER) -> int:
-    """Return the first key that is present; raises PlanError: there is none, or it is not a number within bounds."""
+    """Return the first key's value; raises PlanError: none and no ``default``, or no whole number within bounds."""
     for key in keys:
         value = config.get(key)
         if value is None:

@@ -35,7 +35,7 @@ class LimitedLog:
         self._periods: dict[str, tuple[float, int]] = {}  # kind: (start of its period, lines seen in it)
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
-        """Log a line of a kind, of a bounded set, at its rate; a client's text must go through ``printable``."""
+        """Log a line of a kind, of a bounded set, at its rate; a client's argument must go through ``printable``."""
         now = self._clock()
         start, seen = self._periods.get(kind, (float("-inf"), 0))
         if now - start >= self._period_seconds:

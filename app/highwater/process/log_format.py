@@ -16,7 +16,7 @@ _NAMES: Final = {"uvicorn.error": "uvicorn"}
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object on one line; a traceback is the text ``exception``, line breaks escaped."""
+    """Formats a record as one line of JSON: ``time`` (UTC), ``level``, ``logger``, ``message``, and ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -141,7 +141,7 @@ def _refused(status: int, reason: str) -> RouteDecision:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Decides by a table of admitted paths.
+    """Decides by a table of admitted paths; ValueError: an entry could never match, or no entry may open its path.
 
     An engine that was started with a root path (vLLM's ``--root-path``) serves every route below that path as well, its
     control endpoints included. So a path below it is looked up without it, in the same table.
@@ -149,7 +149,7 @@ class AllowList:
     Args:
         extra_paths: Paths that the operator adds. An entry that ends in ``/`` is one more place where clients find the
             API: below it passes what would pass without it. Any other entry admits exactly itself, and so opens control
-            endpoints too; ``/collective_rpc`` opens by none. Raises ValueError for that, or if it never matches.
+            endpoints too; ``/collective_rpc`` opens by none.
         root_path: The engine's root path as the operator set it.
         unset_root_path: The engine's root path as it last reported it, where the operator set none: nothing below it
             passes except by an entry in ``extra_paths``.

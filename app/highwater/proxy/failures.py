@@ -153,7 +153,8 @@ def ending_before_response(failure: Failure, *, closes: bool, body_missing: bool
     """Decide how the client sees a failure before any response; ``is_awaited``: its body comes only after a 100."""
     if failure.status == CLIENT_LEFT.status:
         return _left(failure)
-    # The rest of the body is read and dropped, and the connection goes on, unless the body itself was the fault.
+    # What is missing of the body is read and dropped, and the connection goes on, unless it closes in any case, or the
+    # body itself was the fault.
     unread = body_missing and (is_awaited or failure.status in _UNREADABLE)
     return Ending("refused", "error", closes=closes or unread)
 

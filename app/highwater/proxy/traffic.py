@@ -40,11 +40,11 @@ class Connections:
 
 
 class Histogram:
-    """Values counted by bucket: ``bounds`` are upper ones, ``counts`` one more, ``total`` the sum of the values."""
+    """Values counted by bucket; ``bounds`` are upper ones in rising order, ``total`` is the sum of the values."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(bounds) + 1)  # the last: of the values above all bounds
         self.total = 0.0
 
     def observe(self, value: float) -> None:

@@ -45,22 +45,18 @@ def port_of(url: SplitResult) -> int:
 
 
 class EngineConnection:
-    """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base.
-
-    ``ends`` are the addresses of this end and the far one, once the pool counts it as open (``is_counted``); ``served``
-    is a number of requests; ``idle_since`` is loop time.
-    """
+    """One connection; an ``asyncio.Protocol`` in all but name, for a compiled class cannot have that base."""
 
     transport: asyncio.Transport
-    read_side: ReadSide
-    write_side: WriteSide
+    read_side: ReadSide  # held while the client takes no more
+    write_side: WriteSide  # the only writer to the engine
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
-        self.is_counted = False
-        self.ends: Any = None
-        self.served = 0
-        self.idle_since = 0.0
+        self.is_counted = False  # as open, by the pool
+        self.ends: Any = None  # the addresses of this end and the far one, once it is counted
+        self.served = 0  # requests
+        self.idle_since = 0.0  # loop time
         self._requester: Requester | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._bare_body: list[bytes] | None = None
@@ -127,7 +123,7 @@ class EngineConnection:
     def eof_received(self) -> None:
         """Let the transport close: the engine will send no more."""
 
-    def pause_writing(self) -> None:
+    def pause_writing(self) -> None:  # the socket's buffer and the transport's are full
         if self._requester is not None:
             self._requester.engine_full()
 
@@ -283,14 +279,7 @@ class _WithBody:
 
 
 class ConnectionPool:
-    """Idle connections, the last used first, and the way to a new one.
-
-    Attributes:
-        open: The number of open connections, in use or not.
-        retries: The number of requests sent once more, on a new connection.
-        ends: Their addresses on this side and on the far one: a client with such a pair is this pool itself. The first
-            alone does not show it: the kernel gives one port to connections to several addresses.
-    """
+    """Idle connections, the last used first, and the way to a new one."""
 
     def __init__(
         self,
@@ -300,16 +289,18 @@ class ConnectionPool:
         socket_path: str | None,
         tls: ssl.SSLContext | None,
         write_batch: WriteBatch,
-        connect_seconds: float,
-        keepalive_seconds: float,
+        connect_seconds: float,  # the longest that connecting may take
+        keepalive_seconds: float,  # the longest that a connection may be idle and still be used
         origin: EngineOrigin | None = None,
     ) -> None:
         self._host, self._port, self._socket_path, self._tls = host, port, socket_path, tls
         self.write_batch = write_batch
-        self.open = 0
+        self.open = 0  # connections, in use or not
+        # Their addresses on this side and on the far one: a client with such a pair is this pool itself. The first does
+        # not show it alone: the kernel gives one port to connections to several addresses.
         self.ends: set[Any] = set()
         self.origin = origin
-        self.retries = 0
+        self.retries = 0  # requests sent once more, on a new connection
         self._connect_seconds = connect_seconds
         self._keepalive_seconds = keepalive_seconds
         self._idle: deque[EngineConnection] = deque()

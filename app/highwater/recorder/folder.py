@@ -54,15 +54,15 @@ class Removal:
 
 
 class RecorderFolder:
-    """The folder, and the rings of one life of the engine (``instance``) in it; clocks as in ``Machine``."""
+    """The folder, and the rings of one life of the engine (``instance``) in it."""
 
     def __init__(
         self,
         folder: Path,
         instance: str | None = None,
         *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,  # Unix seconds
+        monotonic: Callable[[], float] = time.monotonic,  # CLOCK_MONOTONIC, which this machine's workers share
         proc: Path = Path("/proc"),
     ) -> None:
         self.folder = folder

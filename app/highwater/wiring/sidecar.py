@@ -58,8 +58,8 @@ class Sidecar:
     sidecar_paths: frozenset[str]
     begin_stop: Callable[[], None]
     control: ASGIApp
-    tls: ssl.SSLContext | None
-    access_log: AccessLog | None
+    tls: ssl.SSLContext | None  # None: plain HTTP
+    access_log: AccessLog | None  # None: disabled
 
     @property
     def protocol(self) -> Callable[..., ClientConnection]:

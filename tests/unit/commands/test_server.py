@@ -81,6 +81,39 @@ def test_each_port_is_listened_on_at_every_address_of_the_host(monkeypatch):
     assert ended.value.code == CANNOT_LISTEN
 
 
+def lacks_ipv6(monkeypatch, fails, *hosts):
+    """A kernel whose sockets of IPv6 cannot be made, or not bound, and a name of such addresses."""
+    families = [(socket.AF_INET6, (host, 0, 0, 0)) if ":" in host else (socket.AF_INET, (host, 0)) for host in hosts]
+    found = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in families]
+    create = socket.create_server
+
+    def created(address, *, family, **options):
+        if family == socket.AF_INET6:
+            raise OSError(fails, os.strerror(fails))
+        return create(address, family=family, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_server", created)
+
+
+@pytest.mark.parametrize("fails", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL], ids=["no IPv6", "switched off"])
+@pytest.mark.parametrize("hosts", [("::1", "127.0.0.1"), ("127.0.0.1", "::1")], ids=["first", "last"])
+def test_an_address_of_a_family_that_the_kernel_lacks_is_left_out(monkeypatch, fails, hosts):
+    """`localhost` is ::1 as well in /etc/hosts, whatever the kernel has."""
+    lacks_ipv6(monkeypatch, fails, *hosts)
+    (sock,) = listen(load({"host": "localhost"}, environ={}))["port"]
+    with sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_host_without_any_address_that_the_kernel_has_ends_the_start(monkeypatch, caplog):
+    lacks_ipv6(monkeypatch, errno.EAFNOSUPPORT, "::1")
+    with pytest.raises(SystemExit) as ended:
+        listen(load({"host": "::1"}, environ={}))
+    assert ended.value.code == CANNOT_LISTEN
+    assert "host: '::1' is no address of this machine" in caplog.text
+
+
 @pytest.mark.whole("`highwater serve` as a process")
 def test_an_address_that_is_none_ends_the_start():
     """In JSON where that was asked for, and with an exit status of its own."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from highwater.accounting.attribution import account
+from highwater.host import reader as reader_module
 from highwater.host.reader import HostReader
+from highwater.host.reading import ShmMemory
 from highwater.host.watch import HostWatch
 from highwater.readings.rank import Device, WorkerMemory
 from highwater.units import MIB
@@ -198,6 +201,42 @@ def test_without_the_worker_package_the_sidecar_looks_who_has_a_file_open(host):
     (host.root / "proc/12/maps").write_text(maps)
     shm = host(workers=lambda: [worker(12, 7)]).shm
     assert (shm.sees, shm.promised_bytes) == ("sidecar", 2 * MIB)  # a new file may not be mapped yet
+
+
+@pytest.mark.parametrize("lost", ["Z", None])
+def test_a_worker_that_a_search_does_not_find_starts_no_further_one(host, monkeypatch, lost):
+    """A zombie has no memory to be found by; a search reads what every process of the machine has mapped."""
+    process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
+    process(host.root, 13, 1, "VLLM::Worker_TP1", 900, state=lost or "S")
+    (host.root / "proc/13/status").write_text("Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n")
+    searches, look = [], reader_module.own_shm
+    monkeypatch.setattr(reader_module, "own_shm", lambda *where: searches.append(where) or look(*where))
+    reader = host.reader(workers=lambda: [worker(12, 7), worker(13, 7)])
+    assert [len(reader.read().processes) for _ in range(5)] == [1] * 5
+    assert len(searches) == 1
+
+
+@pytest.mark.parametrize(("cpu_seconds", "looks"), [(0.001, [500, 510, 520, 530]), (0.05, [500, 530])])
+def test_its_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(host, monkeypatch, cpu_seconds, looks):
+    """As the worker package's, and they say how old they are."""
+    process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
+    now, cpu, seen = 490.0, 0.0, []
+
+    def look(folder, proc):
+        nonlocal cpu
+        cpu += cpu_seconds
+        seen.append(now)
+        return ShmMemory()
+
+    monkeypatch.setattr(reader_module, "own_shm", look)
+    monkeypatch.setattr(reader_module, "time", SimpleNamespace(thread_time=lambda: cpu))
+    reader = HostReader(
+        None, clock=lambda: 1000.0, monotonic=lambda: now, root=host.root, workers=lambda: [worker(12, 7)]
+    )
+    for _ in range(4):
+        now += 10.0
+        assert reader.read().shm.age_seconds == now - seen[-1]
+    assert seen == looks
 
 
 def test_a_group_that_sidecar_and_engine_share_is_read_now(host):

@@ -134,7 +134,9 @@ def test_what_a_dead_engine_left_promises_nothing():
     assert "files in use may still take 100 MiB" in text
     (warning, note) = report_of(reading(shm=shm_of_a_killed_engine(60 * MIB))).findings
     assert (warning.name, note.name) == ("shm_promised_too_much", "shm_left_over")
-    assert warning.advice.startswith("remove what no process has open there")
+    caveat = "if no other container has this volume mounted"
+    assert warning.advice.startswith(f"remove what no process has open there, {caveat}; ")
+    assert note.advice == f"they may be removed, {caveat}"
 
 
 def test_where_it_is_not_known_who_has_files_open_nothing_is_said_to_be_left():

@@ -238,6 +238,20 @@ async def test_a_question_that_a_step_held_up_is_forgotten_with_the_step(watch):
     assert {report.engine.state for report in await rounds(core, 60)} == {"ready"}
 
 
+async def test_what_the_former_engine_was_asked_is_not_what_the_next_one_owes(watch, tmp_path):
+    """A request waits from its first second on: for as long as it has waited there, and not since before."""
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    await starving(core, 8)
+    core.fake.down = True
+    assert (await rounds(core, 30))[-1].engine.state == "gone"
+    core.fake.start_again()
+    core.fake.start_recorders(tmp_path / "recorder", "b" * 16)
+    core.fake.down = False
+    states = [report.engine.state for report in await rounds(core, 15)]
+    assert (set(states[:8]), states[-1]) == ({"ready"}, "stuck")
+
+
 # --- what the recorders say of worker calls ---
 
 

@@ -733,3 +733,11 @@ def test_high_water_is_foretold_at_the_cache_s_pace_until_that_is_full(full_in, 
     seen = report(rank, growth=Growth(ranks=(grown,)))
     (shown,) = rule_status(watch.view, RuleMemory(), seen, {}, to_unix=0.0).ranks
     assert shown.seconds_to_high_water == (due if due is None else pytest.approx(due, rel=0.03))
+
+
+def test_a_relief_goes_on_for_the_rank_that_nothing_was_read_of_right_after_it():
+    """As the last report has it; that the other one reached low water says nothing of it."""
+    watch = Watch()
+    short = full(0.9, cached=2.0, rank=1)
+    watch._act([full(0.9, cached=2.0), short], full(3.9), 1, {}, seen=short)
+    assert watch.memory.rules[watch.rules[0].name].relief == ("release",)

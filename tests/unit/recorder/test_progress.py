@@ -503,3 +503,11 @@ def test_one_long_step_is_never_stuck(step, demand, requested):
         "progressing",
         "busy",
     }
+
+
+def test_a_loop_that_hangs_is_stuck_and_not_starved():
+    """A request waits for room, and the last step ended ten minutes ago: no loop goes on that could schedule it."""
+    hung = rank(last_step_age_seconds=600.0, tokens_age_seconds=600.0, is_out_of_work=True)
+    told = judge([hung], waits(capacity=1, unanswered_seconds=60.0), requested_seconds=75)
+    assert (told.verdict, told.since_seconds, told.is_starved) == ("stuck", 60.0, False)
+    assert "the engine's loop schedules no work: a call has waited for 60 s" in told.summary

@@ -49,7 +49,7 @@ MAX_PHASES = 16  # so that an engine which loads its weights many times over doe
 
 
 class StartPhases:
-    """The account of one worker's start, which is not kept alive; calls `ended` after each phase, on its thread."""
+    """The account of one worker's start; calls `ended` after each phase, on the engine's thread."""
 
     def __init__(self, worker: object, ended: Callable[[], None]) -> None:
         self.phases: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ class StartPhases:
         """The layers of the KV cache before they were grouped; None before the engine asked for them."""
         self.encoder_budget: dict[str, Any] | None = None
         """The encoder's budget as model runner V2 profiled it; None where that was not seen."""
-        self._worker = weakref.ref(worker)
+        self._worker = weakref.ref(worker)  # the worker is not kept alive
         self._ended = ended
         self._host_before: HostMemory | None = None
         self._capture: object = None  # the wrapper of the runner's method, while it is in place

@@ -22,6 +22,8 @@ MAX_PROCESSES = 4096
 MAX_MAPS_BYTES = 4 << 20
 MAX_DESCRIPTORS = 4096
 _BLOCK = 512
+SPARED = 500.0
+"""The least time until the next look, as a multiple of the CPU time that one takes."""
 _NEW_SECONDS = 10.0
 """A file that was made since then may be mapped by a process that was looked at before."""
 # The kernel's PROC_PID_INIT_INO and PROC_IPC_INIT_INO: the same on every machine.
@@ -167,13 +169,15 @@ class _Users:
             except (FileNotFoundError, ProcessLookupError):  # it has ended
                 continue
             except OSError:
-                self.are_all_seen = self.are_all_seen and _has_no_shm(f"{self._proc}/{pid}")
+                self.are_all_seen = self.are_all_seen and _has_nothing_open(f"{self._proc}/{pid}")
 
 
-def _has_no_shm(folder: str) -> bool:
-    """Return whether the kernel counts no shared memory for a process that may not be looked at, as of another user."""
+def _has_nothing_open(folder: str) -> bool:
+    """Return whether a process that may not be looked at is a zombie or the kernel's own: it has no address space."""
+    # Not by RssShmem: an open file that is not mapped, or whose pages were not touched, counts nothing there.
     try:
-        return "\nRssShmem:\t       0 kB\n" in Path(f"{folder}/status").read_text("ascii", "replace")
+        status = Path(f"{folder}/status").read_text("ascii", "replace")
+        return "\nVmSize:" not in status and "\nThreads:\t1\n" in status  # others may outlive a process's first one
     except OSError:
         return False
 

@@ -31,14 +31,14 @@ from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system
 from highwater_worker.identity import boot_id, identity, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.role import Role, engine_settings, own_role
-from highwater_worker.processes.shared_memory import read_shm
+from highwater_worker.processes.shared_memory import SPARED, read_shm
 
 SECONDS = 1.0
 _SELDOM_SECONDS = 10.0
 """The time between two looks at the container by a process that is not the first one, at other processes and at the
 role, which changes as a process starts others."""
-_SHM_SECONDS, _SHM_SPARED = 10.0, 500.0
-"""The time between two looks at `/dev/shm`, and how many times the CPU time of one passes at least until the next."""
+_SHM_SECONDS = 10.0
+"""The time between two looks at `/dev/shm`, or more by their cost."""
 _STOP_SECONDS = 1.0
 """The time that an end waits for the thread, which the disk may hold."""
 _EARLY = 100
@@ -243,8 +243,7 @@ class ProcessWriter:
         while True:
             self._every("shm", 0.0, self._clock(), lambda: read_shm(self._shm, f"{self._root}/proc"))
             before, self._shm_cpu_seconds = self._shm_cpu_seconds, time.thread_time()
-            spared = _SHM_SPARED * (self._shm_cpu_seconds - before)
-            if self._stopped.wait(max(_SHM_SECONDS, spared)):
+            if self._stopped.wait(max(_SHM_SECONDS, SPARED * (self._shm_cpu_seconds - before))):
                 return
 
     @cached_property

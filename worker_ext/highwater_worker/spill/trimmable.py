@@ -80,7 +80,7 @@ class Groups:
         self._count(entry, -1)
 
     def without(self, needed: Iterable[Storage], budget: int) -> tuple[Movable, Movable]:
-        """Return the storages that may go, but for `needed` ones, and those that fit into the host's budget (bytes)."""
+        """Return the storages that may go (not `needed`, still to be read), and those within a host budget in bytes."""
         kept = {storage for storage in needed if self._can_leave(storage)}
         of_size = dict(self._of_size)
         for storage in kept:

@@ -82,7 +82,7 @@ class AreaChart:
     points: Points
     since: float
     until: float
-    least_range: float
+    least_range: float  # so that noise looks like noise
     height: int = 1
     style: str = ""
 

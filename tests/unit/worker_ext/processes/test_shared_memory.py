@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import mmap
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -172,7 +175,13 @@ def has_one_that_cannot_be_read(machine):
     folder = machine.process(9)
     (folder / "maps").unlink()
     (folder / "maps").mkdir()  # an OSError that is not of an end
-    (folder / "status").write_text("Name:\tx\nRssShmem:\t    4096 kB\nThreads:\t1\n")
+    (folder / "status").write_text("Name:\tx\nVmSize:\t 9000 kB\nRssShmem:\t       0 kB\nThreads:\t1\n")
+
+
+def has_one_whose_first_thread_ended(machine):
+    """Its others go on with what it has open."""
+    has_one_that_cannot_be_read(machine)
+    (machine.proc / "9/status").write_text("Name:\tx\nState:\tZ (zombie)\nThreads:\t2\n")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +194,7 @@ def has_one_that_cannot_be_read(machine):
         has_too_large_maps,
         has_too_many_open,
         has_one_that_cannot_be_read,
+        has_one_whose_first_thread_ended,
     ],
 )
 def test_where_not_every_process_is_seen_it_is_not_known_who_has_a_file_open(machine, monkeypatch, lacks):
@@ -196,11 +206,11 @@ def test_where_not_every_process_is_seen_it_is_not_known_who_has_a_file_open(mac
     assert kinds(machine.read()) == {"not_known": {"rpc_rings": 1}}
 
 
-def test_a_process_that_cannot_be_read_and_has_no_shared_memory_hides_nothing(machine):
-    """As of another user; and one that ends meanwhile."""
+def test_a_zombie_or_thread_of_the_kernel_that_cannot_be_read_hides_nothing(machine):
+    """It has no address space, and so nothing open; nor has one that ends meanwhile."""
     machine.file("psm_1")
     has_one_that_cannot_be_read(machine)
-    (machine.proc / "9/status").write_text("Name:\tx\nRssShmem:\t       0 kB\nThreads:\t1\n")
+    (machine.proc / "9/status").write_text("Name:\tx\nState:\tZ (zombie)\nThreads:\t1\n")
     (machine.proc / "10").mkdir()
     assert kinds(machine.read()) == {"left_over": {"rpc_rings": 1}}
 
@@ -226,6 +236,54 @@ def test_without_a_limit_there_is_no_size(machine, monkeypatch):
     """A tmpfs of size 0 counts nothing: it is not full."""
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
     assert not {"size", "used", "free"} & machine.read().keys()
+
+
+HOLDS = """
+import mmap, os, sys
+path, how = sys.argv[1:]
+file = os.open(path, os.O_CREAT | os.O_RDWR)
+os.posix_fallocate(file, 0, 1 << 20)
+if how == "mapped":  # and not touched
+    held = mmap.mmap(file, 1 << 20)
+    os.close(file)
+if how == "ended":
+    os._exit(0)
+print(flush=True)
+sys.stdin.read()
+"""
+LOOKS = """
+import encodings.ascii, importlib.util, json, os, sys, time
+module, proc = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("shared_memory", module)
+shared_memory = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shared_memory)
+os.setgid(65534)
+os.setuid(65534)
+print(json.dumps(shared_memory.read_shm(proc=proc, clock=lambda: time.time() + 60.0)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="root can be another user")
+@pytest.mark.parametrize(("how", "kind"), [("opened", "not_known"), ("mapped", "not_known"), ("ended", "left_over")])
+def test_a_file_of_another_users_process_is_not_said_to_be_left(how, kind):
+    """By the kernel: what is open alone, or untouched, counts as no shared memory; nothing is open in a zombie."""
+    path = Path(f"/dev/shm/vllm_ec_test_{os.getpid()}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: S103 - another user reads it
+        machine = Machine(Path(folder))
+        holds = [sys.executable, "-c", HOLDS, str(path), how]
+        holder = subprocess.Popen(holds, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        (machine.proc / str(holder.pid)).symlink_to(f"/proc/{holder.pid}")
+        try:
+            holder.stdout.readline()
+            while how == "ended" and ") Z " not in Path(f"/proc/{holder.pid}/stat").read_text():
+                time.sleep(0.01)
+            command = [sys.executable, "-c", LOOKS, shared_memory.__file__, str(machine.proc)]
+            looked = subprocess.run(command, capture_output=True, text=True, check=True)
+        finally:
+            holder.communicate(b"")
+            path.unlink(missing_ok=True)
+    assert [name for name, owners in kinds(json.loads(looked.stdout)).items() if "encoder_offload" in owners] == [kind]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/dev/shm is Linux's")

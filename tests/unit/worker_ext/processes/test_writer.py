@@ -111,6 +111,18 @@ def test_the_first_process_looks_at_shared_memory_in_a_thread_of_its_own(tmp_pat
     assert {"device", "size", "owners", "unlinked", "left_over", "not_known", "mono"} <= shm.keys()
 
 
+@pytest.mark.parametrize("parent", [None, object()], ids=["first", "started by another"])
+def test_only_the_first_process_looks_at_shared_memory(tmp_path, monkeypatch, parent):
+    """A look reads what every process has mapped: one for all of an engine's."""
+    started = []
+    monkeypatch.setattr(writer_module.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(writer_module, "Thread", lambda **named: SimpleNamespace(start=lambda: started.append(named)))
+    one, is_over = ProcessWriter(tmp_path), iter([False, False, True])
+    one._stopped = SimpleNamespace(wait=lambda _: next(is_over), set=lambda: None)
+    one.run()
+    assert [named["name"] for named in started] == (["highwater-shm"] if parent is None else [])
+
+
 @pytest.mark.parametrize(("cpu_seconds", "pause"), [(0.001, 10.0), (0.1, 50.0)])
 def test_looks_at_shared_memory_take_a_five_hundredth_of_a_core_at_most(tmp_path, monkeypatch, cpu_seconds, pause):
     """However many processes there are, and however much they have mapped."""
