@@ -8,9 +8,8 @@ from pydantic import TypeAdapter
 
 from highwater.host.process_record import RawShm
 from highwater.host.reading import Observer, ShmMemory, ShmOwner, ShmState
-from highwater_worker.processes.shared_memory import SPARED, read_shm
+from highwater_worker.processes.shared_memory import read_shm
 
-__all__ = ["SPARED", "own_shm", "shm_of"]
 _RAW = TypeAdapter(RawShm)
 
 
