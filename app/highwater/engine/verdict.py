@@ -12,13 +12,14 @@ it responds that it sleeps                              sleeping       503     2
 recorders: a long step, another's worker call, a
 compilation, or a silent EngineCore that nobody waits
 for; without recorders: a worker call is late           busy           200     200
-the API server is late, and nothing says that the
-engine does not move                                    slow           200     200
+the API server is late, or gives only errors, and
+nothing says that the engine does not move              slow           200     200
 recorders: it will not go on by itself; EngineCore or
 all API servers are stopped from outside                stuck          503     503          alert, incident
 recorders: steps without tokens, while requests wait    stuck          503     200          alert, incident
 no recorder shows it, and for ``max_step_seconds`` no
-call was answered, or for 15 s nothing but ``/health``  not_answering  503     200          warning, incident
+call was answered, or for 15 s nothing but ``/health``,
+or with that at 503 nothing without an error            not_answering  503     200          warning, incident
 connections are refused, twice or with the workers'
 processes gone, or ``/health`` says that it is dead;
 until something shows that the next one loads           gone           503     503          alert, incident

@@ -24,8 +24,8 @@ _FILLED_BY: Final[frozenset[GrowthDriver]] = frozenset({"new_image", "image", "1
 def host_series(reading: HostReading, *, idle_seconds: float, ranks: Iterable[RankReading] = ()) -> Iterator[Measured]:
     """Yield each process's memory, descriptors and threads, and the used bytes of ``/dev/shm``.
 
-    The present idle period has lasted for ``idle_seconds``: older figures are of a time with requests. The caches of
-    ``ranks`` may lie on the host.
+    The present idle period, or window of load, has lasted for ``idle_seconds``: older figures are of before it. The
+    caches of ``ranks`` may lie on the host.
     """
     cache = _processor_cache(reading)
     rank_of = {life_of(rank.host, rank.pid, rank.pid_started): rank for rank in ranks}

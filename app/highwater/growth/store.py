@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -70,7 +70,7 @@ class FloorFile:
         self._is_ours = False
         self.problem: str | None = None
 
-    def load(self, books: Mapping[Any, FloorBook], now: float) -> None:
+    def load(self, books: Mapping[Place, FloorBook], now: float) -> None:
         """Read the floors of this boot up to ``now``. Blocks as long as the disk takes."""
         if self._path is None or self._boot is None:
             return
@@ -101,7 +101,7 @@ class FloorFile:
             except ValidationError:
                 continue
 
-    def keep(self, place: str, books: Mapping[Any, FloorBook]) -> None:
+    def keep(self, place: Place, books: Mapping[Place, FloorBook]) -> None:
         """Append the newest row of a book. Blocks as long as the disk takes."""
         if self._path is None or self._boot is None:
             return
@@ -123,10 +123,8 @@ class FloorFile:
         self._bytes += len(text)
         self._lines += 1
 
-    def _rewrite(self, path: Path, books: Mapping[Any, FloorBook]) -> None:
-        content = b"".join(
-            [self._header(), *(_text(place, book, book.rows) for place, book in books.items() if place != "windows")]
-        )
+    def _rewrite(self, path: Path, books: Mapping[Place, FloorBook]) -> None:
+        content = b"".join([self._header(), *(_text(place, book, book.rows) for place, book in books.items())])
         replace_private(path, content)
         self._bytes, self._lines, self._is_ours = len(content), content.count(b"\n"), True
 
@@ -134,7 +132,7 @@ class FloorFile:
         return json.dumps({"schema": SCHEMA, "boot": self._boot}).encode() + b"\n"
 
 
-def _text(place: str, book: FloorBook, rows: Iterable[FloorRow]) -> bytes:
+def _text(place: Place, book: FloorBook, rows: Iterable[FloorRow]) -> bytes:
     lines = []
     for row in rows:
         work, lives = row.work, sorted({key.life for key in book.columns})

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from highwater.errors import UnknownName
 from highwater.growth.book import FloorBook
@@ -42,15 +42,7 @@ from highwater.text.growth import series_title
 
 # A judgement takes about a millisecond where a series moves.
 JUDGED_AT_ONCE: Final = 2
-_Book: TypeAlias = Place | Literal["windows"]
 _ORDER: Final[Mapping[GrowthKind, int]] = {"leak": 0, "step": 1, "plateau": 2, "not_known": 3, "flat": 4}
-# The floors of a start that do not count, and when another one is taken.
-_TAKEN: Final[Mapping[_Book, tuple[int, str]]] = {
-    "device": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
-    "host": (WARM_UP_FLOORS, BETWEEN_REQUESTS),
-    "asleep": (1, "in each sleep"),
-    "windows": (WARM_UP_FLOORS, f"each {WINDOW_SECONDS:.0f} s"),
-}
 # An older idle floor says nothing of the present.
 _RECENT_SECONDS: Final = 1200.0
 _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
@@ -58,6 +50,17 @@ _EVENTS: Final = frozenset({"reset", "state", "snapshot"})
 log = logging.getLogger("highwater.growth")
 
 HostSeries: TypeAlias = Callable[[float], Awaitable[Iterable[Measured]]]
+
+
+@dataclass
+class _Floors:
+    """The floors of one kind."""
+
+    ground: GrowthGround = "idle_floors"
+    warm_up: int = WARM_UP_FLOORS  # so many of a start do not count
+    taken: str = BETWEEN_REQUESTS  # when another one is
+    book: FloorBook = field(default_factory=FloorBook)
+    present: frozenset[str] = frozenset()  # the series of the newest one that this watch has taken
 
 
 @dataclass
@@ -78,8 +81,8 @@ class _Window:
 class GrowthWatch:
     """Verdicts on growth.
 
-    ``host_series`` reads the host's series now, given the seconds for which the engine has been idle. ``clock`` is in
-    monotonic seconds since the machine's boot, ``wall_clock`` in Unix seconds.
+    ``host_series`` reads the host's series now, given the seconds for which the engine has been idle, or a window of
+    load lasts. ``clock`` is in monotonic seconds since the machine's boot, ``wall_clock`` in Unix seconds.
     """
 
     def __init__(
@@ -98,12 +101,17 @@ class GrowthWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._internal_error = internal_error
-        self._books: dict[_Book, FloorBook] = {book: FloorBook() for book in _TAKEN}
+        self._idle_floors: dict[Place, _Floors] = {
+            "device": _Floors(),
+            "host": _Floors(),
+            "asleep": _Floors(warm_up=1, taken="in each sleep"),
+        }
+        self._windows = _Floors(ground="equal_work", taken=f"each {WINDOW_SECONDS:.0f} s")
+        self._books = {place: floors.book for place, floors in self._idle_floors.items()}
         self._idle = IdlePeriod()
         self._window = _Window(clock())
         self._judged: dict[str, tuple[str, dict[GrowthGround, Judgement]]] = {}  # by the series' name, with its life
         self._last: dict[str, Measured] = {}
-        self._present: dict[_Book, frozenset[str]] = dict.fromkeys(_TAKEN, frozenset())
         # Series with a new floor, by name and ground, in the order in which they are judged.
         self._open: dict[tuple[str, GrowthGround], None] = {}
         self._reported: dict[str, tuple[str, SeriesGrowth]] = {}  # with their lives
@@ -194,41 +202,43 @@ class GrowthWatch:
         if now - window.since < WINDOW_SECONDS:
             return
         self._window = _Window(now)
-        await self._keep("windows", now, engine.work, [*window.lowest.values()], fmean(window.in_flight))
+        # They are not written to the file, as they come by the minute: a restart makes do without them.
+        self._add(self._windows, now, engine.work, [*window.lowest.values()], fmean(window.in_flight))
 
-    async def _keep(
-        self, place: _Book, now: float, work: WorkCounts, measured: Sequence[Measured], in_flight: float = math.nan
-    ) -> None:
-        book, values = self._books[place], {one.key: one.value for one in measured}
+    async def _keep(self, place: Place, now: float, work: WorkCounts, measured: Sequence[Measured]) -> None:
+        if self._add(self._idle_floors[place], now, work, measured):
+            await asyncio.to_thread(self._file.keep, place, self._books)
+            self._log_problem()
+
+    def _add(
+        self, floors: _Floors, now: float, work: WorkCounts, measured: Sequence[Measured], in_flight: float = math.nan
+    ) -> bool:
+        """Take a floor of each series, which is judged later; return whether it was taken."""
+        book, values = floors.book, {one.key: one.value for one in measured}
         if not measured or not book.add(now, self._wall_clock(), work, values, in_flight):
-            return
+            return False
         # A full book takes no further series: those are neither kept nor judged.
         measured = [one for one in measured if book.key(one.key.name) is not None]
         self._last |= {one.key.name: one for one in measured}
-        before, self._present[place] = self._present[place], frozenset(one.key.name for one in measured)
-        ground: GrowthGround = "equal_work" if place == "windows" else "idle_floors"
-        self._open |= dict.fromkeys((name, ground) for name in self._present[place])
-        self._show(before - self._present[place])
-        if place == "windows":
-            return  # they come by the minute: a restart makes do without them
-        await asyncio.to_thread(self._file.keep, place, self._books)
-        self._log_problem()
+        before, floors.present = floors.present, frozenset(one.key.name for one in measured)
+        self._open |= dict.fromkeys((name, floors.ground) for name in floors.present)
+        self._show(before - floors.present)
+        return True
 
     def _judge(self, name: str, ground: GrowthGround, happenings: Sequence[Happening]) -> None:
-        book, key = self._book_of(name, ground)
+        floors, key = self._floors_of(name, ground)
         life, before = self._judged.get(name, (key.life, {}))
         before = before if life == key.life else {}
         measured = self._last.get(name)
-        warm_up, taken = _TAKEN["windows" if ground == "equal_work" else key.place]
         judgement = judge(
-            book.floors(name),
+            floors.book.floors(name),
             unit=key.unit,
             ground=ground,
             bounds=() if measured is None else measured.bounds,
             happenings=happenings,
             before=before.get(ground),
-            warm_up=warm_up,
-            taken=taken,
+            warm_up=floors.warm_up,
+            taken=floors.taken,
         )
         self._judged[name] = key.life, before | {ground: judgement}
 
@@ -238,18 +248,19 @@ class GrowthWatch:
         idle, work = judged.get("idle_floors"), judged.get("equal_work")
         if idle is None or work is None:
             return next(iter(judged.values()))
-        if self._clock() - self._book_of(name, "idle_floors")[0].rows[-1].at < _RECENT_SECONDS:
+        if self._clock() - self._floors_of(name, "idle_floors")[0].book.rows[-1].at < _RECENT_SECONDS:
             return work if (idle.kind, work.kind) == ("not_known", "leak") else idle
         return idle if (idle.kind, work.kind) == ("leak", "not_known") else work
 
     def _show(self, names: Iterable[str]) -> None:
         """Make the reported verdicts of these series, and sort all of them, the leaks first."""
-        now, present = self._wall_clock(), frozenset[str]().union(*self._present.values())
+        now, every = self._wall_clock(), (*self._idle_floors.values(), self._windows)
+        present = frozenset[str]().union(*(floors.present for floors in every))
         for name in names:
             if name not in self._judged:
                 continue
             judgement = self._chosen(name)
-            _, key = self._book_of(name, judgement.ground)
+            _, key = self._floors_of(name, judgement.ground)
             shown = series_growth(
                 key,
                 judgement,
@@ -266,11 +277,11 @@ class GrowthWatch:
         rows = [shown for _, shown in self._reported.values()]
         self._shown = tuple(sorted(rows, key=lambda one: (one.is_over, _ORDER[one.verdict], one.series)))
 
-    def _book_of(self, name: str, ground: GrowthGround) -> tuple[FloorBook, SeriesKey]:
-        return next((book, key) for book in self._books_of(ground) if (key := book.key(name)) is not None)
+    def _floors_of(self, name: str, ground: GrowthGround) -> tuple[_Floors, SeriesKey]:
+        return next((floors, key) for floors in self._grounds(ground) if (key := floors.book.key(name)) is not None)
 
-    def _books_of(self, ground: GrowthGround) -> list[FloorBook]:
-        return [book for name, book in self._books.items() if (name == "windows") == (ground == "equal_work")]
+    def _grounds(self, ground: GrowthGround) -> tuple[_Floors, ...]:
+        return (self._windows,) if ground == "equal_work" else tuple(self._idle_floors.values())
 
     def _happenings(self) -> list[Happening]:
         ahead = self._wall_clock() - self._clock()
@@ -305,4 +316,4 @@ class GrowthWatch:
         raise UnknownName("series", name, [repr(one.series) for one in self._shown])
 
     def data(self, name: str, ground: GrowthGround = "idle_floors") -> list[Floor]:
-        return [floor for book in self._books_of(ground) for floor in book.floors(name)]
+        return [floor for floors in self._grounds(ground) for floor in floors.book.floors(name)]
