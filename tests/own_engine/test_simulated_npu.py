@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,16 +17,13 @@ import pytest
 from highwater.diagnose.log.story import story_of
 from tests.device_steps import passed
 from tests.engines import with_modules_of_the_sidecar
-from tests.fakes.cann.npu import TORCH_NPU, SimulatedNpu, build
+from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu, build
 from tests.fakes.cann.state import VARIABLE, new_state, set_state
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [
-    pytest.mark.long("device"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"),
-]
+pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
 GIB = 1 << 30
 JUDGED = {
     "reading": {

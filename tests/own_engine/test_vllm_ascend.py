@@ -7,7 +7,6 @@ docs/devices.md says what a simulated device cannot show.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -22,17 +21,14 @@ from highwater.plan.budget import rank_budget
 from tests.engine.conftest import make_weights
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
-from tests.fakes.cann.npu import TORCH_NPU, SimulatedNpu
+from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE, UTILIZATION
 from tests.unit.plan.readings import rank
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [
-    pytest.mark.long("device"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"),
-]
+pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
 

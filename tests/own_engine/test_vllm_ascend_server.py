@@ -6,7 +6,6 @@ The API server and its EngineCore are processes of their own, which share the de
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +20,13 @@ from highwater.demo.traffic import image_url
 from tests.engine.conftest import wait_for
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, image_tokens
 from tests.fakes.cann.ascend import RINGS, VLLM, environ_of_vllm_ascend
-from tests.fakes.cann.npu import SimulatedNpu
+from tests.fakes.cann.npu import NEEDS_COMPILER, SimulatedNpu
 from tests.patience import LIMIT_SECONDS
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
-pytestmark = [
-    pytest.mark.long("device"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"),
-]
+pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
 TOTAL_BYTES = 2 << 30
 SIDE = 256
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER

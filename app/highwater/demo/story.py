@@ -98,7 +98,7 @@ def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> 
 
 
 def _incident(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, Any] | None:
-    """Return the incident of the engine's end once it is written; `None` where it lives, or no incident tells of it."""
+    """Return the incident that the engine's end left, once it is written; `None` if the engine runs, or left none."""
     deadline = time.monotonic() + INCIDENT_SECONDS
     while time.monotonic() < deadline and not (engine.is_running() and answers(engine.port, "/health")):
         with suppress(DemoError):

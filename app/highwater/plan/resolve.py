@@ -24,7 +24,7 @@ from highwater.units import GIB
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
 LARGE_CARD_BYTES: Final = 70 * GIB
 LARGEST_CARD_BYTES: Final = 160 * GIB
-_A100_BYTES: Final = 80 * GIB  # a card with more is none
+_A100_BYTES: Final = 80 * GIB  # the larger of the two A100
 SMALL_STEP: Final = (2048, 256)  # tokens and requests, of smaller cards and an A100
 _MAX_NUMBER: Final = 1 << 60
 ALLOW_LONG: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"

@@ -14,7 +14,7 @@ from highwater.flaws import masked
 
 SETTING = "proxy.extra_paths"
 ROOT_PATH_SETTING = "engine_root_path"
-NO_ROOT_PATH = "/"  # its value for an engine that has none: all is served at the root
+NO_ROOT_PATH = "/"  # the setting's value for an engine without one
 
 # What OpenAI's clients send and vLLM's routers and plugins serve; OPTIONS is for browsers (CORS).
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -10,12 +10,18 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from highwater.demo.environment import EngineEnvironment, cache_dir
 from highwater.demo.errors import DemoError
 from tests.fakes.cann.state import VARIABLE, new_state
 
 TORCH_NPU = "2.13.0"
 HERE = Path(__file__).parent
+NEEDS_COMPILER = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"
+)
+"""The mark of tests that run on it."""
 # All one library: torch_npu links to the first five, and opens the others by name.
 _NAMES = (
     *("ascendcl", "acl_op_compiler", "ge_runner", "graph", "hccl"),

@@ -79,8 +79,8 @@ class IncidentWatcher:
 
     ``internal_error`` counts an internal error, ``ended_in_order`` notes an end that is no incident, and ``read_host``
     reads host memory once more. ``is_start_under_way`` returns whether the processes of a start write that began after
-    all that has ended. ``log_says_start_failed`` takes whether the log is silent on why a start failed, and returns
-    whether nothing else tells of it. The other callables return the present state of their parts.
+    all that has ended. ``log_says_start_failed`` takes whether the log gives no reason for a failed start, and returns
+    whether the log is the only sign of it. The other callables return the present state of their parts.
     """
 
     def __init__(
