@@ -35,7 +35,9 @@ def judged(report: Report) -> Verdict:
         return Verdict(ATTENTION, (f"the engine {stopped_text(stopped_at)}",))
     worries = []
     if state == "starting" and report.start_failure is not None:
-        worries += [*["the engine is starting"] * bool(report.engine.is_loading), report.start_failure.summary]
+        if report.engine.is_loading:
+            worries.append("the engine is starting")
+        worries.append(report.start_failure.summary)
     elif state != "ready":
         worries.append(f"the engine is {report.engine.state_text}")
     if report.stale:
