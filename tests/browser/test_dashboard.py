@@ -54,6 +54,11 @@ RATES = """async () => {
   const { inspect } = await import("./dashboard/main.js");
   return inspect.plots.lines["request-rate"].chart.view.data.slice(1);
 }"""
+# The moments that a chart which is seen is given; those further down are drawn in time.
+GIVEN = """async () => {
+  const { inspect } = await import("./dashboard/main.js");
+  return [...inspect.plots.stacks.values()][0].chart.view.data[0];
+}"""
 KEPT = """async () => {
   const { inspect } = await import("./dashboard/main.js");
   const { chart } = inspect.plots.lines["host-container"];
@@ -233,6 +238,28 @@ async def test_the_charts_begin_with_the_whole_hour(visit):
         assert {kind for kind, _ in drawn} == kinds
         for kind, (first, last) in drawn:
             assert last - first > 3500, kind
+
+
+async def test_a_history_that_comes_late_is_drawn_from_its_beginning(visit):
+    """The charts do not wait for a slow sidecar, and the page is complete only with what it told."""
+    async with beside(poll_seconds=20.0, history_seconds=86_400) as here:
+        an_hour(here.history, here.fake, here.clock, Story(here.history, here.fake))
+        await here.sidecar.poll()
+        page = await visit(here.port)
+        answered = asyncio.Event()
+
+        async def late(route: Any) -> None:
+            await answered.wait()
+            await route.continue_()
+
+        await page.route("**/memory/history*", late)
+        await page.reload()
+        await page.locator("[data-plot=stack] canvas").first.wait_for()
+        assert await page.locator("body[data-ready]").count() == 0
+        answered.set()
+        await page.wait_for_selector("body[data-ready]")
+        first, *_, last = await page.evaluate(GIVEN)
+        assert last - first > 3500
 
 
 class EngineWithHelpers(HostReader):

@@ -35,6 +35,7 @@ const state = {
   events: [], // newest first
   marks: [],
   hasHistory: false, // the charts begin with all that there is, or with what comes where it does not
+  wasAnswered: false, // whether the sidecar has said what there is, if only that it cannot
   incidents: null,
   restartedAt: null, // when a sidecar began that knows nothing of what the one before it told this page
   connection: { state: "connecting", reason: "", retryAt: 0, since: 0 },
@@ -123,6 +124,7 @@ async function askHistory() {
   const ranks = Math.max(state.report?.ranks.length ?? 1, 1);
   const since = Math.max(now - SPAN_SECONDS, missedSince);
   const coarse = await history(since, (now - since) / Math.min(900, MAX_RANK_READINGS / ranks));
+  state.wasAnswered = true;
   beginCharts();
   if (coarse === null) return;
   readings.gapSeconds = Math.max(20, readings.gapSeconds, coarse.step * 4);
@@ -216,7 +218,8 @@ function show() {
   policy.update(report, events);
   if (!state.hasHistory) return;
   plots.update(state);
-  document.body.dataset.ready = "true";
+  // What a slow sidecar still owes is not on the page yet, although its charts have begun.
+  if (state.wasAnswered) document.body.dataset.ready = "true";
 }
 
 function showFreshness() {
