@@ -76,17 +76,17 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
     return (*_GIVES_WAY, str(_BIN / name), *arguments)
 
 
-def pytest_lane(name: str, *folders: str, coverage: bool = False) -> Lane:
-    """Return the lane that runs the tests of some folders."""
+def pytest_lane(name: str, *folders: str, coverage: bool = False, processes: int = 0) -> Lane:
+    """Return the lane that runs the tests of some folders, all in its own process or a test each in several."""
     run = ("coverage", "run", "-m", "pytest") if coverage else ("pytest",)
     plugins = ("-p", "tests.cheaper", "-p", "tests.seen", "--seen", str(LOGS / f"{name}.json"))
-    arguments = ("-q", *plugins, *_DURATIONS, *folders)
+    arguments = ("-q", *plugins, *_DURATIONS, *(("--numprocesses", str(processes)) if processes else ()), *folders)
     return Lane(name, (program("python", "-m", *run, *arguments),), folders)
 
 
-def engine_lane(name: str, *folders: str) -> Lane:
+def engine_lane(name: str, *folders: str, processes: int = 0) -> Lane:
     """Return the lane that runs tests of real engines, once vLLM is installed; no other goes before it."""
-    tests = pytest_lane(name, *folders)
+    tests = pytest_lane(name, *folders, processes=processes)
     prepared = (str(_BIN / "highwater"), "demo", "--prepare")
     return Lane(name, (prepared, *(command[len(_GIVES_WAY) :] for command in tests.commands)), tests.folders)
 
@@ -101,8 +101,9 @@ def all_lanes(*, traced: bool = False) -> list[Lane]:
     return [
         engine_lane("engine", "tests/engine"),
         engine_lane("own-engine", "tests/own_engine"),
-        # Its figures are of a whole machine's processes and of /dev/shm, which engines beside it would share.
-        replace(engine_lane("growth", "tests/growth"), not_beside=("engine", "own-engine")),
+        # Its figures are of a whole machine's processes and of /dev/shm, which engines beside it would share. Its own
+        # tests are kept apart by their names, and rest for most of their time.
+        replace(engine_lane("growth", "tests/growth", processes=3), not_beside=("engine", "own-engine")),
         pytest_lane("http", "tests/http", coverage=traced),
         replace(pytest_lane("unit", "tests/unit", coverage=traced), session_gives_way=True),
         pytest_lane("faithful", "tests/faithful", "tests/security"),

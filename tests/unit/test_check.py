@@ -19,6 +19,8 @@ from tests.topics import ROOT, TOPICS, Topic, digests, marked
 SLOTS = 2
 # A pytest of its own loads the plugins that its test names, and no other package's: most of its start is theirs.
 BARE = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+SIDE_BY_SIDE = ("-p", "xdist", "--numprocesses", "2")
+either_way = pytest.mark.parametrize("side_by_side", [(), SIDE_BY_SIDE], ids=["one process", "two workers"])
 
 
 @pytest.fixture(autouse=True)
@@ -146,17 +148,28 @@ def test_the_plugin_tells_what_was_collected_left_out_and_run(pytester_run):
 
 
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
-def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run):
-    """A lane of long tests that are not due; one that finds no test, or that cannot be read, has not."""
-    assert pytester_run("def test_a(): pass\n", "-k", "not test_a")["status"] == 0
-    assert pytester_run("")["status"] == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert pytester_run("def broken(:", "-k", "not test_a")["status"] == pytest.ExitCode.INTERRUPTED
+def test_the_plugin_tells_what_its_workers_ran(pytester_run):
+    """Each test once, although each worker has collected all of them."""
+    source = "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"
+    seen = pytester_run(source, "-k", "not test_a", *SIDE_BY_SIDE)
+    assert seen["status"] == pytest.ExitCode.TESTS_FAILED
+    assert [name.rpartition("::")[2] for name in seen["left_out"]] == ["test_a"]
+    assert [name.rpartition("::")[2] for name in seen["collected"]] == ["test_b", "test_c"]
+    assert sorted(name.rpartition("::")[2] for name in seen["ran"]) == ["test_b", "test_c"]
 
 
 @pytest.mark.whole("the check's plugins, in a pytest of their own")
-@pytest.mark.parametrize(
-    "side_by_side", [(), ("-p", "xdist", "--numprocesses", "2")], ids=["one process", "two workers"]
-)
+@either_way
+def test_a_run_whose_tests_were_all_left_out_has_passed(pytester_run, side_by_side):
+    """A lane of long tests that are not due; one that finds no test, or that cannot be read, has not."""
+    assert pytester_run("def test_a(): pass\n", "-k", "not test_a", *side_by_side)["status"] == 0
+    assert pytester_run("", *side_by_side)["status"] == pytest.ExitCode.NO_TESTS_COLLECTED
+    broken = pytester_run("def broken(:", "-k", "not test_a", *side_by_side)["status"]
+    assert broken == pytest.ExitCode.TESTS_FAILED if side_by_side else pytest.ExitCode.INTERRUPTED
+
+
+@pytest.mark.whole("the check's plugins, in a pytest of their own")
+@either_way
 def test_the_fast_tests_say_what_they_leave_to_the_check(tmp_path, side_by_side):
     """Each reason with its count, and every test of it once; what has no such mark runs."""
     (tmp_path / "test_few.py").write_text(
