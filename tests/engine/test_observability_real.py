@@ -35,8 +35,7 @@ SCRAPES = 20
 # What brings no data here, by what the query contains, and why. All else must.
 EMPTY_HERE = {
     "highwater_torch_": "PyTorch keeps no allocator statistics on CPU",
-    "-deriv(highwater_device_memory_free_bytes": "the memory of this machine need not be getting less just now",
-    "highwater_device_memory_seconds_to_full": "likewise",
+    "highwater_device_memory_seconds_to_full": "the memory of this machine need not be getting less just now",
     "highwater_growth_bytes{": "the shared engine had worked before this sidecar came: its baseline is not known",
     "highwater_proxy_upstream_errors_total": "the engine failed no request",
     "highwater_device_releasable_bytes": "a CPU has no allocator's reserve",
