@@ -75,9 +75,6 @@ class ProcessFiles:
         self._has_folder = folder is not None
         self._folder = folder or Path()
         self._machine = machine or Machine()
-        self._namespace: int | None = None
-        with suppress(OSError):
-            self._namespace = os.stat(self._machine.proc / "self/ns/pid").st_ino
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 
@@ -127,8 +124,7 @@ class ProcessFiles:
 
     def shares_processes_with(self, record: ProcessRecord) -> bool:
         """Return whether a process's number means the same process here: the PID namespace is shared."""
-        is_namespace_shared = self._namespace is not None and record.pid_namespace == self._namespace
-        return is_namespace_shared and self._machine.is_boot(record.boot_id)
+        return self._machine.shares_processes(record.boot_id, record.pid_namespace)
 
     def has_ended(self, record: ProcessRecord) -> bool:
         """Return whether a process is known to have ended: never where its PID namespace is another one."""

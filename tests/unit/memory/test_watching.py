@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from highwater.commands.status import judged
 from highwater.errors import EngineRefused
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
 from highwater.readings.life import EndedLife, Process, ProcessLife
 from highwater.readings.report import Report
+from highwater.text.report import report_text
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
 
@@ -381,18 +383,14 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
 
 
 async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
-    """A sidecar that starts beside it: its workers write, and the files of all processes tell that it was killed."""
+    """A sidecar that starts beside it: its workers write, and the files of all processes tell that it has ended."""
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
-    workers = frozenset(Process("node-a", one.pid, one.pid_started) for one in core.fake.workers)
-    end = EndedLife(how="ended without a word")
-    orphans = ProcessLife(
-        processes=workers, last_at=core.clock.now, is_running=False, has_server=True, is_serving=False, end=end
-    )
-    core.poller.engine_lives = lambda: (core.clock.now, (orphans,))
+    orphans = (life_of(core, is_running=False),)
+    core.poller.engine_lives = lambda: (core.clock.now, orphans)
     report = (await rounds(core, 3))[-1]
-    assert (report.engine.state, report.engine.is_loading) == ("starting", False)
-    assert "loading" not in (report.engine.hint or "")
+    assert (report.engine.state, report.engine.is_loading) == ("gone", False)
+    assert (report.engine.hint or "").startswith("dead for 2.0 s, and no restart of it is seen: nothing answers")
 
 
 async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(watch):
@@ -524,7 +522,165 @@ async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(wat
     assert (report.engine.state, report.stale) == ("starting", True)
 
 
+# --- an engine that had ended before the sidecar began ---
+
+UP = ("init", "warm_up")
+
+
+def left(core: Core, folder, seconds: float, *, instance: str = "a" * 16, phases=UP, in_order: bool = False) -> float:
+    """Workers that were killed, or stopped in order, so long before the first poll; return when they wrote last."""
+    core.fake.start_recorders(folder, instance)
+    for worker in core.fake.workers:
+        worker.recorder.phases = [phase(name, core.clock.now) for name in phases]
+    core.fake.record()
+    at = core.clock.now
+    for worker in core.fake.workers:
+        if in_order:
+            worker.recorder.stop(at)
+        core.fake.kill(worker)
+    core.fake.down = True
+    core.clock.advance(seconds)
+    return at
+
+
+def life_of(core: Core, *, is_running: bool, pids: int = 0) -> ProcessLife:
+    """The life of the workers' processes, or of others."""
+    processes = frozenset(Process("node-a", one.pid + pids, one.pid_started) for one in core.fake.workers)
+    end = EndedLife(how="ended without a word")
+    return ProcessLife(
+        processes=processes,
+        last_at=core.clock.now,
+        is_running=is_running,
+        has_server=True,
+        is_serving=is_running,
+        end=end,
+    )
+
+
+@pytest.mark.parametrize("is_minutes", [True, False])
+async def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(watch, tmp_path, is_minutes):
+    """At its first look, with the time of the end as the files know it; after seconds only the processes' files do."""
+    core = watch(is_up=False, dev_mode=False)
+    at = left(core, tmp_path / "recorder", 90.0 if is_minutes else 5.0)
+    if not is_minutes:
+        lives = (life_of(core, is_running=False),)
+        core.poller.engine_lives = lambda: (core.clock.now, lives)
+    reports = await rounds(core, 40)
+    assert {(report.engine.state, report.engine.since, report.ranks) for report in reports} == {("gone", at, ())}
+    hints = [report.engine.hint for report in (reports[0], reports[-1])]
+    expected = ("1 min 31 s", "2 min 10 s") if is_minutes else ("6.0 s", "45 s")
+    for hint, span in zip(hints, expected, strict=True):
+        assert hint.startswith(f"dead for {span}, and no restart of it is seen: nothing answers any more at ")
+    assert core.summaries("state") == [f"engine starting -> gone: {hints[0]}"]
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    assert (await rounds(core, 2))[-1].engine.state == "starting"
+    core.fake.down = False
+    report = (await rounds(core, 1))[-1]
+    assert (report.engine.state, report.growth.since_ready_bytes) == ("ready", 0)
+
+
+async def test_an_engine_that_had_been_stopped_in_order_is_not_dead(watch, tmp_path):
+    core = watch(is_up=False, dev_mode=False)
+    at = left(core, tmp_path / "recorder", 2.0, in_order=True)
+    engine = (await rounds(core, 2))[-1].engine
+    assert (engine.state, engine.state_text, engine.since, engine.stopped_at) == ("gone", "stopped in order", at, at)
+    assert engine.hint.startswith("stopped in order at ")
+
+
+async def test_files_of_an_earlier_engine_say_nothing_while_another_one_may_load(watch, tmp_path):
+    """A pod's sidecar begins before its engine, and the folder may have files of the engine before."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 90.0)
+    core.poller.engine_lives = lambda: None
+    assert (await rounds(core, 3))[-1].engine.state == "starting", "the processes' files are still to be read"
+    lives = [life_of(core, is_running=False), life_of(core, is_running=True, pids=100)]
+    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    assert {report.engine.state for report in await rounds(core, 3)} == {"starting"}
+    del lives[1]
+    assert (await rounds(core, 3))[-1].engine.state == "gone"
+
+
+async def test_a_recorder_that_writes_beside_one_that_has_ended_is_of_an_engine_that_loads(watch, tmp_path):
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 90.0)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    assert {report.engine.is_loading for report in await rounds(core, 3)} == {True}
+
+
+@pytest.mark.parametrize(("phases", "last"), [(UP, "gone"), (("init",), "starting")], ids=["up", "loads"])
+async def test_a_recorder_that_has_been_silent_for_seconds_has_not_ended(watch, tmp_path, phases, last):
+    """Its process is not to be seen in a pod, and a machine that swaps holds it up; a start for longer."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 5.0, phases=phases)
+    states = [report.engine.state for report in await rounds(core, 40)]
+    assert (states[:20], states[-5:]) == (["starting"] * 20, [last] * 5)
+
+
+async def test_in_a_pod_files_of_other_hosts_are_another_engines(watch, tmp_path, monkeypatch):
+    """The folder may be a node's."""
+    core = watch(is_up=False, dev_mode=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "node-a")
+    at = left(core, tmp_path / "recorder", 60.0)
+    core.fake.start_again()
+    identity = core.fake._identity
+    core.fake._identity = lambda worker: identity(worker) | {"host": "node-b"}
+    left(core, tmp_path / "recorder", 60.0, instance="b" * 16)
+    assert (await rounds(core, 1))[-1].engine.since == at
+
+
+async def test_since_when_an_engine_is_ready_is_what_its_recorders_say(watch, tmp_path):
+    """To a sidecar that begins beside it; of a state that it enters later it is when that was seen."""
+    core = watch(is_up=False, dev_mode=False)
+    core.fake.start_recorders(tmp_path / "recorder")
+    ready = core.clock.now
+    for worker in core.fake.workers:
+        worker.recorder.phases = [phase("warm_up", ready - 2.0, seconds=2.0)]
+    await rounds(core, 0)
+    core.clock.advance(3 * HOUR)
+    assert {report.engine.since for report in await rounds(core, 3)} == {ready}
+    core.fake.late.add("/metrics")
+    core.fake.late.add("/health")
+    await rounds(core, 2)
+    core.fake.late.clear()
+    report = (await rounds(core, 1))[-1]
+    assert (report.engine.state, report.engine.since) == ("ready", core.clock.now)
+
+
 # --- who is missing ---
+
+
+async def test_of_a_dead_engine_no_rank_is_missing(watch):
+    """Its ranks ended one after the other: that it died is all there is to say; its readings are of before."""
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    core.fake.kill(core.fake.workers[1])
+    report = (await rounds(core, 2))[-1]
+    assert ("1 of 2 ranks are missing" in judged(report).reasons, len(report.ranks_missing)) == (True, 1)
+    core.fake.kill(core.fake.workers[0])
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, len(report.ranks_missing)) == ("stuck", 2), "its API server lives on"
+    assert "2 of 2 ranks are missing" in judged(report).reasons
+    core.fake.down = True
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, report.ranks_missing, report.stale) == ("gone", (), True)
+    assert judged(report).reasons == ("the engine is gone", "the readings are stale")
+
+
+async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_one(watch, tmp_path):
+    """While it loads, and its workers have no file yet: nothing is known of its memory."""
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, len(report.ranks)) == ("gone", 2)
+    assert "last readings of the engine that ended, read" in report_text(report)
+    lives = (life_of(core, is_running=True, pids=100),)
+    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, report.ranks, report.taken_at, report.stale) == ("starting", (), None, True)
+    assert (report.encoder_cache, report.growth.since_ready_bytes, report.ranks_reported) == (None, None, 0)
 
 
 @pytest.mark.parametrize("layout", [{"data_parallel": 2, "tensor_parallel": 1}, {"pipeline_parallel": 2}])
