@@ -161,8 +161,7 @@ def test_a_sidecar_that_begins_beside_the_dead_engine_says_since_when(starved: S
     """By the files that its workers left: at once, and with no second incident for the end that another one wrote."""
     rings = next(iter(starved.let_go.parent.glob("rings/*.ring"))).parent
     before = starved.sidecar.call("GET", "/memory")["engine"]
-    settings = {"HIGHWATER_RECORDER_DIR": str(rings), "HIGHWATER_INCIDENTS_FOLDER": str(tmp_path / "incidents")}
-    with DemoSidecar(starved.engine.url, folder=tmp_path, settings=settings) as late:
+    with DemoSidecar(starved.engine.url, folder=tmp_path, settings={"HIGHWATER_RECORDER_DIR": str(rings)}) as late:
         engine = wait_for(late, lambda report: report["engine"]["state"] != "starting", 30.0)["engine"]
         health = httpx.get(f"{late.url}/health/deep", timeout=60, trust_env=False).json()
         incidents = late.call("GET", "/memory/incidents")["incidents"]

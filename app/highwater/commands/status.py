@@ -40,6 +40,7 @@ def judged(report: Report) -> Verdict:
         worries.append(report.start_failure.summary)
     elif state != "ready":
         worries.append(f"the engine is {report.engine.state_text}")
+    worries += report.engine.starved
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
     if report.are_workers_hidden and report.engine.traits.answers:

@@ -38,6 +38,7 @@ from highwater.errors import EngineError, EngineNotListening, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
+from highwater.memory.replicas import Replicas
 from highwater.memory.rounds import Round, Rounds
 from highwater.memory.start_failure import ended_seconds, is_up_by_recorder, ready_at, silent_start
 from highwater.readings.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
@@ -100,6 +101,7 @@ class Poller:
         self._start_failure: StartFailure | None = None
         self._stopped_at: float | None = None
         self._ended_starts: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
+        self._replicas = Replicas()
         self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
 
@@ -219,7 +221,14 @@ class Poller:
         self.last_load = outcome.observation.load or self.last_load
         if verdict.since != before.since:
             self._state_since = self._rounds.wall_clock() - (self._clock() - (verdict.since or 0.0))
-        status = self._status(outcome, self._hint(outcome, ranks or (), missing))
+        load = outcome.observation.load
+        starved = self._replicas.starved(
+            {} if load is None or outcome.failure is not None else load.engines, self._clock()
+        )
+        for sentence in starved if not was.engine.starved else ():
+            log.warning("%s", sentence)
+        hint = "; ".join(filter(None, (*starved, self._hint(outcome, ranks or (), missing))))
+        status = replace(self._status(outcome, hint or None), starved=starved)
         is_next = verdict.has_ended or outcome.is_loading or (was.start_failure and self.is_start_under_way)
         if ranks is None and verdict.state == "starting" and is_next:
             # The last readings are those of an engine or a start before this one.

@@ -171,6 +171,47 @@ async def test_steps_without_tokens_are_no_progress(watch):
     assert (await starving(core, 1))[-1].engine.state == "ready"
 
 
+@pytest.mark.parametrize(
+    ("second", "is_starved"),
+    [
+        ((0, 3, 50, {"capacity": 3, "deferred": 0}), True),
+        ((0, 3, 50, {}), True),
+        ((0, 3, 50, {"capacity": 0, "deferred": 3}), False),
+        ((1, 3, 50, {"capacity": 3}), False),
+        ((0, 0, 50, {}), False),
+    ],
+    ids=["room", "no reasons", "put off", "one runs", "none waits"],
+)
+async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_restarted_by_nobody(
+    watch, second, is_starved
+):
+    """Sums hide it: the engine works, and stays ready."""
+    core = watch(dev_mode=False)
+    core.fake.second = second
+    reports = await at_work(core, 15)
+    assert {report.engine.state for report in reports} == {"ready"}
+    assert {report.engine.starved for report in reports[:9]} == {()}
+    verdict = judged(reports[-1])
+    if not is_starved:
+        assert (reports[-1].engine.starved, verdict.code) == ((), 0)
+        return
+    (sentence,) = reports[-1].engine.starved
+    reasons = " (vLLM: capacity 3)" if second[3] else ""
+    assert sentence == (
+        "data-parallel engine 1 (of 2) has scheduled nothing for 14 s while others work: "
+        f"3 waiting, none running{reasons}"
+    )
+    assert (reports[-1].engine.hint, verdict.code, verdict.reasons) == (sentence, 1, (sentence,))
+    core.fake.second = (0, 3, 60, {})
+    assert (await at_work(core, 2))[-1].engine.starved == (), "it has scheduled something"
+
+
+async def test_replicas_that_all_stand_still_are_not_one_among_others_that_work(watch):
+    core = watch(dev_mode=False)
+    core.fake.second = (0, 3, 50, {})
+    assert {report.engine.starved for report in await rounds(core, 30)} == {()}
+
+
 async def test_a_starved_engine_that_is_paused_is_paused(watch):
     """It is asked all the while: its loop responds."""
     core = watch()
