@@ -83,11 +83,18 @@ class History:
     """The ring of ``samples`` readings, the events and the marks.
 
     ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages. ``proxied`` returns
-    how many requests have ended that passed the sidecar.
+    how many requests have ended that passed the sidecar, and ``host_kept_bytes`` the host memory of the engine's
+    container that cannot be dropped: both are kept beside each reading.
     """
 
     def __init__(
-        self, samples: int, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+        self,
+        samples: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        proxied: Callable[[], int | None] = lambda: None,
+        host_kept_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -99,9 +106,8 @@ class History:
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
         self.began_at = clock()
-        self.proxied: Callable[[], int | None] = lambda: None
-        # Host memory of the engine's container that cannot be dropped, as it is kept beside each reading.
-        self.host_kept_bytes: Callable[[], int | None] = lambda: None
+        self.proxied = proxied
+        self.host_kept_bytes = host_kept_bytes
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""

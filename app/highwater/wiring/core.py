@@ -101,11 +101,15 @@ class Core:
         observer: CoreObserver,
         internal_errors: InternalErrors,
         requests_under_way: Callable[[], int] = lambda: 0,
+        proxied: Callable[[], int | None] = lambda: None,
+        host_kept_bytes: Callable[[], int | None] = lambda: None,
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
         self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine, recorders)
         samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-        self.history = History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
+        self.history = History(
+            samples, clock=clocks.wall, monotonic=clocks.monotonic, proxied=proxied, host_kept_bytes=host_kept_bytes
+        )
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
