@@ -104,7 +104,9 @@ class ProcessFiles:
                 records.append(record)
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
-        recent = [one for one in silent if one.age_seconds <= STALE_SECONDS and not self._exists(one)]
+        # One that a signal has stopped is there.
+        gone = [one for one in silent if self.has_ended(one) or not self.shares_processes_with(one)]
+        recent = [one for one in gone if one.age_seconds <= STALE_SECONDS]
         self.silent = tuple(sorted(recent, key=lambda one: (one.age_seconds, one.pid))[:MAX_SILENT])
         return tuple(sorted(records, key=lambda record: record.pid))
 
@@ -131,9 +133,6 @@ class ProcessFiles:
         if not self.shares_processes_with(record) or record.started is None:
             return False
         return self._machine.process_state(record.pid, record.started) in {None, "Z"}
-
-    def _exists(self, record: ProcessRecord) -> bool:
-        return self.shares_processes_with(record) and not self.has_ended(record)
 
     def _rank(self, name: str, owners: frozenset[int]) -> tuple[bool, float]:
         """Return the order in which too many files are read.

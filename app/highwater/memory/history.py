@@ -187,15 +187,12 @@ class History:
         if kind in _CUTS and (result is None or result.outcome != "observed"):
             self._cut_at = self._monotonic()
             if result is not None and result.credited_bytes:
-                self._note_relief(_Relief(self._cut_at, trigger == "policy"))
+                # A release right after a trim is a part of the same relief.
+                if self._reliefs and self._cut_at - self._reliefs[-1].at < _ONE_RELIEF_SECONDS:
+                    self._reliefs.pop()
+                self._reliefs.append(_Relief(self._cut_at, trigger == "policy"))
         self._notify(event)
         return event
-
-    def _note_relief(self, relief: _Relief) -> None:
-        # A release right after a trim is a part of the same relief.
-        if self._reliefs and relief.at - self._reliefs[-1].at < _ONE_RELIEF_SECONDS:
-            self._reliefs.pop()
-        self._reliefs.append(relief)
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
         """Return events at or after ``since``, newest first."""

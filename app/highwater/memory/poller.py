@@ -215,7 +215,11 @@ class Poller:
                 max_step_seconds=self._times.max_step_seconds,
             )
         self._verdict = verdict = self._decide(outcome)
-        self._note_start()
+        if STATES[verdict.state].is_absent:
+            self._up_since = None
+        elif self._up_since is None:
+            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
+            self._ended_starts.clear()
         self._note_life(outcome, ranks, before)
         missing = was.ranks_missing if ranks is None and not outcome.records else self._missing(ranks or (), outcome)
         self.last_load = outcome.observation.load or self.last_load
@@ -235,18 +239,11 @@ class Poller:
             self._last = Report(engine=status, ranks_expected=self._rounds.ranks_expected)
         elif ranks is None:
             # The last readings stay, with their age, and count as stale where the engine did not confirm them.
-            ended = workers_left(outcome.records, self._rounds.ranks_expected) is not None
-            lost = was.stale or ended or outcome.failure is not None
-            expected = self._rounds.ranks_expected
-            last = replace(
-                was,
-                engine=status,
-                stale=lost,
-                ranks_expected=expected,
-                ranks_missing=missing,
-                progress=outcome.progress,
-            )
-            self._last = _stale(last) if lost else last
+            expected, progress = self._rounds.ranks_expected, outcome.progress
+            has_ended = workers_left(outcome.records, expected) is not None
+            lost = was.stale or has_ended or outcome.failure is not None
+            last = replace(was, engine=status, ranks_expected=expected, ranks_missing=missing, progress=progress)
+            self._last = _stale(last) if lost else replace(last, stale=False)
         else:
             self._last = self._fresh(status, ranks, outcome, missing)
         self._last = replace(self._last, start_failure=self._start_failure)
@@ -307,13 +304,6 @@ class Poller:
             self._start_failure, self._stopped_at = failure, None
             self._history.record("state", failure.summary)
             log.warning("%s", failure.summary)
-
-    def _note_start(self) -> None:
-        if STATES[self._verdict.state].is_absent:
-            self._up_since = None
-        elif self._up_since is None:
-            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
-            self._ended_starts.clear()
 
     def _missing(self, ranks: Sequence[RankReading], outcome: Round) -> tuple[MissingRank, ...]:
         if STATES[self._verdict.state].is_absent:

@@ -114,14 +114,21 @@ class Core:
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
         self._record_notice("policy", self.policy.startup_notice)
-        rounds = _rounds(
-            settings,
-            clocks,
+        rounds = Rounds(
             engine,
+            Detection(engine, assume_extension=settings.engine_has_extension, clock=clocks.monotonic),
+            sources(engine, self.budgets),
             recorders,
-            sources=sources(engine, self.budgets),
+            PollTimes(
+                poll_seconds=settings.poll_seconds,
+                idle_poll_seconds=settings.idle_poll_seconds,
+                stale_seconds=settings.stale_seconds,
+                max_step_seconds=settings.max_step_seconds,
+            ),
             requests_under_way=requests_under_way,
             observer=observer,
+            clock=clocks.monotonic,
+            wall_clock=clocks.wall,
         )
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
@@ -149,21 +156,7 @@ class Core:
             observer=observer,
             clock=clocks.monotonic,
         )
-        self.governor = self._governor(clocks, observer, internal_errors)
-        self.poller.listeners += [self.quiescer.notice, self.governor.notice]
-        self.poller.pace = self.governor.poll_interval
-
-    def _launched(self, reading: RankReading, version: str | None) -> RankReading:
-        user = self.shared.users.get(device_id(reading) or "")
-        return replace(reading, launch=launch_of(self.budgets.budget_of(reading), reading, version), shared_with=user)
-
-    def _record_notice(self, kind: EventKind, notice: str | None) -> None:
-        if notice is not None:
-            self.history.record(kind, notice)
-            log.warning("%s", notice)
-
-    def _governor(self, clocks: Clocks, observer: ActionObserver, internal_errors: InternalErrors) -> Governor:
-        return Governor(
+        self.governor = Governor(
             self.relief,
             self.poller,
             self.history,
@@ -175,31 +168,14 @@ class Core:
             wall_clock=clocks.wall,
             internal_error=internal_errors.counter("policy"),
         )
+        self.poller.listeners += [self.quiescer.notice, self.governor.notice]
+        self.poller.pace = self.governor.poll_interval
 
+    def _launched(self, reading: RankReading, version: str | None) -> RankReading:
+        user = self.shared.users.get(device_id(reading) or "")
+        return replace(reading, launch=launch_of(self.budgets.budget_of(reading), reading, version), shared_with=user)
 
-def _rounds(
-    settings: Settings,
-    clocks: Clocks,
-    engine: Engine,
-    recorders: Recorders | None,
-    *,
-    sources: Sequence[Source],
-    requests_under_way: Callable[[], int],
-    observer: PollObserver,
-) -> Rounds:
-    return Rounds(
-        engine,
-        Detection(engine, assume_extension=settings.engine_has_extension, clock=clocks.monotonic),
-        sources,
-        recorders,
-        PollTimes(
-            poll_seconds=settings.poll_seconds,
-            idle_poll_seconds=settings.idle_poll_seconds,
-            stale_seconds=settings.stale_seconds,
-            max_step_seconds=settings.max_step_seconds,
-        ),
-        requests_under_way=requests_under_way,
-        observer=observer,
-        clock=clocks.monotonic,
-        wall_clock=clocks.wall,
-    )
+    def _record_notice(self, kind: EventKind, notice: str | None) -> None:
+        if notice is not None:
+            self.history.record(kind, notice)
+            log.warning("%s", notice)
