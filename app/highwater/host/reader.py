@@ -118,7 +118,10 @@ class HostReader:
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
-            ended=tuple(map(self._ended, self._files.silent)),
+            ended=tuple(
+                EndedProcess(**_of_file(one), is_known=self._files.has_ended(one), last_container=_container_of(one))
+                for one in self._files.silent
+            ),
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
@@ -147,11 +150,6 @@ class HostReader:
         return self._machine.process_state(process.pid, process.started) not in {None, "Z", "?"}
 
     # --- processes ---
-
-    def _ended(self, record: ProcessRecord) -> EndedProcess:
-        return EndedProcess(
-            **_of_file(record), is_known=self._files.has_ended(record), last_container=_container_of(record)
-        )
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         """Return processes without files, as the first process of their container lists them."""
