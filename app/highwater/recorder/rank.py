@@ -197,7 +197,9 @@ class RankFile:
         if self._is_ended:
             return "ended"
         is_late = age_seconds > _SILENT_SECONDS
-        if has_news and not is_late:
+        # The first look at a file shows what was written before it.
+        is_old_news = self._read_before is None and self._was_seen and self._process_state() is None
+        if has_news and not is_late and not is_old_news:
             return "alive"
         state = self._process_state() if self._was_seen else "?"
         # That a process has ended is a fact; whether it should have written by now is a matter of time.
