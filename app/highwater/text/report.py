@@ -53,7 +53,7 @@ def _headline(report: Report) -> str:
     ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
     if report.stale and report.ranks and engine.traits.is_absent:
-        ranks = "last readings of the engine that ended"
+        ranks += ", as the engine that ended had them"
     return f"{what} at {engine.url}: {engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 
