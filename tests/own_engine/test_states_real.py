@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -165,6 +167,9 @@ def test_a_sidecar_that_begins_beside_the_dead_engine_says_since_when(starved: S
         engine = wait_for(late, lambda report: report["engine"]["state"] != "starting", 30.0)["engine"]
         health = httpx.get(f"{late.url}/health/deep", timeout=60, trust_env=False).json()
         incidents = late.call("GET", "/memory/incidents")["incidents"]
+        command = [sys.executable, "-m", "highwater", "status", "--url", late.url]
+        status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (status.returncode, "dead for " in status.stdout, "missing" in status.stdout) == (2, True, False)
     assert (engine["state"], health["healthy"], incidents) == ("gone", False, [])
     assert abs(engine["since"] - before["since"]) < 15.0
     assert engine["hint"].startswith("dead for ")
