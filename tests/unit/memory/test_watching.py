@@ -549,6 +549,19 @@ async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, t
     assert (await rounds(core, 1))[-1].start_failure is None
 
 
+async def test_starts_that_fail_again_and_again_are_starts(watch, tmp_path):
+    """The files of those before are not of an engine that has died: this sidecar saw each of them."""
+    core = watch(is_up=False, dev_mode=False)
+    states = set()
+    for life in "bcd":
+        load(core, tmp_path / "recorder", life * 16, phase("init", core.clock.now))
+        states |= {report.engine.state for report in await rounds(core, 2)}
+        for worker in core.fake.workers:
+            core.fake.kill(worker)
+        states |= {report.engine.state for report in await rounds(core, 40)}
+    assert (states, len(core.summaries("state"))) == ({"starting"}, 3)
+
+
 @pytest.mark.parametrize("last", ["profile", "warm_up"])
 async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(watch, tmp_path, last):
     """The engine's core may have refused to go on: no worker saw why."""
