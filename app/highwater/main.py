@@ -82,9 +82,10 @@ class _Parts:
             observer=self.counters,
             internal_errors=errors,
             requests_under_way=self.data.requests_under_way,
+            proxied=lambda: self.counters.traffic.requests_ended if settings.has_data_plane else None,
+            host_kept_bytes=lambda: self.host.kept_bytes(),  # noqa: PLW0108 - it is made later, of the poller
         )
         self.host = wire_host(settings, core.poller, clocks, errors)
-        core.history.host_kept_bytes = self.host.kept_bytes
         self.growth = wire_growth(settings, core, self.host, clocks, errors)
         self.incidents, self.watcher, self.oom_kills = wire_incidents(
             settings, core, clocks, errors, host=self.host, verdicts=self.growth.verdicts
@@ -103,7 +104,6 @@ class _Parts:
         front = make_front(settings, paths)
         core.poller.listeners.append(WaitingLog(self.clocks.monotonic).notice)
         if settings.has_data_plane:
-            core.history.proxied = lambda: self.counters.traffic.requests_ended
             watch = RootPathWatch(front, lambda: core.poller.capabilities.root_path, core.history)
             core.poller.listeners.append(watch.notice)
 

@@ -61,9 +61,9 @@ GIVEN = """async () => {
 }"""
 KEPT = """async () => {
   const { inspect } = await import("./dashboard/main.js");
-  const { chart } = inspect.plots.lines["host-container"];
-  while (!chart.plot) await new Promise((resolve) => requestAnimationFrame(resolve));
-  return chart.plot.data.map((values) => [...values].map((value) => (Number.isFinite(value) ? value : null)));
+  const line = inspect.plots.lines["host-container"];
+  while (!line.chart?.plot) await new Promise((resolve) => requestAnimationFrame(resolve));
+  return line.chart.plot.data.map((values) => [...values].map((value) => (Number.isFinite(value) ? value : null)));
 }"""
 RANK_CELLS = ("used_bytes", "free_bytes", "total_bytes")
 

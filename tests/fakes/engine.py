@@ -368,6 +368,8 @@ class FakeEngine:
         self.plugin = False  # the workers have our operations, whatever class was named
         self.kv_connector: str | None = None
         self.waiting_by_reason: dict[str, int] = {}  # an older version has none
+        # Of a second data-parallel engine: the requests that run and wait, its tokens, and why they wait.
+        self.second: tuple[int, int, int, dict[str, int]] | None = None
         self.ec_connector = False
         self.encoder_decoder = False  # a model as Whisper is
         self.prefix_blocks_in_use = False
@@ -600,6 +602,18 @@ class FakeEngine:
             name = "vllm:num_requests_waiting_by_reason"
             lines += [f"# HELP {name} Number of waiting requests by reason.", f"# TYPE {name} gauge"]
             lines += [f'{name}{{{labels},reason="{why}"}} {float(n)}' for why, n in self.waiting_by_reason.items()]
+        if self.second is not None:
+            running, waiting, tokens, reasons = self.second
+            second = labels.replace('"0"', '"1"')
+            lines += [
+                f"vllm:num_requests_running{{{second}}} {float(running)}",
+                f"vllm:num_requests_waiting{{{second}}} {float(waiting)}",
+                f"vllm:prompt_tokens_total{{{second}}} {float(tokens)}",
+                *(
+                    f'vllm:num_requests_waiting_by_reason{{{second},reason="{why}"}} {float(n)}'
+                    for why, n in reasons.items()
+                ),
+            ]
         if self._has("0.11.2"):
             lines += ["# HELP vllm:engine_sleep_state Engine sleep state.", "# TYPE vllm:engine_sleep_state gauge"]
             state = {"awake": not self.asleep, "weights_offloaded": self.asleep, "discard_all": False}

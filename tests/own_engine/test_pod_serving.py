@@ -18,7 +18,7 @@ from tests.pod.engine import hog
 from tests.pod.judging import acquits_memory, blames_host_memory, kinds, names_last_state
 from tests.pod.kubelet import Kubelet
 from tests.pod.serving import Outcome, Serving, say, serving
-from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, settle
+from tests.pod.sidecar import BOTH, LOG, NEITHER, RECORDERS, Sidecars, settle, sidecars_beside
 
 MIB = 1024**2
 LIMIT_BYTES = 3072 * MIB
@@ -207,3 +207,31 @@ def test_an_eviction_is_an_event_and_no_incident(evicted: Outcome, sees: str) ->
 @EACH
 def test_an_eviction_never_acquits_memory(evicted: Outcome, sees: str) -> None:
     assert not acquits_memory(evicted.by[sees].text), evicted.by[sees].text
+
+
+# --- sidecars that begin beside the engine that ended ---
+
+
+@pytest.fixture(scope="module")
+def late(evicted: Outcome, running: tuple[Serving, Kubelet]) -> Iterator[Sidecars]:
+    """Its processes have numbers of another namespace: their files, which fall silent, are all that shows their end."""
+    assert evicted.state
+    pod, _ = running
+    with sidecars_beside(pod.pod, pod.engine.url, pod.engine.recorder, pod.container.log_path) as sidecars:
+        with_files = {sees: sidecars[sees] for sees in (BOTH, RECORDERS)}
+        settle(with_files, lambda each: each.report()["engine"]["state"] == "gone")
+        yield sidecars
+
+
+@LONG
+@WITH_RECORDERS
+def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(late: Sidecars, sees: str) -> None:
+    """And since when; the incident, if it was one, is another sidecar's."""
+    report = late[sees].report()
+    assert (report["engine"]["state"], late[sees].health(), late[sees].incidents()) == ("gone", 503, [])
+    assert report["engine"]["since"] < report["sidecar_started_at"]
+
+
+@LONG
+def test_a_sidecar_that_sees_no_file_does_not_know_that_there_was_an_engine(late: Sidecars) -> None:
+    assert (late[NEITHER].report()["engine"]["state"], late[NEITHER].health()) == ("starting", 200)

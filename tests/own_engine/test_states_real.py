@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ import psutil
 import pytest
 
 from highwater.demo.engine import SHIM_FOLDER
+from highwater.demo.sidecar import DemoSidecar
 from highwater.files.worker_package import copy_worker_package
 from tests.engine.conftest import sidecar_beside, wait_for
 from tests.engines import send_texts, watching
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from highwater.demo.engine import DemoEngine
-    from highwater.demo.sidecar import DemoSidecar
 
 pytestmark = pytest.mark.long("recorder")
 
@@ -155,3 +157,19 @@ def test_a_dead_engine_behind_its_api_server_is_gone_for_as_long_as_it_is_dead(s
     assert report["engine"]["hint"].startswith("dead for 1 min")
     assert "and no restart of it is seen" in report["engine"]["hint"]
     assert starved.answer("/health/deep").json()["healthy"] is False
+
+
+def test_a_sidecar_that_begins_beside_the_dead_engine_says_since_when(starved: Starved, tmp_path: Path) -> None:
+    """By the files that its workers left: at once, and with no second incident for the end that another one wrote."""
+    rings = next(iter(starved.let_go.parent.glob("rings/*.ring"))).parent
+    before = starved.sidecar.call("GET", "/memory")["engine"]
+    with DemoSidecar(starved.engine.url, folder=tmp_path, settings={"HIGHWATER_RECORDER_DIR": str(rings)}) as late:
+        engine = wait_for(late, lambda report: report["engine"]["state"] != "starting", 30.0)["engine"]
+        health = httpx.get(f"{late.url}/health/deep", timeout=60, trust_env=False).json()
+        incidents = late.call("GET", "/memory/incidents")["incidents"]
+        command = [sys.executable, "-m", "highwater", "status", "--url", late.url]
+        status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (status.returncode, "dead for " in status.stdout, "missing" in status.stdout) == (2, True, False)
+    assert (engine["state"], health["healthy"], incidents) == ("gone", False, [])
+    assert abs(engine["since"] - before["since"]) < 15.0
+    assert engine["hint"].startswith("dead for ")

@@ -39,6 +39,11 @@ def boot_id(root: Path = ROOT) -> str:
     return printable((root / "proc/sys/kernel/random/boot_id").read_text("ascii", "replace"), 64)
 
 
+def pid_namespace(root: Path = ROOT) -> int:
+    """Return the inode of this process's PID namespace, in which its pid counts; raises OSError as above."""
+    return os.stat(root / "proc/self/ns/pid").st_ino
+
+
 def pid_started(root: Path = ROOT, pid: int | str = "self") -> int:
     """Return a process's start in the kernel's ticks since boot: it differs from that of a later process of its pid.
 

@@ -40,12 +40,15 @@ def judged(report: Report) -> Verdict:
         worries.append(report.start_failure.summary)
     elif state != "ready":
         worries.append(f"the engine is {report.engine.state_text}")
+    worries += report.engine.starved
     if report.stale:
         worries.append("the readings are stale" if report.taken_at else "no worker was read yet")
     if report.are_workers_hidden and report.engine.traits.answers:
         worries.append("the workers cannot be read: no worker extension, no recorders")
-    elif report.ranks_expected is not None and report.ranks_reported < report.ranks_expected:
-        worries.append(f"{report.ranks_expected - report.ranks_reported} of {report.ranks_expected} ranks are missing")
+    elif not report.engine.traits.is_absent and report.ranks_expected is not None:
+        # The last readings may be of ranks that are missing now.
+        missing = len(report.ranks_missing) if report.stale else report.ranks_expected - report.ranks_reported
+        worries += [f"{missing} of {report.ranks_expected} ranks are missing"] * (missing > 0)
     if policy is not None:
         worries += [worry for rule in policy.rules if (worry := _worry(rule, policy.level)) is not None]
     worries += [] if report.host is None else report.host.warnings

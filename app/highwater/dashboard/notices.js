@@ -161,7 +161,7 @@ function* restarted(at) {
 
 function* engine(report) {
   if (!report) return;
-  const { hint, url } = report.engine;
+  const { hint, starved, url } = report.engine;
   const [[, title, advice], level] = told(report.engine);
   if (title)
     yield {
@@ -170,7 +170,7 @@ function* engine(report) {
       title,
       text: hint && hint !== "not asked yet" ? hint : `${advice} (${url})`,
     };
-  else if (hint) yield { level: "warn", name: "hint", title: "Something is missing", text: hint };
+  else if (hint) yield { level: "warn", name: "hint", title: starved?.length ? "A replica is starved" : "Something is missing", text: hint };
 }
 
 function* stale(report, connection, age) {

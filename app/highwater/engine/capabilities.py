@@ -104,6 +104,8 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
     config = part(info, "vllm_config") if isinstance(info, dict) else {}
     extension = _value(config, "parallel_config", "worker_extension_cls", str) or None
     rpc_route = "/collective_rpc" in paths
+    transfer = config.get("kv_transfer_config")
+    connector = f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
     return Capabilities(
         version=version,
         dev_mode=rpc_route,
@@ -116,7 +118,7 @@ async def detect(engine: Engine, *, assume_extension: bool = False) -> Capabilit
         pipeline_parallel=_size(config, "pipeline_parallel_size"),
         data_parallel=_replicas(config),
         encoder_decoder=_is_encoder_decoder(config),
-        kv_connector=_kv_connector(config.get("kv_transfer_config")) if config else None,
+        kv_connector=connector if config else None,
         ec_connector=bool(config.get("ec_transfer_config")),
         executor=_value(config, "parallel_config", "distributed_executor_backend", str),
         gpu_memory_utilization=_value(config, "cache_config", "gpu_memory_utilization", (float, int)),
@@ -177,10 +179,6 @@ def _is_encoder_decoder(config: Mapping[str, Any]) -> bool:
     if isinstance(hf_config, dict):
         return hf_config.get("is_encoder_decoder") is True
     return isinstance(hf_config, str) and '"is_encoder_decoder": true' in hf_config
-
-
-def _kv_connector(transfer: Any) -> str:  # noqa: ANN401 - JSON
-    return f"{transfer.get('kv_connector')} ({transfer.get('kv_role')})" if isinstance(transfer, dict) else ""
 
 
 def _model(config: Mapping[str, Any]) -> str | None:

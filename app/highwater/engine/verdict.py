@@ -3,9 +3,10 @@
 ======================================================= ============== ======= ============ =======
 observation                                             state          readyz  health/deep  reported as
 ======================================================= ============== ======= ============ =======
-nothing has responded yet; or it has ended, and files
-of processes or recorders, or a port that listens anew,
-show that the next one loads                            starting       503     200          alert after half an hour
+nothing has responded yet, and no files are of one that
+has ended; or it has ended, and files of processes or
+recorders, or a port that listens anew, show that the
+next one loads                                          starting       503     200          alert after half an hour
 it responds                                             ready          200     200
 it responds that it is paused                           paused         503     200          alert after 5 min
 it responds that it sleeps                              sleeping       503     200
@@ -23,6 +24,8 @@ or with that at 503 nothing without an error            not_answering  503     2
 connections are refused, twice or with the workers'
 processes gone, or ``/health`` says that it is dead;
 until something shows that the next one loads           gone           503     503          alert, incident
+the same of one that had ended before the sidecar
+began: connections are refused, and its files show it   gone           503     503          alert
 ======================================================= ============== ======= ============ =======
 
 A starved engine may go on by itself: no probe restarts it. Without recorders one that loads again looks as the dead one
@@ -70,6 +73,10 @@ class Seen:
     workers: Literal["dead", "ended"] | None = None
     stopped: str | None = None  # the processes of it, workers aside, that have been stopped for long, in one sentence
     is_another_loading: bool = False  # whether recorders or processes write of another engine than the known one
+    # What files show of an engine that has never responded to this sidecar: how long ago it ended, while connections
+    # are refused; and for how long its workers have been ready.
+    ended_seconds: float | None = None
+    ready_seconds: float | None = None
     sleeping: bool | None = None  # whether the engine sleeps; `None` where it did not say, as `paused`
     paused: bool | None = None
 
@@ -77,7 +84,8 @@ class Seen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineVerdict:
     state: EngineState = "starting"
-    since: float | None = None  # when the state began, on the caller's clock; `None` before the first round
+    # When the state began, on the caller's clock, before the first round too where files show that; `None` before it.
+    since: float | None = None
     reason: str | None = "not asked yet"  # why, in one sentence; `None` where there is nothing to say
     has_answered: bool = False  # whether this engine has ever responded: only then can it end
     has_ended: bool = False  # whether it has ended, and nothing has responded since
@@ -106,6 +114,9 @@ def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: f
         counted = replace(counted, has_answered=False, late_since=None)
     has_ended = state == "gone" or (before.has_ended and not has_responded(seen.contact))
     since = before.since if state == before.state else None
+    if since is None:
+        before_us = seen.ready_seconds if state == "ready" and before.since is None else None
+        since = now - ((seen.ended_seconds if state == "gone" else before_us) or 0.0)
     was_refused = has_ended and (before.was_refused or seen.contact == "refused")
     return replace(
         counted,
@@ -113,7 +124,7 @@ def decide(before: EngineVerdict, seen: Seen, now: float, *, max_step_seconds: f
         reason=reason,
         has_ended=has_ended,
         was_refused=was_refused,
-        since=now if since is None else since,
+        since=since,
     )
 
 
@@ -130,7 +141,7 @@ def _without_engine(counted: EngineVerdict, seen: Seen) -> _Finding | None:
         is_starting = seen.contact != "dead" and is_another
         return "starting" if is_starting else "gone", seen.failure
     if not counted.has_answered:
-        return "starting", seen.failure
+        return "starting" if seen.ended_seconds is None else "gone", seen.failure
     if seen.contact != "refused":
         return None
     if seen.workers is not None or counted.refused_rounds >= REFUSED_ROUNDS:

@@ -41,7 +41,10 @@ _SERVES = re.compile(r"^(?:\S+ )?(?:-\S+ ){0,2}(?:\S*/)?vllm(?: serve\b|[./]entr
 
 
 def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcessMemory, ...]:
-    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below."""
+    """Return the processes of an engine: those known, their ancestors as far as these are vLLM's, and all below.
+
+    What starts an API server, and is none of vLLM's processes itself, may have started another engine's too.
+    """
     parents: dict[int, int] = {}
     with suppress(OSError):
         for pid in [int(name) for name in os.listdir(proc) if name.isdigit()][:MAX_PROCESSES]:
@@ -51,6 +54,8 @@ def find_engine(proc: Path, known: Iterable[int]) -> tuple[ProcessMemory, ...]:
     for pid in known:
         top = pid
         while (above := parents.get(top, 0)) > 1 and "vllm" in _title(proc, above).lower():
+            if (role_of(_title(proc, top)), role_of(_title(proc, above))) == ("api_server", "other"):
+                break
             top = above
         if top in parents:
             roots.add(top)

@@ -75,9 +75,6 @@ class ProcessFiles:
         self._has_folder = folder is not None
         self._folder = folder or Path()
         self._machine = machine or Machine()
-        self._namespace: int | None = None
-        with suppress(OSError):
-            self._namespace = os.stat(self._machine.proc / "self/ns/pid").st_ino
         # Files that have not changed since are not read again, those of processes that have ended included.
         self._known: dict[str, _Known] = {}
 
@@ -107,7 +104,9 @@ class ProcessFiles:
                 records.append(record)
         self._known = seen
         self.problems = tuple(problems[:_MAX_PROBLEMS])
-        recent = [one for one in silent if one.age_seconds <= STALE_SECONDS and not self._exists(one)]
+        # One that a signal has stopped is there.
+        gone = [one for one in silent if self.has_ended(one) or not self.shares_processes_with(one)]
+        recent = [one for one in gone if one.age_seconds <= STALE_SECONDS]
         self.silent = tuple(sorted(recent, key=lambda one: (one.age_seconds, one.pid))[:MAX_SILENT])
         return tuple(sorted(records, key=lambda record: record.pid))
 
@@ -127,17 +126,13 @@ class ProcessFiles:
 
     def shares_processes_with(self, record: ProcessRecord) -> bool:
         """Return whether a process's number means the same process here: the PID namespace is shared."""
-        is_namespace_shared = self._namespace is not None and record.pid_namespace == self._namespace
-        return is_namespace_shared and self._machine.is_boot(record.boot_id)
+        return self._machine.shares_processes(record.boot_id, record.pid_namespace)
 
     def has_ended(self, record: ProcessRecord) -> bool:
         """Return whether a process is known to have ended: never where its PID namespace is another one."""
         if not self.shares_processes_with(record) or record.started is None:
             return False
         return self._machine.process_state(record.pid, record.started) in {None, "Z"}
-
-    def _exists(self, record: ProcessRecord) -> bool:
-        return self.shares_processes_with(record) and not self.has_ended(record)
 
     def _rank(self, name: str, owners: frozenset[int]) -> tuple[bool, float]:
         """Return the order in which too many files are read.

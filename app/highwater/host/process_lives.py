@@ -69,6 +69,13 @@ class ProcessLives:
         self.last = reading.taken_at, tuple(_life(group, reading.taken_at, before) for group in groups)
 
 
+def engines_in(processes: Iterable[ProcessMemory]) -> int:
+    """Return how many engines with an API server these processes are of, as far as they wrote just now."""
+    written = [one for one in processes if one.source == "file" and one.age_seconds <= _JUST_NOW_SECONDS]
+    groups = _grouped(filter(_is_engine, written))
+    return sum(any(one.role in _SERVERS for one in group) for group in groups)
+
+
 def _life(group: Sequence[ProcessMemory], taken_at: float, kills: dict[str, int]) -> ProcessLife:
     """Return a group as a life; ``kills`` has those counted before it, by container, and is counted on."""
     ended = [one for one in group if isinstance(one, EndedProcess)]

@@ -19,6 +19,7 @@ from highwater.host.names import name_of, named_apart
 from highwater.host.parts import SHM
 from highwater.host.proc import find_engine, read_machine, read_process
 from highwater.host.process_files import ProcessFiles
+from highwater.host.process_lives import engines_in
 from highwater.host.process_record import ProcessRecord
 from highwater.host.reading import (
     NO_FILES,
@@ -30,7 +31,7 @@ from highwater.host.reading import (
     Role,
     ShmMemory,
 )
-from highwater.host.shared_memory import own_shm, shm_of
+from highwater.host.shared_memory import own_shm, shm_mount, shm_of
 from highwater.process.machine import STOPPED_STATES, Machine
 from highwater.readings.rank import RankReading
 from highwater_worker.devices.cgroup import read_pressure
@@ -43,6 +44,10 @@ _NO_FOLDER = (
 _NONE_ANY_MORE = (
     "no process of the engine is seen any more, though some were: it has ended, or another took its place that runs "
     "without HIGHWATER_RECORDER_DIR or the worker package"
+)
+_SEVERAL = (
+    "processes of {engines} engines write into this folder, and all of them are shown: which of them are this "
+    "sidecar's engine's is not known; give each engine a folder of its own (HIGHWATER_RECORDER_DIR, recorder_dir)"
 )
 _SWEEP_SECONDS = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -113,17 +118,22 @@ class HostReader:
         return HostReading(
             taken_at=self._machine.clock(),
             processes=named_apart(processes),
-            ended=tuple(map(self._ended, self._files.silent)),
+            ended=tuple(
+                EndedProcess(**_of_file(one), is_known=self._files.has_ended(one), last_container=_container_of(one))
+                for one in self._files.silent
+            ),
             container=main,
             other_containers=tuple(others),
             shm=self._shared(records),
             machine=MachineMemory(total_bytes=total, available_bytes=available, pressure=pressure),
             engine=next((replace(one.engine, version=one.vllm) for one in records if one.engine is not None), None),
-            problems=self._problems(is_seen=bool(records or self._found)),
+            problems=self._problems(processes, is_seen=bool(records or self._found)),
         )
 
-    def _problems(self, *, is_seen: bool) -> tuple[str, ...]:
-        """Return the problems of the files, and why no process of the engine is seen."""
+    def _problems(self, processes: Sequence[ProcessMemory], *, is_seen: bool) -> tuple[str, ...]:
+        """Return the problems of the files, and why no process of the engine is seen, or of which engine they are."""
+        if (engines := engines_in(processes)) > 1:
+            return (*self._files.problems, _SEVERAL.format(engines=engines))
         self._has_seen_engine = self._has_seen_engine or is_seen or bool(self._files.silent)
         if is_seen:
             return self._files.problems
@@ -140,11 +150,6 @@ class HostReader:
         return self._machine.process_state(process.pid, process.started) not in {None, "Z", "?"}
 
     # --- processes ---
-
-    def _ended(self, record: ProcessRecord) -> EndedProcess:
-        return EndedProcess(
-            **_of_file(record), is_known=self._files.has_ended(record), last_container=_container_of(record)
-        )
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
         """Return processes without files, as the first process of their container lists them."""
@@ -189,8 +194,10 @@ class HostReader:
             self._searched_at, self._searched = now, frozenset(pids)
             self._found = find_engine(self._machine.proc, pids)
             if now >= self._shm_due and not any(one.shm for one in records):
-                began = time.thread_time()
-                self._own_shm, self._shm_at = own_shm(str(self._shm), str(self._machine.proc)), now
+                began, proc = time.thread_time(), self._machine.proc
+                # With a shared PID namespace the engine's container still has a /dev/shm of its own.
+                is_engines = all(shm_mount(proc, one.pid) == shm_mount(proc, "self") for one in self._found[:1])
+                self._own_shm, self._shm_at = own_shm(str(self._shm), str(proc)) if is_engines else None, now
                 self._shm_due = now + SPARED * (time.thread_time() - began)
         workers = {worker.pid: worker for worker in self._workers()}
         rows = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from pydantic import TypeAdapter
 
+from highwater.host.parts import SHM
 from highwater.host.process_record import RawShm
 from highwater.host.reading import Observer, ShmMemory, ShmOwner, ShmState
 from highwater_worker.processes.shared_memory import read_shm
@@ -19,6 +21,17 @@ def own_shm(folder: str, proc: str) -> ShmMemory | None:
         return shm_of(_RAW.validate_python(read_shm(folder, proc)), sees="sidecar")
     except OSError:
         return None
+
+
+def shm_mount(proc: Path, pid: int | str) -> str | None:
+    """Return the number of the file system that a process has at ``/dev/shm``, as proc(5) has it; ``None``: unknown."""
+    try:
+        lines = (proc / str(pid) / "mountinfo").read_text("utf-8", "replace").splitlines()
+        mounts = [(fields[4].rstrip("/"), fields[2]) for fields in map(str.split, lines)]
+    except (OSError, IndexError):
+        return None
+    above = sorted((one for one in mounts if f"{SHM}/".startswith(f"{one[0]}/")), key=lambda one: len(one[0]))
+    return above[-1][1] if above else None  # of several in one place the last covers the others
 
 
 def shm_of(raw: RawShm, *, age_seconds: float = 0.0, sees: Observer = "engine") -> ShmMemory:

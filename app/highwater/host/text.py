@@ -8,7 +8,7 @@ from typing import Final
 
 from highwater.host.names import bare_name, of_engine
 from highwater.host.parts import SHM, shm_title
-from highwater.host.reading import EndedProcess, ShmOwner
+from highwater.host.reading import EndedProcess
 from highwater.host.report import UNKNOWN_CONTAINER, HostReport
 from highwater.text.table import table
 from highwater.units import UNKNOWN, share_text, size_text, span_text
@@ -131,7 +131,11 @@ def _shm(report: HostReport) -> str:
     shm, needs = report.reading.shm, report.shm_needs
     if shm is None:
         return ""
-    rows = [[shm_title(one), str(one.files), size_text(one.used_bytes), _promise(one)] for one in shm.owners]
+    promised = (f"{size_text(one.promised_bytes)}{'' if one.is_in_use else '?'}" for one in shm.owners)
+    rows = [
+        [shm_title(one), str(one.files), size_text(one.used_bytes), "" if one.state == "left_over" else promise]
+        for one, promise in zip(shm.owners, promised, strict=True)
+    ]
     head = (
         f"{SHM}: {size_text(shm.used_bytes)} of {size_text(shm.size_bytes)} used, {size_text(shm.free_bytes)} free; "
         f"files in use may still take {size_text(shm.promised_bytes)}"
@@ -142,10 +146,6 @@ def _shm(report: HostReport) -> str:
         unknown = ", ".join(row.name for row in needs.unknown)
         lines.append(f"{known}; not known: {unknown}" if unknown else known)
     return "\n".join(line for line in lines if line)
-
-
-def _promise(one: ShmOwner) -> str:
-    return "" if one.state == "left_over" else f"{size_text(one.promised_bytes)}{'' if one.is_in_use else '?'}"
 
 
 def _caches(report: HostReport) -> str:

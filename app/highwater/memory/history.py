@@ -83,11 +83,18 @@ class History:
     """The ring of ``samples`` readings, the events and the marks.
 
     ``clock`` returns Unix seconds, which date readings and events; ``monotonic`` is used for ages. ``proxied`` returns
-    how many requests have ended that passed the sidecar.
+    how many requests have ended that passed the sidecar, and ``host_kept_bytes`` the host memory of the engine's
+    container that cannot be dropped: both are kept beside each reading.
     """
 
     def __init__(
-        self, samples: int, *, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+        self,
+        samples: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        proxied: Callable[[], int | None] = lambda: None,
+        host_kept_bytes: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._samples: deque[_Sample] = deque(maxlen=samples)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -99,9 +106,8 @@ class History:
         self._cut_at = -math.inf
         self._reliefs: deque[_Relief] = deque(maxlen=RELIEFS_KEPT)
         self.began_at = clock()
-        self.proxied: Callable[[], int | None] = lambda: None
-        # Host memory of the engine's container that cannot be dropped, as it is kept beside each reading.
-        self.host_kept_bytes: Callable[[], int | None] = lambda: None
+        self.proxied = proxied
+        self.host_kept_bytes = host_kept_bytes
 
     def now(self) -> float:
         """Return the time by which events are dated, in Unix seconds."""
@@ -181,15 +187,12 @@ class History:
         if kind in _CUTS and (result is None or result.outcome != "observed"):
             self._cut_at = self._monotonic()
             if result is not None and result.credited_bytes:
-                self._note_relief(_Relief(self._cut_at, trigger == "policy"))
+                # A release right after a trim is a part of the same relief.
+                if self._reliefs and self._cut_at - self._reliefs[-1].at < _ONE_RELIEF_SECONDS:
+                    self._reliefs.pop()
+                self._reliefs.append(_Relief(self._cut_at, trigger == "policy"))
         self._notify(event)
         return event
-
-    def _note_relief(self, relief: _Relief) -> None:
-        # A release right after a trim is a part of the same relief.
-        if self._reliefs and relief.at - self._reliefs[-1].at < _ONE_RELIEF_SECONDS:
-            self._reliefs.pop()
-        self._reliefs.append(relief)
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
         """Return events at or after ``since``, newest first."""

@@ -38,8 +38,9 @@ from highwater.errors import EngineError, EngineNotListening, EngineUnreachable
 from highwater.memory.arrivals import Arrivals
 from highwater.memory.history import History
 from highwater.memory.ranks import Sizes, best_readings, missing_ranks, workers_left
+from highwater.memory.replicas import Replicas
 from highwater.memory.rounds import Round, Rounds
-from highwater.memory.start_failure import silent_start
+from highwater.memory.start_failure import ended_seconds, is_up_by_recorder, ready_at, silent_start
 from highwater.readings.engine import LOAD_FIGURES, STATES, EngineLoad, EngineStatus, MissingRank, StartFailure
 from highwater.readings.growth import Growth
 from highwater.readings.life import ProcessLife
@@ -66,7 +67,7 @@ class Poller:
             next poll: from the recorders' files alone, or, without recorders, by a poll.
         engine_process: Returns name and pid of a process of the engine that runs, as far as one is seen.
         engine_lives: Returns the engine's lives as its processes' files show them, and when they were read, in Unix
-            seconds; ``None`` where they were not.
+            seconds; ``None`` where they are still to be read.
         stopped_engine: Returns which processes of the engine, workers aside, have been stopped for long, in one
             sentence; ``None`` if none. Called once in each poll.
         silent_core: Returns an EngineCore that is silent beside an API server that is not; ``None`` if none.
@@ -80,7 +81,7 @@ class Poller:
         self.listeners: list[Callable[[Report], None]] = []
         self.pace: Callable[[Report], float] | None = None
         self.engine_process: Callable[[], str | None] = lambda: None
-        self.engine_lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: None
+        self.engine_lives: Callable[[], tuple[float, Sequence[ProcessLife]] | None] = lambda: (0.0, ())
         self.stopped_engine: Callable[[], str | None] = lambda: None
         self.silent_core: Callable[[], SilentCore | None] = lambda: None
         self.unseen_starts = ""
@@ -100,6 +101,7 @@ class Poller:
         self._start_failure: StartFailure | None = None
         self._stopped_at: float | None = None
         self._ended_starts: deque[EndedStart] = deque(maxlen=MAX_ENDED_STARTS)  # that no report has yet
+        self._replicas = Replicas()
         self._arrivals = Arrivals(rounds.clock, rounds.wall_clock)
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
 
@@ -213,19 +215,35 @@ class Poller:
                 max_step_seconds=self._times.max_step_seconds,
             )
         self._verdict = verdict = self._decide(outcome)
-        self._note_start()
+        if STATES[verdict.state].is_absent:
+            self._up_since = None
+        elif self._up_since is None:
+            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
+            self._ended_starts.clear()
         self._note_life(outcome, ranks, before)
-        missing = was.ranks_missing if ranks is None else self._missing(ranks, outcome)
+        missing = was.ranks_missing if ranks is None and not outcome.records else self._missing(ranks or (), outcome)
         self.last_load = outcome.observation.load or self.last_load
-        if verdict.since != before.since or self._state_since is None:
-            self._state_since = self._rounds.wall_clock()
-        status = self._status(outcome, self._hint(outcome, ranks or (), missing))
-        if ranks is None:
+        if verdict.since != before.since:
+            self._state_since = self._rounds.wall_clock() - (self._clock() - (verdict.since or 0.0))
+        load = outcome.observation.load
+        starved = self._replicas.starved(
+            {} if load is None or outcome.failure is not None else load.engines, self._clock()
+        )
+        for sentence in starved if not was.engine.starved else ():
+            log.warning("%s", sentence)
+        hint = "; ".join(filter(None, (*starved, self._hint(outcome, ranks or (), missing))))
+        status = replace(self._status(outcome, hint or None), starved=starved)
+        is_next = verdict.has_ended or outcome.is_loading or (was.start_failure and self.is_start_under_way)
+        if ranks is None and verdict.state == "starting" and is_next:
+            # The last readings are those of an engine or a start before this one.
+            self._last = Report(engine=status, ranks_expected=self._rounds.ranks_expected)
+        elif ranks is None:
             # The last readings stay, with their age, and count as stale where the engine did not confirm them.
-            lost = was.stale or outcome.failure is not None
-            expected = self._rounds.ranks_expected
-            last = replace(was, engine=status, stale=lost, ranks_expected=expected, progress=outcome.progress)
-            self._last = _stale(last) if lost else last
+            expected, progress = self._rounds.ranks_expected, outcome.progress
+            has_ended = workers_left(outcome.records, expected) is not None
+            lost = was.stale or has_ended or outcome.failure is not None
+            last = replace(was, engine=status, ranks_expected=expected, ranks_missing=missing, progress=progress)
+            self._last = _stale(last) if lost else replace(last, stale=False)
         else:
             self._last = self._fresh(status, ranks, outcome, missing)
         self._last = replace(self._last, start_failure=self._start_failure)
@@ -255,6 +273,7 @@ class Poller:
             workers = processes_of(outcome.records)
             if any(not life.is_running and life.processes & workers for life in seen[1]):
                 outcome.is_loading = False  # its API server was killed
+            outcome.ended_seconds = self._ended_seconds(outcome, seen[1])
         if outcome.ended_workers and self._lives.start_ended(outcome.ended_workers, self._rounds.wall_clock()):
             self._note_failure(outcome.start_failure)
         elif self._ended_starts:
@@ -266,28 +285,36 @@ class Poller:
             else:
                 self._note_failure(failure)
 
+    def _ended_seconds(self, outcome: Round, lives: Sequence[ProcessLife]) -> float | None:
+        verdict, recorders = self._verdict, self._recorders
+        if recorders is None or verdict.has_answered or verdict.has_ended or outcome.contact != "refused":
+            return None
+        # A start that this sidecar has followed to its end is another matter.
+        records = outcome.records or recorders.left
+        is_unseen = {record.identity.instance for record in records} != {outcome.recorder_instance}
+        if outcome.records:
+            is_unseen = workers_left(records, 0) is None and all(map(is_up_by_recorder, records))
+        ended = ended_seconds(records, lives) if is_unseen else None
+        if ended is not None and all(record.status == "ended" and is_up_by_recorder(record) for record in records):
+            self._stopped_at = self._rounds.wall_clock() - ended
+        return ended
+
     def _note_failure(self, failure: StartFailure | None) -> None:
         if failure is not None:
             self._start_failure, self._stopped_at = failure, None
             self._history.record("state", failure.summary)
             log.warning("%s", failure.summary)
 
-    def _note_start(self) -> None:
-        if STATES[self._verdict.state].is_absent:
-            self._up_since = None
-        elif self._up_since is None:
-            self._up_since, self._start_failure, self._stopped_at = self._clock(), None, None
-            self._ended_starts.clear()
-
     def _missing(self, ranks: Sequence[RankReading], outcome: Round) -> tuple[MissingRank, ...]:
-        if outcome.is_loading:
-            return ()  # they come one after the other
+        if STATES[self._verdict.state].is_absent:
+            return ()  # of an engine that has ended none is missing, and while it loads they come one after the other
         sizes = Sizes.of(self.capabilities) or Sizes.recorded(outcome.records)
         was = self._last
         return missing_ranks(sizes, ranks, outcome.records, was.ranks_missing, was.ranks)
 
     def _decide(self, outcome: Round) -> EngineVerdict:
         load, paused, is_answered = outcome.observation.load, outcome.observation.paused, outcome.failure is None
+        ready = ready_at(outcome.records)
         seen = Seen(
             contact=outcome.contact,
             failure=None if outcome.failure is None else self._failure(outcome.failure, outcome),
@@ -299,6 +326,8 @@ class Poller:
             else None,
             stopped=self.stopped_engine(),
             is_another_loading=outcome.is_loading or self.is_start_under_way,
+            ended_seconds=outcome.ended_seconds,
+            ready_seconds=None if ready is None else self._rounds.wall_clock() - ready,
             sleeping=None if load is None else bool(load.sleeping),
             paused=False if paused is None and is_answered and not outcome.rested else paused,
         )
@@ -393,8 +422,9 @@ class Poller:
         if outcome.is_loading:
             starts = [record.table.start for record in outcome.records if record.table is not None]
             return loading_text(min(starts, key=len, default=()), url) + (f"; before, {earlier}" if earlier else "")
-        known = self._verdict.has_answered or bool(self.life.processes)
-        is_loading = self.is_start_under_way if self._verdict.has_ended else self._verdict.state == "starting"
+        verdict, ended = self._verdict, outcome.ended_seconds
+        known = verdict.has_answered or verdict.has_ended or ended is not None or bool(self.life.processes)
+        is_loading = self.is_start_under_way if verdict.has_ended else verdict.state == "starting" and ended is None
         is_silent = is_loading and isinstance(failure, EngineNotListening)
         # Of an engine that was there, a process that is left says nothing of a start: it may outlive the engine.
         process = self.engine_process() if is_silent and (attempts.is_under_way or not known) else None
@@ -403,10 +433,10 @@ class Poller:
         stopped = "" if self._stopped_at is None or attempts.is_under_way else stopped_text(self._stopped_at)
         if stopped or (earlier and isinstance(failure, EngineNotListening)):
             return f"{stopped or earlier}. Nothing answers at {url} ({failure})"
-        text = failure_text(failure, url, is_up=STATES[self._verdict.state].is_up, was_there=known)
-        if self._verdict.state == "gone":
-            seconds = self._clock() - (self._verdict.since or 0.0)
-            return dead_text(text, seconds, sees_starts=self._sees_starts)
+        text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
+        dead_seconds = self._clock() - (verdict.since or 0.0) if verdict.state == "gone" else ended
+        if dead_seconds is not None:
+            return dead_text(text, dead_seconds, sees_starts=self._sees_starts)
         return text + (self.unseen_starts if is_silent and not known else "")
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:

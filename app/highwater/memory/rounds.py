@@ -69,6 +69,7 @@ class Round:
     is_loading: bool = False  # whether the workers' recorders write though the API server does not respond yet
     start_failure: StartFailure | None = None  # how a start that was followed failed
     ended_workers: frozenset[Process] = frozenset()  # those of a start that was followed and is over, failed or not
+    ended_seconds: float | None = None  # how long ago an engine ended that this sidecar never saw run, by its files
 
     def end(self, failure: EngineError, reach: Reach) -> None:
         """Note that the engine, or the part of it that had to respond, did not."""

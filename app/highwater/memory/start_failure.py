@@ -1,4 +1,4 @@
-"""A start of the engine that failed, by its workers' recorder files, or by its processes'. Pure."""
+"""A start of the engine that failed, or an engine that has ended, by the files of its workers and processes. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from highwater.engine.hints import NOT_KNOWN_WHY
 from highwater.engine.start_attempts import EndedStart
 from highwater.readings.engine import StartedRank, StartFailure
-from highwater.recorder.rank import RankRecord
+from highwater.readings.life import ProcessLife
+from highwater.recorder.progress import SILENT_SECONDS
+from highwater.recorder.rank import RankRecord, processes_of
 
 PREFIX = "the engine did not start: "
 
@@ -45,6 +47,31 @@ def is_up_by_recorder(record: RankRecord) -> bool:
     """Return whether this worker's start is over, as far as its recorder shows; also where it shows no start."""
     started = _started(record)
     return not started.phases or started.is_over
+
+
+def ended_seconds(records: Sequence[RankRecord], lives: Sequence[ProcessLife]) -> float | None:
+    """Return how long ago the last of these workers wrote, where all of them have ended and no process loads.
+
+    ``lives``: by the processes' files; what an API server that was killed left has ended with it. ``None``: not known.
+    """
+    over = frozenset(process for life in lives for process in life.processes)
+
+    def has_ended(record: RankRecord) -> bool:
+        # A start may be held up for as long.
+        is_silent = record.status == "silent" and record.age_seconds >= SILENT_SECONDS and is_up_by_recorder(record)
+        return record.status in {"dead", "ended"} or is_silent or not over.isdisjoint(processes_of([record]))
+
+    if not records or any(life.is_running for life in lives) or not all(map(has_ended, records)):
+        return None
+    return min(record.age_seconds for record in records)
+
+
+def ready_at(records: Sequence[RankRecord]) -> float | None:
+    """Return when the last of these workers was ready, in Unix seconds; ``None`` where one's recorder does not say."""
+    ends = [
+        [phase.at + phase.seconds for phase in _started(record).phases if phase.name == "warm_up"] for record in records
+    ]
+    return max((end[-1] for end in ends if end), default=None) if all(ends) else None
 
 
 def _started(record: RankRecord) -> StartedRank:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,13 @@ class Machine:
         self.monotonic = monotonic
         self.proc = proc
         self.boot_id = boot_id(proc)
+        self._pid_namespace: int | None = None
+        with suppress(OSError):
+            self._pid_namespace = os.stat(proc / "self/ns/pid").st_ino
+
+    def shares_processes(self, boot_id: str | None, pid_namespace: int | None) -> bool:
+        """Return whether a process's number means the same here as where a file that names both was written."""
+        return pid_namespace is not None and pid_namespace == self._pid_namespace and self.is_boot(boot_id)
 
     def is_boot(self, boot_id: str | None) -> bool:
         """Return whether a file was written under this kernel, by the boot that it names."""

@@ -139,6 +139,7 @@ class EngineLoad:
     # Items looked up in the processor cache so far; `mm_cache_hits`: those that were in it.
     mm_cache_queries: int | None = None
     mm_cache_hits: int | None = None
+    engines: Mapping[str, EngineLoad] = field(default_factory=dict)  # of several, each one's, by vLLM's number
 
     @property
     def is_idle(self) -> bool:
@@ -170,6 +171,8 @@ class EngineStatus:
     # When the last one was seen to have ended in order, by its log or its workers' files, with no other started since.
     stopped_at: float | None = None
     hint: str | None = None  # why it is in that state, or what to do; `None` where there is nothing to say
+    # A sentence for each of its data-parallel engines that schedules nothing of what waits there, while others work.
+    starved: tuple[str, ...] = ()
     # Whether its workers' recorders show a start under way; `None` where they would not show it.
     is_loading: bool | None = None
     extension_versions: tuple[str, ...] = ()  # those of the worker package, by the workers' recorders

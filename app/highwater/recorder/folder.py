@@ -10,7 +10,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,20 @@ class OtherRing:
     @property
     def is_alive(self) -> bool:
         return self.record is not None and self.record.status == "alive"
+
+
+def last_life(others: Iterable[OtherRing], host: str) -> tuple[RankRecord, ...]:
+    """Return the ranks of the life that wrote last; empty where one writes, whoever's it is.
+
+    Where the engine's processes have this ``host``'s name, as in a pod, those of others are another engine's.
+    """
+    lives: dict[str, list[RankRecord]] = {}
+    for record in [other.record for other in others if other.record is not None]:
+        if record.status == "alive":
+            return ()
+        lives.setdefault(record.identity.instance, []).append(record)
+    local = [life for life in lives.values() if any(record.identity.host == host for record in life)]
+    return tuple(min(local or lives.values(), key=lambda life: min(one.age_seconds for one in life), default=()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Identity:
     pid: Annotated[int, Field(ge=1, le=2**31 - 1)]  # as the writer's own PID namespace numbers it
     pid_started: Count | None = None  # in ticks since boot: distinguishes a process from a later one with its number
     boot_id: _Word | None = None
+    pid_namespace: Count | None = None  # the inode of the writer's PID namespace; `None` from older worker packages
     device: Device
     started_at: Seconds  # Unix seconds
     rate: Annotated[float, Field(gt=0, le=10_000)]  # samples in a second

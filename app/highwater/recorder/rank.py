@@ -78,8 +78,10 @@ class RankFile:
         self._machine = machine
         self._fixed = {name: getattr(ring.identity, name) for name in _IDENTITY_FIELDS}
         self._shares_clock = machine.is_boot(ring.identity.boot_id)
-        # Where the process was seen, its absence means that it has ended; elsewhere a PID namespace may hide it.
-        self._was_seen = self._shares_clock and self._process_state() is not None
+        # Where the process was seen, or its PID namespace is ours, its absence means that it has ended; elsewhere a
+        # PID namespace may hide it.
+        is_shown = machine.shares_processes(ring.identity.boot_id, ring.identity.pid_namespace)
+        self._was_seen = is_shown or (self._shares_clock and self._process_state() is not None)
         # On our monotonic clock: when something new was read last, and when the file had been read before that. The
         # last record is no older than the one and no younger than the other, whatever the clocks in it say.
         self._news_at = machine.monotonic()
@@ -195,7 +197,9 @@ class RankFile:
         if self._is_ended:
             return "ended"
         is_late = age_seconds > _SILENT_SECONDS
-        if has_news and not is_late:
+        # The first look at a file shows what was written before it.
+        is_old_news = self._read_before is None and self._was_seen and self._process_state() is None
+        if has_news and not is_late and not is_old_news:
             return "alive"
         state = self._process_state() if self._was_seen else "?"
         # That a process has ended is a fact; whether it should have written by now is a matter of time.

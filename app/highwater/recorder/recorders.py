@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from highwater.accounting.rank_key import rank_key
 from highwater.engine.client import Engine
 from highwater.errors import EngineError
 from highwater.recorder.coverage import Coverage, coverage, ranks_expected
-from highwater.recorder.folder import MAX_FILES, RecorderFolder
+from highwater.recorder.folder import MAX_FILES, RecorderFolder, last_life
 from highwater.recorder.identity import Identity
 from highwater.recorder.rank import RankRecord
 from highwater.recorder.untrusted import RingUnusable
@@ -52,6 +53,7 @@ class Recorders:
     They take ``rate`` samples in a second and reach back ``seconds``. ``clock`` returns Unix seconds, ``monotonic``
     those of ``CLOCK_MONOTONIC``, which the workers of this machine share. ``records`` are their last contents, after
     the engine's end too; ``show_starts``: the workers start them by themselves, so that an engine that loads is seen.
+    ``left`` are those of the last life in the folder, where no worker writes.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Recorders:
         proc: Path = Path("/proc"),
     ) -> None:
         self.records: tuple[RankRecord, ...] = ()
+        self.left: tuple[RankRecord, ...] = ()
         self.show_starts = False
         self._engine = engine
         self._folder = folder
@@ -138,6 +141,8 @@ class Recorders:
         if self.are_followed and (has_writer or not self.records):
             return
         others = await asyncio.to_thread(self.files.others)
+        self.left = last_life(others, socket.gethostname())
+        self.show_starts |= any(record.identity.self_started for record in self.left)
         alive = {
             other.instance
             for other in others

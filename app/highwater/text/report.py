@@ -52,6 +52,8 @@ def _headline(report: Report) -> str:
     what = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
     ranks = f"{report.ranks_reported} of {report.ranks_expected if report.ranks_expected is not None else '?'} ranks"
     age = "never read" if report.age_seconds is None else f"read {report.age_seconds:.1f} s ago"
+    if report.stale and report.ranks and engine.traits.is_absent:
+        ranks += ", as the engine that ended had them"
     return f"{what} at {engine.url}: {engine.state_text}, {ranks}, {age}{' (STALE)' if report.stale else ''}"
 
 

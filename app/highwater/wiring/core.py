@@ -101,23 +101,34 @@ class Core:
         observer: CoreObserver,
         internal_errors: InternalErrors,
         requests_under_way: Callable[[], int] = lambda: 0,
+        proxied: Callable[[], int | None] = lambda: None,
+        host_kept_bytes: Callable[[], int | None] = lambda: None,
         sources: Callable[[Engine, EngineBudgets], Sequence[Source]] = all_sources,
     ) -> None:
         self.engine, self.recorders, self.budgets = engine, recorders, EngineBudgets(engine, recorders)
         samples = min(int(settings.history_seconds / settings.poll_seconds) + 1, MAX_HISTORY_SAMPLES)
-        self.history = History(samples, clock=clocks.wall, monotonic=clocks.monotonic)
+        self.history = History(
+            samples, clock=clocks.wall, monotonic=clocks.monotonic, proxied=proxied, host_kept_bytes=host_kept_bytes
+        )
         state = StateFile(settings.state_file)
         self.policy = PolicyStore(state, settings.policy)
         self._record_notice("recovery", state.problem)
         self._record_notice("policy", self.policy.startup_notice)
-        rounds = _rounds(
-            settings,
-            clocks,
+        rounds = Rounds(
             engine,
+            Detection(engine, assume_extension=settings.engine_has_extension, clock=clocks.monotonic),
+            sources(engine, self.budgets),
             recorders,
-            sources=sources(engine, self.budgets),
+            PollTimes(
+                poll_seconds=settings.poll_seconds,
+                idle_poll_seconds=settings.idle_poll_seconds,
+                stale_seconds=settings.stale_seconds,
+                max_step_seconds=settings.max_step_seconds,
+            ),
             requests_under_way=requests_under_way,
             observer=observer,
+            clock=clocks.monotonic,
+            wall_clock=clocks.wall,
         )
         lives = Lives(state, started_at=local_start())
         self.poller = Poller(rounds, self.history, lives, internal_error=internal_errors.counter("poller"))
@@ -145,21 +156,7 @@ class Core:
             observer=observer,
             clock=clocks.monotonic,
         )
-        self.governor = self._governor(clocks, observer, internal_errors)
-        self.poller.listeners += [self.quiescer.notice, self.governor.notice]
-        self.poller.pace = self.governor.poll_interval
-
-    def _launched(self, reading: RankReading, version: str | None) -> RankReading:
-        user = self.shared.users.get(device_id(reading) or "")
-        return replace(reading, launch=launch_of(self.budgets.budget_of(reading), reading, version), shared_with=user)
-
-    def _record_notice(self, kind: EventKind, notice: str | None) -> None:
-        if notice is not None:
-            self.history.record(kind, notice)
-            log.warning("%s", notice)
-
-    def _governor(self, clocks: Clocks, observer: ActionObserver, internal_errors: InternalErrors) -> Governor:
-        return Governor(
+        self.governor = Governor(
             self.relief,
             self.poller,
             self.history,
@@ -171,31 +168,14 @@ class Core:
             wall_clock=clocks.wall,
             internal_error=internal_errors.counter("policy"),
         )
+        self.poller.listeners += [self.quiescer.notice, self.governor.notice]
+        self.poller.pace = self.governor.poll_interval
 
+    def _launched(self, reading: RankReading, version: str | None) -> RankReading:
+        user = self.shared.users.get(device_id(reading) or "")
+        return replace(reading, launch=launch_of(self.budgets.budget_of(reading), reading, version), shared_with=user)
 
-def _rounds(
-    settings: Settings,
-    clocks: Clocks,
-    engine: Engine,
-    recorders: Recorders | None,
-    *,
-    sources: Sequence[Source],
-    requests_under_way: Callable[[], int],
-    observer: PollObserver,
-) -> Rounds:
-    return Rounds(
-        engine,
-        Detection(engine, assume_extension=settings.engine_has_extension, clock=clocks.monotonic),
-        sources,
-        recorders,
-        PollTimes(
-            poll_seconds=settings.poll_seconds,
-            idle_poll_seconds=settings.idle_poll_seconds,
-            stale_seconds=settings.stale_seconds,
-            max_step_seconds=settings.max_step_seconds,
-        ),
-        requests_under_way=requests_under_way,
-        observer=observer,
-        clock=clocks.monotonic,
-        wall_clock=clocks.wall,
-    )
+    def _record_notice(self, kind: EventKind, notice: str | None) -> None:
+        if notice is not None:
+            self.history.record(kind, notice)
+            log.warning("%s", notice)

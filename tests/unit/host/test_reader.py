@@ -203,6 +203,50 @@ def test_without_the_worker_package_the_sidecar_looks_who_has_a_file_open(host):
     assert (shm.sees, shm.promised_bytes) == ("sidecar", 2 * MIB)  # a new file may not be mapped yet
 
 
+@pytest.mark.parametrize("wrapper", ["bash /opt/start-vllm.sh", "supervisord -c /etc/vllm.conf"])
+def test_what_started_two_engines_does_not_make_them_one(host, wrapper):
+    """Its command line may have vLLM's name in it; the API server that it started is the engine's first process."""
+    process(host.root, 2, 1, wrapper, 1)
+    for first in (10, 20):
+        process(host.root, first, 2, "python vllm serve model", 700)
+        process(host.root, first + 1, first, "VLLM::EngineCore", 500)
+        process(host.root, first + 2, first + 1, "VLLM::Worker_TP0", 900)
+    reading = host(workers=lambda: [worker(12, 7)])
+    assert [one.pid for one in reading.processes] == [10, 11, 12]
+
+
+def test_a_program_that_is_its_own_api_server_is_the_engines_first_process(host):
+    process(host.root, 10, 1, "python serve_vllm.py", 700)
+    process(host.root, 11, 10, "VLLM::EngineCore", 500)
+    process(host.root, 12, 11, "VLLM::Worker_TP0", 900)
+    assert {one.pid for one in host(workers=lambda: [worker(12, 7)]).processes} == {10, 11, 12}
+
+
+OTHERS = "60 50 0:77 / {} rw,nosuid - tmpfs shm rw\n"
+
+
+@pytest.mark.parametrize(
+    ("engines", "is_shown"),
+    [(OTHERS.format("/dev/shm"), False), (OTHERS.format("/dev"), True), ("", False), (None, False)],
+    ids=["its own", "the same", "empty", "hidden"],
+)
+def test_the_sidecars_own_shared_memory_is_not_the_engines(host, engines, is_shown):
+    """With shareProcessNamespace each container has a /dev/shm of its own all the same."""
+    process(host.root, 12, 1, "VLLM::Worker_TP0", 900)
+    own = OTHERS.format("/dev") + OTHERS.format("/dev/mqueue").replace("0:77", "0:78")
+    machine(host.root, proc__self__mountinfo=own.replace("0:77", "0:77" if is_shown else "0:76"))
+    if engines is not None:
+        (host.root / "proc/12/mountinfo").write_text(engines)
+    assert (host(workers=lambda: [worker(12, 7)]).shm is not None) is is_shown
+
+
+def test_processes_of_two_engines_in_one_folder_are_not_said_to_be_one_engines(host):
+    for first in (10, 20):
+        write(host.folder, record(pid=first, parent_pid=1))
+        write(host.folder, record(pid=first + 1, role="engine_core", parent_pid=first))
+        assert [("2 engines" in problem) for problem in host().problems] == [True] * (first == 20)
+
+
 @pytest.mark.parametrize("lost", ["Z", None])
 def test_a_worker_that_a_search_does_not_find_starts_no_further_one(host, monkeypatch, lost):
     """A zombie has no memory to be found by; a search reads what every process of the machine has mapped."""

@@ -63,10 +63,10 @@ def shown(history: History, *, since: float = 0.0, step: float = 0.0) -> list[di
 # --- readings ---
 
 
-def test_a_reading_comes_back_as_it_was(history, fake):
+def test_a_reading_comes_back_as_it_was(fake, clock):
     """Bytes are integers again, what was not known is None again."""
     fake.serve_images()
-    history.host_kept_bytes = lambda: 5 * MIB
+    history = History(5, clock=clock, monotonic=clock, host_kept_bytes=lambda: 5 * MIB)
     history.add(report(fake))
     (reading,) = shown(history)
     assert (reading["at"], reading["host_kept_bytes"]) == (1000.0, 5 * MIB)
@@ -80,11 +80,12 @@ def test_a_reading_comes_back_as_it_was(history, fake):
     assert type(rank["used_bytes"]) is int
 
 
-def test_a_reading_has_the_counts_of_requests_at_its_time(history, fake, clock):
+def test_a_reading_has_the_counts_of_requests_at_its_time(fake, clock):
     """The engine's and the proxy's; without a data plane there is none of the latter."""
+    proxied: list[int | None] = [None, 3]
+    history = History(5, clock=clock, monotonic=clock, proxied=lambda: proxied.pop(0))
     history.add(replace(report(fake), engine=replace(READY, work=WorkCounts(requests=7.0))))
     clock.advance(1.0)
-    history.proxied = lambda: 3
     history.add(report(fake))
     counts = [(reading["requests_ended"], reading["proxy_requests_ended"]) for reading in shown(history)]
     assert counts == [(7, None), (None, 3)]

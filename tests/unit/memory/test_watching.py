@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from highwater.commands.status import judged
 from highwater.errors import EngineRefused
 from highwater.memory.due import IDLE_SECONDS, SETTLE_SECONDS
 from highwater.readings.life import EndedLife, Process, ProcessLife
 from highwater.readings.report import Report
+from highwater.text.report import report_text
 from tests.fakes.engine import KV_POOL, USED_READY, WEIGHTS, Core, core_on
 from tests.fakes.recorders import phase
 
@@ -167,6 +169,47 @@ async def test_steps_without_tokens_are_no_progress(watch):
     for worker in core.fake.workers:
         worker.recorder.tokens_at = core.clock.now
     assert (await starving(core, 1))[-1].engine.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("second", "is_starved"),
+    [
+        ((0, 3, 50, {"capacity": 3, "deferred": 0}), True),
+        ((0, 3, 50, {}), True),
+        ((0, 3, 50, {"capacity": 0, "deferred": 3}), False),
+        ((1, 3, 50, {"capacity": 3}), False),
+        ((0, 0, 50, {}), False),
+    ],
+    ids=["room", "no reasons", "put off", "one runs", "none waits"],
+)
+async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_restarted_by_nobody(
+    watch, second, is_starved
+):
+    """Sums hide it: the engine works, and stays ready."""
+    core = watch(dev_mode=False)
+    core.fake.second = second
+    reports = await at_work(core, 15)
+    assert {report.engine.state for report in reports} == {"ready"}
+    assert {report.engine.starved for report in reports[:9]} == {()}
+    verdict = judged(reports[-1])
+    if not is_starved:
+        assert (reports[-1].engine.starved, verdict.code) == ((), 0)
+        return
+    (sentence,) = reports[-1].engine.starved
+    reasons = " (vLLM: capacity 3)" if second[3] else ""
+    assert sentence == (
+        "data-parallel engine 1 (of 2) has scheduled nothing for 14 s while others work: "
+        f"3 waiting, none running{reasons}"
+    )
+    assert (reports[-1].engine.hint, verdict.code, verdict.reasons) == (sentence, 1, (sentence,))
+    core.fake.second = (0, 3, 60, {})
+    assert (await at_work(core, 2))[-1].engine.starved == (), "it has scheduled something"
+
+
+async def test_replicas_that_all_stand_still_are_not_one_among_others_that_work(watch):
+    core = watch(dev_mode=False)
+    core.fake.second = (0, 3, 50, {})
+    assert {report.engine.starved for report in await rounds(core, 30)} == {()}
 
 
 async def test_a_starved_engine_that_is_paused_is_paused(watch):
@@ -381,18 +424,14 @@ async def test_an_engine_that_loads_again_is_shown_as_soon_as_it_writes(watch, t
 
 
 async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
-    """A sidecar that starts beside it: its workers write, and the files of all processes tell that it was killed."""
+    """A sidecar that starts beside it: its workers write, and the files of all processes tell that it has ended."""
     core = watch(is_up=False, dev_mode=False)
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now), phase("warm_up", core.clock.now))
-    workers = frozenset(Process("node-a", one.pid, one.pid_started) for one in core.fake.workers)
-    end = EndedLife(how="ended without a word")
-    orphans = ProcessLife(
-        processes=workers, last_at=core.clock.now, is_running=False, has_server=True, is_serving=False, end=end
-    )
-    core.poller.engine_lives = lambda: (core.clock.now, (orphans,))
+    orphans = (life_of(core, is_running=False),)
+    core.poller.engine_lives = lambda: (core.clock.now, orphans)
     report = (await rounds(core, 3))[-1]
-    assert (report.engine.state, report.engine.is_loading) == ("starting", False)
-    assert "loading" not in (report.engine.hint or "")
+    assert (report.engine.state, report.engine.is_loading) == ("gone", False)
+    assert (report.engine.hint or "").startswith("dead for 2.0 s, and no restart of it is seen: nothing answers")
 
 
 async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(watch):
@@ -510,6 +549,19 @@ async def test_a_start_that_failed_stays_visible_until_the_engine_is_up(watch, t
     assert (await rounds(core, 1))[-1].start_failure is None
 
 
+async def test_starts_that_fail_again_and_again_are_starts(watch, tmp_path):
+    """The files of those before are not of an engine that has died: this sidecar saw each of them."""
+    core = watch(is_up=False, dev_mode=False)
+    states = set()
+    for life in "bcd":
+        load(core, tmp_path / "recorder", life * 16, phase("init", core.clock.now))
+        states |= {report.engine.state for report in await rounds(core, 2)}
+        for worker in core.fake.workers:
+            core.fake.kill(worker)
+        states |= {report.engine.state for report in await rounds(core, 40)}
+    assert (states, len(core.summaries("state"))) == ({"starting"}, 3)
+
+
 @pytest.mark.parametrize("last", ["profile", "warm_up"])
 async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(watch, tmp_path, last):
     """The engine's core may have refused to go on: no worker saw why."""
@@ -524,7 +576,165 @@ async def test_a_start_that_ends_in_order_failed_where_its_work_was_not_done(wat
     assert (report.engine.state, report.stale) == ("starting", True)
 
 
+# --- an engine that had ended before the sidecar began ---
+
+UP = ("init", "warm_up")
+
+
+def left(core: Core, folder, seconds: float, *, instance: str = "a" * 16, phases=UP, in_order: bool = False) -> float:
+    """Workers that were killed, or stopped in order, so long before the first poll; return when they wrote last."""
+    core.fake.start_recorders(folder, instance)
+    for worker in core.fake.workers:
+        worker.recorder.phases = [phase(name, core.clock.now) for name in phases]
+    core.fake.record()
+    at = core.clock.now
+    for worker in core.fake.workers:
+        if in_order:
+            worker.recorder.stop(at)
+        core.fake.kill(worker)
+    core.fake.down = True
+    core.clock.advance(seconds)
+    return at
+
+
+def life_of(core: Core, *, is_running: bool, pids: int = 0) -> ProcessLife:
+    """The life of the workers' processes, or of others."""
+    processes = frozenset(Process("node-a", one.pid + pids, one.pid_started) for one in core.fake.workers)
+    end = EndedLife(how="ended without a word")
+    return ProcessLife(
+        processes=processes,
+        last_at=core.clock.now,
+        is_running=is_running,
+        has_server=True,
+        is_serving=is_running,
+        end=end,
+    )
+
+
+@pytest.mark.parametrize("is_minutes", [True, False])
+async def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(watch, tmp_path, is_minutes):
+    """At its first look, with the time of the end as the files know it; after seconds only the processes' files do."""
+    core = watch(is_up=False, dev_mode=False)
+    at = left(core, tmp_path / "recorder", 90.0 if is_minutes else 5.0)
+    if not is_minutes:
+        lives = (life_of(core, is_running=False),)
+        core.poller.engine_lives = lambda: (core.clock.now, lives)
+    reports = await rounds(core, 40)
+    assert {(report.engine.state, report.engine.since, report.ranks) for report in reports} == {("gone", at, ())}
+    hints = [report.engine.hint for report in (reports[0], reports[-1])]
+    expected = ("1 min 31 s", "2 min 10 s") if is_minutes else ("6.0 s", "45 s")
+    for hint, span in zip(hints, expected, strict=True):
+        assert hint.startswith(f"dead for {span}, and no restart of it is seen: nothing answers any more at ")
+    assert core.summaries("state") == [f"engine starting -> gone: {hints[0]}"]
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    assert (await rounds(core, 2))[-1].engine.state == "starting"
+    core.fake.down = False
+    report = (await rounds(core, 1))[-1]
+    assert (report.engine.state, report.growth.since_ready_bytes) == ("ready", 0)
+
+
+async def test_an_engine_that_had_been_stopped_in_order_is_not_dead(watch, tmp_path):
+    core = watch(is_up=False, dev_mode=False)
+    at = left(core, tmp_path / "recorder", 2.0, in_order=True)
+    engine = (await rounds(core, 2))[-1].engine
+    assert (engine.state, engine.state_text, engine.since, engine.stopped_at) == ("gone", "stopped in order", at, at)
+    assert engine.hint.startswith("stopped in order at ")
+
+
+async def test_files_of_an_earlier_engine_say_nothing_while_another_one_may_load(watch, tmp_path):
+    """A pod's sidecar begins before its engine, and the folder may have files of the engine before."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 90.0)
+    core.poller.engine_lives = lambda: None
+    assert (await rounds(core, 3))[-1].engine.state == "starting", "the processes' files are still to be read"
+    lives = [life_of(core, is_running=False), life_of(core, is_running=True, pids=100)]
+    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    assert {report.engine.state for report in await rounds(core, 3)} == {"starting"}
+    del lives[1]
+    assert (await rounds(core, 3))[-1].engine.state == "gone"
+
+
+async def test_a_recorder_that_writes_beside_one_that_has_ended_is_of_an_engine_that_loads(watch, tmp_path):
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 90.0)
+    load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
+    assert {report.engine.is_loading for report in await rounds(core, 3)} == {True}
+
+
+@pytest.mark.parametrize(("phases", "last"), [(UP, "gone"), (("init",), "starting")], ids=["up", "loads"])
+async def test_a_recorder_that_has_been_silent_for_seconds_has_not_ended(watch, tmp_path, phases, last):
+    """Its process is not to be seen in a pod, and a machine that swaps holds it up; a start for longer."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 5.0, phases=phases)
+    states = [report.engine.state for report in await rounds(core, 40)]
+    assert (states[:20], states[-5:]) == (["starting"] * 20, [last] * 5)
+
+
+async def test_in_a_pod_files_of_other_hosts_are_another_engines(watch, tmp_path, monkeypatch):
+    """The folder may be a node's."""
+    core = watch(is_up=False, dev_mode=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "node-a")
+    at = left(core, tmp_path / "recorder", 60.0)
+    core.fake.start_again()
+    identity = core.fake._identity
+    core.fake._identity = lambda worker: identity(worker) | {"host": "node-b"}
+    left(core, tmp_path / "recorder", 60.0, instance="b" * 16)
+    assert (await rounds(core, 1))[-1].engine.since == at
+
+
+async def test_since_when_an_engine_is_ready_is_what_its_recorders_say(watch, tmp_path):
+    """To a sidecar that begins beside it; of a state that it enters later it is when that was seen."""
+    core = watch(is_up=False, dev_mode=False)
+    core.fake.start_recorders(tmp_path / "recorder")
+    ready = core.clock.now
+    for worker in core.fake.workers:
+        worker.recorder.phases = [phase("warm_up", ready - 2.0, seconds=2.0)]
+    await rounds(core, 0)
+    core.clock.advance(3 * HOUR)
+    assert {report.engine.since for report in await rounds(core, 3)} == {ready}
+    core.fake.late.add("/metrics")
+    core.fake.late.add("/health")
+    await rounds(core, 2)
+    core.fake.late.clear()
+    report = (await rounds(core, 1))[-1]
+    assert (report.engine.state, report.engine.since) == ("ready", core.clock.now)
+
+
 # --- who is missing ---
+
+
+async def test_of_a_dead_engine_no_rank_is_missing(watch):
+    """Its ranks ended one after the other: that it died is all there is to say; its readings are of before."""
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    core.fake.kill(core.fake.workers[1])
+    report = (await rounds(core, 2))[-1]
+    assert ("1 of 2 ranks are missing" in judged(report).reasons, len(report.ranks_missing)) == (True, 1)
+    core.fake.kill(core.fake.workers[0])
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, len(report.ranks_missing)) == ("stuck", 2), "its API server lives on"
+    assert "2 of 2 ranks are missing" in judged(report).reasons
+    core.fake.down = True
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, report.ranks_missing, report.stale) == ("gone", (), True)
+    assert judged(report).reasons == ("the engine is gone", "the readings are stale")
+
+
+async def test_the_readings_of_an_engine_that_ended_are_not_those_of_the_next_one(watch, tmp_path):
+    """While it loads, and its workers have no file yet: nothing is known of its memory."""
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    report = (await rounds(core, 3))[-1]
+    assert (report.engine.state, len(report.ranks)) == ("gone", 2)
+    assert "2 of 2 ranks, as the engine that ended had them, read" in report_text(report)
+    lives = (life_of(core, is_running=True, pids=100),)
+    core.poller.engine_lives = lambda: (core.clock.now, lives)
+    report = (await rounds(core, 2))[-1]
+    assert (report.engine.state, report.ranks, report.taken_at, report.stale) == ("starting", (), None, True)
+    assert (report.encoder_cache, report.growth.since_ready_bytes, report.ranks_reported) == (None, None, 0)
 
 
 @pytest.mark.parametrize("layout", [{"data_parallel": 2, "tensor_parallel": 1}, {"pipeline_parallel": 2}])

@@ -437,6 +437,22 @@ def test_a_process_that_is_gone_is_dead_at_once(recorder, writers, machine):
     assert (only(recorder).status, only(recorder).status) == ("alive", "dead")
 
 
+def test_a_process_that_had_gone_before_its_file_was_read_is_dead_where_its_pid_namespace_is_this_one(
+    recorder, writers, machine
+):
+    """A sidecar that begins beside it knows that at once; without that namespace it may only be hidden."""
+    (machine.proc / "self/ns").mkdir(parents=True)
+    (machine.proc / "self/ns/pid").write_text("")
+    recorder._machine = module.Machine(machine.clock, machine.monotonic, machine.proc)
+    shared = (machine.proc / "self/ns/pid").stat().st_ino
+    writers(pid_namespace=shared).sample()
+    assert only(recorder).status == "dead"
+    (recorder.folder / f"highwater-{INSTANCE}-4242.ring").unlink()
+    machine.seconds = 2.0
+    writers(pid_namespace=shared + 1).sample()
+    assert only(recorder).status == "alive"
+
+
 @pytest.mark.parametrize(
     ("identity", "started"), [({}, None), ({}, 999), ({"pid_started": None}, 123456), ({"boot_id": "b"}, 123456)]
 )

@@ -97,6 +97,21 @@ def test_a_file_imports_only_the_standard_library_and_its_own(path):
     assert roots <= set(sys.stdlib_module_names) | {"highwater_worker"}
 
 
+def test_the_readers_of_the_kernels_files_bring_nothing_that_watches_a_worker():
+    """The sidecar reads with them; it has no use for recorders and operations."""
+    code = """
+import sys
+import highwater_worker.devices.cgroup, highwater_worker.files, highwater_worker.processes.shared_memory
+loaded = {name.split(".")[1] for name in sys.modules if name.startswith("highwater_worker.")}
+assert loaded == {"attributes", "devices", "errors", "files", "processes"}, loaded
+"""
+    folder = Path(highwater_worker.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"], check=False
+    )
+    assert done.returncode == 0
+
+
 def test_the_import_brings_no_torch_and_starts_nothing():
     """vLLM imports it before it chooses devices, in every worker process."""
     code = """

@@ -28,7 +28,7 @@ from highwater_worker.devices.cgroup import read_container, read_oom_kills
 from highwater_worker.devices.host import read_machine
 from highwater_worker.errors import Notes, printable
 from highwater_worker.files import ROOT, OpenFile, checked, encoded, file_system_of, is_remote, new_file, remove_silent
-from highwater_worker.identity import boot_id, identity, pid_started
+from highwater_worker.identity import boot_id, identity, pid_namespace, pid_started
 from highwater_worker.processes.figures import count_descriptors, descriptors_limit, list_processes, read_figures
 from highwater_worker.processes.role import Role, engine_settings, own_role
 from highwater_worker.processes.shared_memory import SPARED, read_shm
@@ -253,7 +253,7 @@ class ProcessWriter:
             "started": attempt("started", lambda: pid_started(root)),
             "boot_id": attempt("boot_id", lambda: boot_id(root)),
             "host": attempt("host", lambda: printable(socket.gethostname(), 64)),
-            "pid_namespace": attempt("pid_namespace", lambda: os.stat(root / "proc/self/ns/pid").st_ino),
+            "pid_namespace": attempt("pid_namespace", lambda: pid_namespace(root)),
             "vllm": _version(),
         }
 

@@ -27,6 +27,7 @@ from highwater_worker.identity import (
     identity,
     model_name,
     parallel_sizes,
+    pid_namespace,
     pid_started,
     ranks_expected,
 )
@@ -88,6 +89,7 @@ def _identity(worker: object, instance: str, notes: Notes) -> dict[str, Any]:
         "host": short_text(ranks["host"], _MAX_NAME),
         "pid_started": notes.attempt("pid_started", pid_started),
         "boot_id": notes.attempt("boot_id", boot_id),
+        "pid_namespace": notes.attempt("pid_namespace", pid_namespace),
         "device": {**device, **{name: short_text(device[name], _MAX_NAME) for name in ("type", "name", "uuid")}},
         "main_thread": main_thread().ident,
         "model": short_text(notes.attempt("model", lambda: model_name(worker)), _MAX_NAME),

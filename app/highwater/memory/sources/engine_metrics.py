@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,6 +31,8 @@ _WANTED = (
     *(*TOKENS, REQUESTS, MM_CACHE_QUERIES, MM_CACHE_HITS),
 )
 
+_Sample: TypeAlias = tuple[str, Mapping[str, str], float]
+
 
 class EngineMetrics(Source):
     """Requests running and waiting, KV usage, sleep state. Needs no development mode."""
@@ -45,7 +49,12 @@ def parse_load(text: str) -> EngineLoad:
         samples = [sample for sample in _samples(text.splitlines()) if math.isfinite(sample[2])]
     except ValueError as exc:
         raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc
+    names = sorted({labels["engine"] for _, labels, _ in samples if "engine" in labels})
+    each = {name: _load([one for one in samples if one[1].get("engine") == name]) for name in names}
+    return replace(_load(samples), engines=each if len(each) > 1 else {})
 
+
+def _load(samples: Sequence[_Sample]) -> EngineLoad:
     def total(*names: str) -> float | None:
         values = [value for name, _, value in samples if name in names]
         return sum(values) if values else None
@@ -76,7 +85,7 @@ def parse_load(text: str) -> EngineLoad:
     )
 
 
-def _samples(lines: Iterable[str]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def _samples(lines: Iterable[str]) -> Iterator[_Sample]:
     wanted = "\n".join(line for line in lines if line.startswith(_WANTED))
     for family in text_string_to_metric_families(wanted + "\n"):
         for sample in family.samples:

@@ -106,8 +106,12 @@ vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
 vllm:engine_sleep_state{engine="1",sleep_state="weights_offloaded"} 1.0
 vllm:num_requests_running_of_something_else 99.0
 """
+    each = {
+        "0": EngineLoad(requests_running=3, requests_waiting=1, kv_cache_usage_ratio=0.2, sleeping=None),
+        "1": EngineLoad(requests_running=4, kv_cache_usage_ratio=0.7, sleeping=True),
+    }
     assert parse_load(text) == EngineLoad(
-        requests_running=7, requests_waiting=1, kv_cache_usage_ratio=0.7, sleeping=True
+        requests_running=7, requests_waiting=1, kv_cache_usage_ratio=0.7, sleeping=True, engines=each
     )
 
 

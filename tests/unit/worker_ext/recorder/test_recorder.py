@@ -87,6 +87,7 @@ def test_the_files_head_says_who_writes_it(worker, start, tmp_path):
     identity, _ = parse(tmp_path / NAME)
     assert identity.pop("started_at") > 1.6e9
     assert identity.pop("boot_id") == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert identity.pop("pid_namespace") == Path("/proc/self/ns/pid").stat().st_ino
     assert identity.pop("pid_started") == int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     assert identity == {
         "instance": INSTANCE,
