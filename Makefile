@@ -44,7 +44,7 @@ test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, so
 	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.cheaper -p tests.fast \
 	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
 
-test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
+test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0; the build for CUDA (28 GB)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
