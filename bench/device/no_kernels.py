@@ -18,7 +18,7 @@ _ASKED = (
     "cutlass_scaled_mm_supports_fp4(int capability) -> bool",
     "cutlass_group_gemm_supported(int capability) -> bool",
 )
-"""Whether there is a kernel (vllm 0.26.0 _custom_ops.py, asked by layers/quantization/utils/w8a8_utils.py:17)."""
+"""Questions for kernels, answered with no (vllm 0.26.0 model_executor/layers/quantization/utils/w8a8_utils.py:17)."""
 _library: Any = torch.library.Library("_C", "FRAGMENT")  # the names go with it
 
 for schema in (*_LOOKED_UP, *_ASKED):

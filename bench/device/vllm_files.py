@@ -42,7 +42,7 @@ IMPORTED = (
     *("sentencepiece", "sniffio", "starlette", "tiktoken", "tokenizers", "tqdm", "transformers", "truststore"),
     *("typing-inspection", "urllib3", "uvicorn", "uvloop", "watchfiles", "xgrammar", "yarl"),
 )
-"""What an engine with a model that sees images imports beside PyTorch and its family, by vLLM's own metadata."""
+"""Packages that an engine with a model that sees images imports beside PyTorch and its family."""
 ENVIRON = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _NO_KERNELS = Path(__file__).with_name("no_kernels.py")
 
