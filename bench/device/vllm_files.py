@@ -24,7 +24,10 @@ from bench.device.needs import PLATFORMS, download
 
 ARCHIVE = Path("build/device-vllm.tar.xz")
 RELEASES: Mapping[str, str] = {"2.11.0": "0.26.0", "2.13.0": "0.32.0", "2.14.0": "0.33.0"}
-"""By the torch that it requires: the newest release of vLLM's build for CUDA. Its metadata is asked when fetched."""
+"""By the torch that it requires: the newest release of vLLM's build for CUDA. Its metadata is asked when fetched.
+
+0.26.0 was tried without a card (tests/compat/test_device_engine.py); what else the others look up is not known.
+"""
 ARGUMENTS = (
     *("--attention-backend", "TRITON_ATTN", "--mm-encoder-attn-backend", "TORCH_SDPA"),
     *("--compilation-config", json.dumps({"mode": 0, "custom_ops": ["none"]})),
