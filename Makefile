@@ -8,6 +8,7 @@ READY  := $(VENV)/.ready
 DEVICE_PYTHON  ?= python3
 WHEELS_PYTHON  ?= 3.12
 WHEELS_MACHINE ?= x86_64
+WHEELS_TORCH   ?=
 # How long `make soak` runs.
 MINUTES ?= 120
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
@@ -43,7 +44,7 @@ test-fast: $(READY) ## Units, HTTP on real ports and the chart, on all cores, so
 	env -u PYTHONDONTWRITEBYTECODE TEST_LONG=none $(BIN)/python -m pytest -q -p tests.cheaper -p tests.fast \
 	  --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist loadfile tests/unit tests/http tests/helm
 
-test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0 (18 GB on first use)
+test-compat: $(READY) ## Relief, kills, and the naive calls beside it, on vLLM 0.12.0, 0.23.0 and 0.27.0; the build for CUDA (28 GB)
 	HIGHWATER_COMPAT_RESULTS=docs/compat.json $(BIN)/pytest -m compat tests/compat
 	$(BIN)/python -m tests.compat.page docs/compat.json
 
@@ -82,8 +83,8 @@ device: ## What Highwater says of a device, checked on this machine's, and docs/
 	status=0; PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device all || status=$$?; \
 	PYTHONPATH=app:worker_ext:. $(DEVICE_PYTHON) -m bench.device page; exit $$status
 
-device-wheels: $(READY) ## What `make device` needs beside PyTorch, for a machine without network: build/device-wheels
-	$(BIN)/python -m bench.device wheels --python $(WHEELS_PYTHON) --machine $(WHEELS_MACHINE)
+device-wheels: $(READY) ## What `make device` needs beside PyTorch, for a machine without network; WHEELS_TORCH=2.11.0: vLLM too
+	$(BIN)/python -m bench.device wheels --python $(WHEELS_PYTHON) --machine $(WHEELS_MACHINE) --torch "$(WHEELS_TORCH)"
 
 soak: $(READY) ## A real engine with mixed images, text and videos through the sidecar for MINUTES: docs/figures.md
 	$(BIN)/highwater demo --prepare

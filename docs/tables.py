@@ -229,7 +229,10 @@ def devices_table() -> str:
 
 def engines_table() -> str:
     """What was run on which engine, from docs/tested.toml."""
-    rows = [[row["version"], row["runner"], row["device"], row["what"]] for row in TESTED["engine"]]
+    rows = [
+        [", ".join(filter(None, (row["version"], row.get("beside")))), row["runner"], row["device"], row["what"]]
+        for row in TESTED["engine"]
+    ]
     return _table(["vLLM", "model runner", "device", "what was run"], rows)
 
 

@@ -113,23 +113,31 @@ ALL_RECIPES: Mapping[str, Recipe] = {
     "0.27.0": with_torch_for_cpu("0.27.0"),
     DEFAULT_VERSION: RECIPES[DEFAULT_VERSION],
 }
+CUDA_VERSION = "0.33.0"
+CUDA_RECIPES: Mapping[str, Recipe] = {
+    # The build for CUDA, as `pip install vllm` brings it, with its torch and CUDA's libraries.
+    CUDA_VERSION: Recipe(pip_steps=(("install", f"vllm=={CUDA_VERSION}"),), needed_bytes=16 * 1024**3),
+}
 
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def with_modules_of_the_sidecar(engine: EngineEnvironment, folder: Path) -> tuple[Path, ...]:
+def with_modules_of_the_sidecar(
+    engine: EngineEnvironment, folder: Path, *, python: Path | None = None
+) -> tuple[Path, ...]:
     """Return the path of an engine's Python that runs the kit for devices, and a sidecar beside it.
 
     Args:
         engine: Has PyTorch.
-        folder: Is made, and gets links to the sidecar's modules that the engine's environment lacks.
+        folder: Is made, and gets links to the sidecar's modules that the Python lacks.
+        python: Another Python with PyTorch; None for the engine's.
     """
     path = (ROOT / "app", ROOT / "worker_ext", ROOT)
     code = f"from bench.device.needs import missing; print(*missing({[*NEEDS['policy'], 'h11']}))"
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     lacking = subprocess.run(
-        [str(engine.python), "-c", code], capture_output=True, text=True, check=True, env=environ
+        [str(python or engine.python), "-c", code], capture_output=True, text=True, check=True, env=environ
     ).stdout.split()
     folder.mkdir()
     for spec in filter(None, map(find_spec, lacking)):

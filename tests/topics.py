@@ -114,6 +114,8 @@ TOPICS: Mapping[str, Topic] = {
             *("tests/own_engine/test_device_kit.py", "tests/own_engine/test_simulated_npu.py"),
             *("tests/support/on_simulated_npu.py", "tests/own_engine/test_vllm_ascend.py"),
             *("tests/support/on_vllm_ascend.py", "tests/own_engine/test_vllm_ascend_server.py"),
+            *("tests/own_engine/test_vllm_ascend_ranks.py", "tests/support/more_of_ascend"),
+            *("tests/own_engine/test_vllm_ascend_older.py", "tests/support/older_ascend"),
         ),
     ),
     "chart": Topic(

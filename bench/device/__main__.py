@@ -10,7 +10,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.device import needs
+from bench.device import needs, vllm_files
 from bench.device.results import Findings, StepResult, now
 from bench.device.steps import STEPS
 from bench.device.torch_device import TorchDevice
@@ -29,9 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(needs.report())
         return 0
     if wanted.what == "wheels":
-        size = needs.fetch(WHEELS, python=wanted.python, machine=wanted.machine)
-        print(f"{WHEELS}: {len(list(WHEELS.iterdir()))} wheels, {size / 1024**2:.1f} MiB")
-        return 0
+        return _fetch(wanted)
     if wanted.what == "page":
         return _write_page(wanted.folder or OUT)
     names = list(STEPS) if wanted.what == "all" else [wanted.what]
@@ -74,6 +72,20 @@ def summary(result: StepResult) -> str:
     return "\n".join([*lines, f"{result.step}: {counts}, {result.seconds:.0f} s"])
 
 
+def _fetch(wanted: argparse.Namespace) -> int:
+    machine = {"python": wanted.python, "machine": wanted.machine}
+    try:
+        size = needs.fetch(WHEELS, **machine)
+        print(f"{WHEELS}: {len(list(WHEELS.iterdir()))} wheels, {size / 1024**2:.1f} MiB")
+        if wanted.torch:
+            size = vllm_files.fetch(vllm_files.ARCHIVE, torch=wanted.torch, **machine)
+            print(f"{vllm_files.ARCHIVE}: vLLM {vllm_files.release_for(wanted.torch)}, {size / 1024**2:.1f} MiB")
+    except vllm_files.NoReleaseError as error:
+        print(f"--torch {wanted.torch}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def _write_page(folder: Path) -> int:
     # Late: the page is written in a checkout, the steps run where only a part of it was carried.
     from bench.device import page  # noqa: PLC0415 - see above
@@ -95,6 +107,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", help="cuda:0, npu:0 or cpu; by default the first accelerator, else the CPU")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder for results; %(default)s by default")
     parser.add_argument("--python", default="3.12", help="wheels: for this Python; %(default)s by default")
+    parser.add_argument("--torch", help="wheels: vLLM too, without its kernels, for this PyTorch, such as 2.11.0")
     parser.add_argument("--machine", default="x86_64", help="wheels: for this architecture; %(default)s by default")
     wanted = parser.parse_args(arguments)
     if wanted.what is None and not wanted.list:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 MAX_BYTES = 64 * 1024**2
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "docker" / "requirements.txt"
-PLATFORMS = tuple(f"manylinux_2_{glibc}" for glibc in (17, 28, 34))
+PLATFORMS = tuple(f"manylinux_2_{glibc}" for glibc in (5, 12, 17, 24, 27, 28, 31, 34))
 _SIDECAR = (
     *("click", "fastapi", "httptools", "httpx", "httpx_sse", "markdown_it", "mypy_extensions", "packaging"),
     *("prometheus_client", "pydantic", "rich", "tabulate", "tenacity", "uvicorn", "uvloop", "yaml"),
@@ -57,13 +57,28 @@ def fetch(folder: Path, *, python: str, machine: str) -> int:
         subprocess.CalledProcessError: A wheel cannot be had; pip has said which.
         ValueError: The wheels are larger than what can be carried.
     """
+    download(folder, f"--requirement={REQUIREMENTS}", python=python, machine=machine)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if size > MAX_BYTES:
+        raise ValueError(f"{folder} has {size} bytes; at most {MAX_BYTES} can be carried")
+    return size
+
+
+def download(folder: Path, *what: str, python: str, machine: str) -> None:
+    """Fetch wheels for another machine into a folder, which is emptied first; none of what they require.
+
+    Args:
+        folder: Gets them.
+        what: Requirements, as pip takes them.
+        python: The Python of the machine, such as `3.12`.
+        machine: Its architecture.
+
+    Raises:
+        subprocess.CalledProcessError: A wheel cannot be had; pip has said which.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
     command += [f"--abi=cp{python.replace('.', '')}", "--abi=abi3", "--abi=none"]
     command += [f"--platform={platform}_{machine}" for platform in PLATFORMS]
-    subprocess.run([*command, f"--dest={folder}", f"--requirement={REQUIREMENTS}"], check=True)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    if size > MAX_BYTES:
-        raise ValueError(f"{folder} has {size} bytes; at most {MAX_BYTES} can be carried")
-    return size
+    subprocess.run([*command, f"--dest={folder}", *what], check=True)

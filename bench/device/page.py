@@ -26,7 +26,7 @@ every check.
 _RUNNING = """## Running it yourself
 
 On the machine with the device, from a checkout, with the Python that has PyTorch (on an Ascend also torch_npu). Only
-the last step needs vLLM and network. No engine may use the device meanwhile:
+the last step needs vLLM. No engine may use the device meanwhile:
 
 ```sh
 export PYTHONPATH=app:worker_ext:.
@@ -39,7 +39,10 @@ python -m bench.device page build/device # docs/devices.md, with what these resu
 Each step writes build/device/STEP-DEVICE.json (`--out` names another folder). The exit status is 1 if a check failed;
 checks that are impossible here are skipped, with the reason. Without network, `make device-wheels WHEELS_PYTHON=3.12`
 on another machine fetches missing modules (`WHEELS_MACHINE=aarch64` for that architecture); install them with
-`pip install --no-index --no-deps build/device-wheels/*.whl`. Please send the JSON files.
+`pip install --no-index --no-deps build/device-wheels/*.whl`. With `WHEELS_TORCH=2.11.0`, the version there, it
+fetches vLLM for the last step too: its Python files and what they import, under 40 MiB, in build/device-vllm.tar.xz.
+That engine computes without vLLM's kernels, attention in Triton and the rest in PyTorch. On a device it has not run;
+without one it was tried until the worker asks for it (tests/compat/test_device_engine.py). Please send the JSON files.
 
 Without a device, `python -m tests.fakes.cann -m bench.device STEP --device npu:0` runs a step on the simulated one. It
 needs a C compiler.
@@ -56,6 +59,45 @@ ranks, sleep mode.
 vLLM 0.30.0 with vllm-ascend 0.30.0rc2 ran on it too: start, budget, encoder cache, trim, restore at access, reset and
 release, in one process and as a server with a sidecar before it whose policy acted (tests/own_engine/
 test_vllm_ascend.py, test_vllm_ascend_server.py). Eager, on one device: neither graphs nor its runner V2."""
+
+
+_TRIED_HEAD = ("vllm-ascend, simulated", "stopped by", "then")
+_TRIED = (
+    (
+        "two ranks, `-tp 2`",
+        "`Failed to find function HcclGetRootInfo`: HCCL",
+        "runs, with collectives through the host: tests/own_engine/test_vllm_ascend_ranks.py",
+    ),
+    (
+        "sleep mode",
+        "`'NoneType' object is not callable` in camem.py: the compiled `vllm_ascend_C`",
+        "runs, with vllm-ascend's own allocator compiled from its source: the same test. To be woken it needs "
+        "`weight_nz_mode: 0` in `--additional-config`, else `FRACTAL_NZ mode is enabled`",
+    ),
+    (
+        "graphs, by torch.compile",
+        "`Operator does not support running with fake tensors: vllm.triton_split_qkv_rmsnorm_mrope`",
+        "stopped: the stand-in for that kernel has no form for the compiler",
+    ),
+    (
+        "graphs alone, `FULL_DECODE_ONLY`",
+        "`Failed to find function aclmdlRICaptureBegin`",
+        "stopped at the first capture: CANN's graphs would need a device that records what it is to compute",
+    ),
+    (
+        "model runner V2",
+        "`Model Runner V2 requires Triton`",
+        "stopped: with Triton's interpreter as the driver, `Failed to resolve Triton op 'insert_slice'`, of "
+        "triton-ascend",
+    ),
+    (
+        "0.23.0.post1, under vLLM 0.23.0",
+        "`OPS function error: AddRmsNorm`: an operator that 0.30 does not call",
+        "runs, with stand-ins for that and for `_npu_reshape_and_cache`: tests/own_engine/test_vllm_ascend_older.py",
+    ),
+)
+"""Each try: its subject, its first error, and what came of it."""
+_TRIED_WITH = "On the simulated device, vLLM 0.30.0 and vllm-ascend 0.30.0rc2 where no other is named."
 
 
 def merge(results: Iterable[StepResult], folder: Path) -> list[StepResult]:
@@ -87,6 +129,7 @@ def devices_page(results: Sequence[StepResult], ascend: Mapping[str, Any] | None
     parts += [_device(of_one) for of_one in by_device.values()]
     if ascend is not None:
         parts.append(_ascend(ascend))
+    parts += ["## Tried, and what stopped it", "", _TRIED_WITH, "", *_table(_TRIED_HEAD, _TRIED), ""]
     return "\n".join([*parts, _RUNNING])
 
 

@@ -10,6 +10,7 @@ import httpx
 from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, send_texts, worker_pids
 from tests.patience import LIMIT_SECONDS
+from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ async def test_texts_and_images_are_answered_and_the_extension_sees_them(
         (cache,) = ask_all(engine, "encoder_cache")
         (hello,) = ask_all(engine, "hello")
         assert [hello["pid"]] == worker_pids(engine)
+        confirm(Ran.of_worker(hello, __file__))
     expected = image_cache_bytes(IMAGE_SIDE, IMAGE_SIDE) * BYTES_PER_FLOAT32 // BYTES_PER_BFLOAT16
     assert [entry["bytes"] for entry in cache["entries"]] == [expected] * 3
 

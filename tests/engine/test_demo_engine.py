@@ -17,6 +17,9 @@ from highwater.demo.errors import DemoError
 from highwater.demo.model import CACHE_TOKENS
 from highwater.demo.traffic import IMAGE_SIDE, send_images
 from tests.engines import image_cache_bytes, image_tokens, send_texts, worker_pids
+from tests.tested import Ran, confirm
+
+from .conftest import ask_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +41,8 @@ async def test_a_text_and_an_image_are_answered(engine: DemoEngine) -> None:
     texts = await send_texts(engine.url, engine.served_model, texts=["hello"])
     images = await send_images(engine.url, engine.served_model, images=[1])
     assert (texts.errors, images.errors) == ((), ())
+    (hello,) = ask_all(engine, "hello")
+    confirm(Ran.of_worker(hello, __file__))
 
 
 async def test_distinct_images_grow_the_worker(engine: DemoEngine) -> None:

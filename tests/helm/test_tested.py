@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from packaging.version import Version
 
 from highwater.demo.environment import DEFAULT_VERSION
 from highwater.readings.versions import NEWEST_TESTED, text_of
-from tests.fakes.cann.ascend import VLLM
 from tests.helm.chart import CI_FILES, HELM, LEAST, ci_values, container, merged, pod, pods
+from tests.tested import WRITES, confirm, records, rows
 
 ROOT = HELM.parent
 TESTED = tomllib.loads((ROOT / "docs" / "tested.toml").read_text(encoding="utf-8"))
@@ -77,9 +78,29 @@ def test_the_schema_knows_the_same_devices() -> None:
     assert set(known) == {"", *DEVICES}
 
 
+def test_every_engine_has_the_record_of_a_test_that_ran_it() -> None:
+    """And no record is without its row; the test that wrote it still is there, and holds each run to it."""
+    found = records()
+    assert {one.engine for one in found} == set(rows())
+    assert len(rows()) == len(set(rows()))
+    for by in {one.by for one in found}:
+        assert "confirm(Ran." in (ROOT / by).read_text(encoding="utf-8"), by
+
+
+def test_an_engine_that_nobody_recorded_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a row, and one that another test is on record for."""
+    monkeypatch.delenv(WRITES, raising=False)
+    known = records()[0]
+    confirm(known)
+    with pytest.raises(AssertionError, match=r"has no row of \('9\.9\.9'"):
+        confirm(replace(known, version="9.9.9"))
+    with pytest.raises(AssertionError, match=r"is not in docs/tested\.json"):
+        confirm(replace(known, by="tests/other.py"))
+
+
 def test_the_versions_are_those_that_tests_start() -> None:
     """The default one first; the others are docs/compat.md's, whose results are there."""
-    first, *others = dict.fromkeys(row["version"] for row in TESTED["engine"] if row["device"] == "cpu")
+    first, *others = dict.fromkeys(version for version, _, device, _ in rows() if device == "cpu")
     assert first == DEFAULT_VERSION
     assert first == text_of(NEWEST_TESTED) == max([first, *others], key=Version)
     started = re.search(
@@ -87,10 +108,8 @@ def test_the_versions_are_those_that_tests_start() -> None:
     )
     assert started is not None
     assert set(others) == set(ast.literal_eval(started[1]))
-    records = json.loads((ROOT / "docs" / "compat.json").read_text(encoding="utf-8"))
-    assert {record["version"] for record in records} == set(others)
-    simulated = [row["version"] for row in TESTED["engine"] if row["device"] != "cpu"]
-    assert ({row["device"] for row in TESTED["engine"]}, simulated) == ({"cpu", "npu, simulated"}, [VLLM])
+    compared = json.loads((ROOT / "docs" / "compat.json").read_text(encoding="utf-8"))
+    assert {record["version"] for record in compared} == set(others)
 
 
 def test_what_never_ran_is_not_said_to_have_run() -> None:

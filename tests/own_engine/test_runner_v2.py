@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +33,8 @@ from tests.engines import (
     worker_pids,
 )
 from tests.patience import LIMIT_SECONDS
+from tests.tested import Ran, confirm
 
-ROOT = Path(__file__).parents[2]
 PHASES = ["before", "init", "weights", "profile", "kv_cache", "warm_up"]
 IMAGES = (1, 2)
 SIDE = 128
@@ -84,12 +83,11 @@ async def answers(sidecar: DemoSidecar, seeds: tuple[int, ...]) -> list[str]:
 
 
 def test_the_worker_is_one_of_runner_v2(watched: Watched) -> None:
-    """Else everything below would be about another; docs/tested.toml says that this was run."""
+    """Else everything below would be about another; docs/tested.json has it."""
     (hello,) = ask_all(watched.engine, "hello")
     assert (hello["runner_version"], hello["encoder_cache_kind"], hello["notes"]) == ("v2", "encoder_outputs", [])
     assert "Using V2 Model Runner" in watched.engine.log_path.read_text()
-    rows = tomllib.loads((ROOT / "docs" / "tested.toml").read_text())["engine"]
-    assert (hello["vllm_version"], "V2") in {(row["version"], row["runner"]) for row in rows}
+    confirm(Ran.of_worker(hello, __file__))
 
 
 def test_the_recorder_has_the_start_and_components_that_sum(watched: Watched) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import NEEDS_COMPILER, TORCH_NPU, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE, UTILIZATION
+from tests.tested import Ran, confirm
 from tests.unit.plan.readings import rank
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
 
 
 def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any]) -> None:
-    """Else everything below would be about others; docs/tested.toml says that this was run."""
+    """Else everything below would be about others; docs/tested.json has them."""
     assert seen["types"] == [
         "vllm_ascend.platform.NPUPlatform",
         "vllm_ascend.worker.worker.NPUWorker",
         "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
     ]
     assert (seen["hello"]["runner_version"], seen["hello"]["notes"]) == ("v1", [])
-    rows = tomllib.loads((ROOT / "docs" / "tested.toml").read_text("utf-8"))["engine"]
-    assert any(row["version"] == VLLM and VLLM_ASCEND in row["what"] for row in rows)
+    ascend = seen["budget"]["engine_budget"]["ascend_version"]
+    confirm(Ran.of_worker(seen["hello"], __file__, is_simulated=seen["is_simulated"], ascend_version=ascend))
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:

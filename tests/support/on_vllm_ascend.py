@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.device.torch_device import TorchDevice
 from highwater_worker.memory import allocator
 
 SEEN = "seen.json"
@@ -23,13 +24,14 @@ PROMPT = "<|vision_start|><|image_pad|><|vision_end|>what is this?"
 
 
 class Engine:
-    """A vLLM engine and its worker.
+    """A vLLM engine and its workers.
 
     Args:
         model: The folder of a model that sees images.
+        more: Arguments of vLLM's `LLM`.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, **more: Any) -> None:
         # vLLM is nowhere but in an engine's environment, and reads its variables when it is imported.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import torch  # noqa: PLC0415 - an engine alone has it
@@ -46,9 +48,18 @@ class Engine:
             gpu_memory_utilization=UTILIZATION,
             limit_mm_per_prompt={"image": 1, "video": 0},
             enable_prefix_caching=False,  # else nobody would look at an image a second time
+            **more,
         )
         self.core: Any = self.llm.llm_engine.engine_core
-        self.worker: Any = self.core.engine_core.model_executor.driver_worker.worker
+
+    @property
+    def worker(self) -> Any:
+        """The one worker of an engine without further ranks, which is in this process."""
+        return self.core.engine_core.model_executor.driver_worker.worker
+
+    def call_all(self, op: str) -> list[dict[str, Any]]:
+        """Return every rank's answer."""
+        return [json.loads(text) for text in self.llm.collective_rpc("highwater_rpc", args=(op, "{}"))]
 
     def call(self, op: str, **payload: Any) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.worker.highwater_rpc(op, json.dumps(payload)))
@@ -84,6 +95,7 @@ def main(model: str, folder: str) -> None:
     runner = engine.worker.model_runner
     seen: dict[str, Any] = {
         "types": [f"{type(one).__module__}.{type(one).__name__}" for one in (_platform(), engine.worker, runner)],
+        "is_simulated": TorchDevice("npu:0").is_simulated,
         "hello": engine.call("hello"),
         "budget": engine.call("budget"),
         "started": engine.call("memory"),
@@ -103,6 +115,20 @@ def main(model: str, folder: str) -> None:
     Path(folder, SEEN).write_text(json.dumps(seen))
 
 
+def of_two_ranks(model: str, folder: str) -> None:
+    """Trim, sleep and wake with tensor parallelism over two devices; `... MODEL FOLDER ranks`."""
+    more = {"enable_sleep_mode": True, "additional_config": {"weight_nz_mode": 0}}  # else it cannot be woken
+    engine = Engine(model, tensor_parallel_size=2, **more)
+    seen: dict[str, Any] = {"hello": engine.call_all("hello"), "budget": engine.call_all("budget")}
+    seen |= {"first": engine.answers(), "asked": engine.call_all("memory"), "trim": engine.call_all("trim")}
+    seen |= {"trimmed": engine.call_all("memory"), "again": engine.answers(), "back": engine.call_all("memory")}
+    engine.llm.sleep(level=1)
+    seen["asleep"] = engine.call_all("memory")
+    engine.llm.wake_up()
+    seen |= {"awake": engine.call_all("memory"), "after": engine.answers()}
+    Path(folder, SEEN).write_text(json.dumps(seen))
+
+
 def _platform() -> object:
     from vllm.platforms import current_platform  # noqa: PLC0415 - an engine alone has it
 
@@ -110,4 +136,4 @@ def _platform() -> object:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (of_two_ranks if "ranks" in sys.argv[3:] else main)(*sys.argv[1:3])

@@ -126,7 +126,7 @@ def _build(environment: EngineEnvironment, recipe: Recipe, announce: Callable[[s
             f"which has {free_bytes / 1024**3:.1f} GiB free; HIGHWATER_CACHE_DIR names another folder"
         )
     log_path = _beside(root, "log")
-    announce(f"Installing vLLM {environment.version} for CPU into {root}: some minutes, once (log {log_path}).")
+    announce(f"Installing vLLM {environment.version} into {root}: some minutes, once (log {log_path}).")
     shutil.rmtree(root, ignore_errors=True)
     with log_path.open("w") as log:
         if _run([sys.executable, "-m", "venv", str(root)], log_path) != 0:

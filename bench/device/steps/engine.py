@@ -1,8 +1,7 @@
 """Step 7: a real vLLM engine with the demonstration's tiny model on the device: the story, and its figures.
 
-It needs vLLM, built for the device, in this interpreter. vLLM's wheel for CUDA has some 500 MB and those that it
-depends on several GB, so that they cannot be carried to a machine without network within 64 MiB: run this step where
-vLLM is installed, such as in its image.
+It runs the vLLM that is installed in this interpreter; where there is none and PyTorch is built for CUDA, vLLM's Python
+files without its kernels, which travel as one archive (`bench/device/vllm_files.py`): slow, with the same memory.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
+import re
 import sys
 import tempfile
 import urllib.request
@@ -18,8 +19,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from bench.device import vllm_files
 from bench.device.results import Findings
 from bench.device.torch_device import NO_DEVICE, TorchDevice
+from bench.device.vllm_files import NoReleaseError
 
 SAYS = "a real vLLM engine with a tiny model: the story, and its figures"
 CHECKS: Mapping[str, str] = {
@@ -34,31 +37,57 @@ CHECKS: Mapping[str, str] = {
 IMAGES = 48
 CALL_SECONDS = 120.0
 INSTALL = "pip install vllm on a machine with network, or the image vllm/vllm-openai (vllm-ascend for an NPU)"
+_CAUSE = re.compile(r"(?m)^.*?((?:\w+\.)*\w*(?:Error|Exception): (?!Engine core initialization failed).+)$")
 
 
 def run(on: TorchDevice, found: Findings) -> None:
     """Start the engine and tell the story on it."""
-    if importlib.util.find_spec("vllm") is None:
-        found.skip(f"vLLM is not installed here; {INSTALL}", *CHECKS)
-        return
-    try:
-        engines = import_module("highwater.demo.engine")
-        environment = import_module("highwater.demo.environment").EngineEnvironment
-    except ImportError as missing:
-        found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        engine = engines.DemoEngine(environment("", Path(sys.prefix)), folder=Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            engines = import_module("highwater.demo.engine")
+            environment = import_module("highwater.demo.environment").EngineEnvironment
+            engine = engines.DemoEngine(environment("", Path(sys.prefix)), _options(on, engines, folder), folder=folder)
+        except ImportError as missing:
+            found.skip(f"the demonstration needs {missing.name}, which is not installed here", *CHECKS)
+            return
+        except NoReleaseError as missing:
+            found.skip(str(missing), *CHECKS)
+            return
         try:
             engine.start()
         except import_module("highwater.demo.errors").DemoError as error:
-            found.holds("starts", False, str(error)[-800:])
+            causes = _CAUSE.findall(engine.log_path.read_text("utf-8", "replace")) if engine.log_path.exists() else []
+            found.holds("starts", False, causes[-1] if causes else str(error)[-800:])
             return
         try:
             found.holds("starts", True)
             _story(on, engine, found)
         finally:
             engine.stop()
+
+
+def _options(on: TorchDevice, engines: Any, folder: Path) -> Any:  # noqa: ANN401 - the demonstration's, imported late
+    """Return the options of an engine with the vLLM that is here.
+
+    Raises:
+        NoReleaseError: There is none; the message says what to do.
+    """
+    if importlib.util.find_spec("vllm") is not None:
+        return engines.EngineOptions()
+    torch = str(on.torch.__version__)
+    if on.torch.version.cuda is None:
+        raise NoReleaseError(f"vLLM is not installed here; {INSTALL}")
+    release, unpacked = vllm_files.release_for(torch), folder / "vllm"
+    archive = vllm_files.ARCHIVE
+    if not archive.is_file():
+        fetch = f"`make device-wheels WHEELS_TORCH={torch}` on a machine with network writes vLLM {release} into it"
+        raise NoReleaseError(f"vLLM is not installed here, and {archive} is missing: {fetch}; or {INSTALL}")
+    if (there := vllm_files.unpack(archive, unpacked)) != release:
+        raise NoReleaseError(f"{archive} has vLLM {there}; with torch {torch} it is to have {release}")
+    path = (engines.SHIM_FOLDER, engines.link_extension(folder / "extension"), unpacked)
+    environ = {**vllm_files.ENVIRON, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return engines.EngineOptions(extra_args=vllm_files.ARGUMENTS, extra_env=tuple(environ.items()))
 
 
 def _story(on: TorchDevice, engine: Any, found: Findings) -> None:  # noqa: ANN401 - the demonstration's, imported late
