@@ -22,9 +22,10 @@ help: ## Show this list
 
 $(READY): pyproject.toml worker_ext/pyproject.toml tests/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --progress-bar off --constraint tests/constraints.txt --editable worker_ext --editable . --group dev
+	@echo 'Installing what the commands need into $(VENV): some minutes, once'
+	@(while sleep 8; do echo '  installing'; done) & trap "kill $$!" EXIT INT TERM; \
+	$(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet --upgrade 'pip>=25.1' && \
+	$(BIN)/pip install --quiet --constraint tests/constraints.txt --editable worker_ext --editable . --group dev
 	@touch $@
 
 demo: $(READY) ## A real vLLM engine that is watched, then the story told on one that may be acted on
