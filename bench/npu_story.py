@@ -11,11 +11,12 @@ It shows the allocator's reserve and the encoder cache. It cannot show fragmenta
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from highwater.demo.engine import DemoEngine, EngineOptions
 from highwater.demo.environment import EngineEnvironment, ensure_environment
 from highwater.demo.errors import DemoError, signs_of_life
 from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.story import stage
+from highwater.demo.story import incident_of, stage
 from highwater.demo.traffic import REQUEST_SECONDS, image_url
 from highwater.units import MIB
 from tests.fakes.cann.ascend import VLLM, VLLM_ASCEND, environ_of_vllm_ascend
@@ -40,14 +41,19 @@ TOTAL_BYTES = 2 << 30
 KV_CACHE_BYTES = 1216 * MIB
 """So much that less is left than the encoder cache may take, 384 MiB: the start does not profile the encoder, as
 vllm-ascend's did not before 0.13."""
+OVERRIDES = {
+    "text_config": {"intermediate_size": 256},
+    "vision_config": {"hidden_size": 64, "intermediate_size": 64, "depth": 3},
+}
+"""Less arithmetic for the same outputs."""
 ARGUMENTS = (
     *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--gpu-memory-utilization", "0.85", "--max-num-seqs", "4"),
     *("--limit-mm-per-prompt", '{"image": 1, "video": 0}', "--no-enable-prefix-caching"),
-    *("--hf-overrides", '{"text_config": {"intermediate_size": 256}}'),  # a quarter of the arithmetic
+    *("--hf-overrides", json.dumps(OVERRIDES)),
 )
 SIDES = (1024, 896, 960, 832)
 """Of the images, in turn, in pixels: they differ, so that the allocator keeps pieces that fit no other."""
-FIRST_IMAGES, MAX_IMAGES, MORE_IMAGES = 16, 48, 8
+FIRST_IMAGES, MAX_IMAGES, MORE_IMAGES = 16, 48, 6
 READING_SECONDS = 120.0
 HEADING = "simulated device: it shows the allocator's reserve and the encoder cache, not fragmentation below them"
 Say = Callable[[str], None]
@@ -55,22 +61,22 @@ Say = Callable[[str], None]
 
 @dataclass
 class Told:
-    """What happened; a rank is one of `GET /memory`."""
+    """The course of the story; a rank is one of `GET /memory`."""
 
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The rank by moment, in the order of the story."""
     failed_image: int = 0
     """The image at which the first engine's memory ended, counted from 1."""
     answer: str = ""
-    """What its client got."""
+    """The error that its client got."""
     message: str = ""
     """torch_npu's own words, of the engine's log."""
     incident: str = ""
     """The sidecar's sentence about it."""
     reliefs: list[str] = field(default_factory=list)
-    """What the policy did to the second engine."""
+    """The sentences about what the policy did to the second engine."""
     images: int = 0
-    """How many that one served, all that were sent."""
+    """The number that was sent to that one, and served."""
 
 
 class Scene:
@@ -79,29 +85,31 @@ class Scene:
     def __init__(self, engine: DemoEngine, sidecar: DemoSidecar, url: str, say: Say) -> None:
         self.engine, self.sidecar, self._url, self._say = engine, sidecar, url, say
 
-    def ask(self, image: int) -> httpx.Response:
-        """Send an image, counted from 1, and say what it left in use."""
+    def ask(self, image: int) -> str | None:
+        """Send an image, counted from 1, and say what it left in use; return what failed, None where it was served."""
         side = SIDES[image % len(SIDES)]
         content = [{"type": "image_url", "image_url": {"url": image_url(image, width=side, height=side)}}]
-        body = {
-            "model": self.engine.served_model,
-            "max_tokens": 1,
-            "messages": [{"role": "user", "content": content}],
-        }
-        response = httpx.post(f"{self._url}/v1/chat/completions", json=body, timeout=REQUEST_SECONDS, trust_env=False)
-        if response.is_success:
-            rank, cache = self.rank(), "encoder_cache_bytes"
-            used, free, held = (_mib(b) for b in (rank["used_bytes"], rank["free_bytes"], rank["components"][cache]))
-            self._say(f"  image {image}: {used} MiB used, {free} free, encoder cache {held}")
-        return response
+        asked = {"model": self.engine.served_model, "max_tokens": 1}
+        body = asked | {"messages": [{"role": "user", "content": content}]}
+        url = f"{self._url}/v1/chat/completions"
+        try:
+            with signs_of_life(f"image {image} has been under way", self.engine.log_path, self._say):
+                response = httpx.post(url, json=body, timeout=REQUEST_SECONDS, trust_env=False)
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+        if response.is_error:
+            return f"HTTP {response.status_code}: {response.text}"
+        rank = self.rank()
+        used, free = _mib(rank["used_bytes"]), _mib(rank["free_bytes"])
+        held = _mib(rank["components"]["encoder_cache_bytes"])
+        self._say(f"  image {image}: {used} MiB used, {free} free, encoder cache {held}")
+        return None
 
-    def ask_all(self, images: Sequence[int]) -> None:
-        """Raises DemoError where one was not answered."""
+    def ask_all(self, images: Iterable[int]) -> None:
+        """Raises DemoError where one was not served."""
         for image in images:
-            response = self.ask(image)
-            if response.is_error:
-                failed = f"image {image} failed with status {response.status_code}: {response.text[:300]}"
-                raise DemoError.with_log(failed, self.engine.log_path)
+            if failed := self.ask(image):
+                raise DemoError.with_log(f"image {image} failed: {failed}", self.engine.log_path)
 
     def rank(self) -> dict[str, Any]:
         """Return the one rank as it is read now; waits for a reading that has its start and all components."""
@@ -142,10 +150,12 @@ def tell(
         f"simulated NPU of {_mib(TOTAL_BYTES)} MiB; Highwater only watches, clients speak to vLLM itself"
     )
     with stage(environment, options, None, say=say) as (engine, sidecar):
+        say("It is ready, and is sent one image after another:")
         sidecar.call("PUT", "/policy", {"mode": "observe"})
         _run_until_full(Scene(engine, sidecar, engine.url, say), told, say)
     say("\n2. With it. The same engine and images, through the sidecar, with its default policy")
     with stage(environment, options, None, say=say) as (engine, sidecar):
+        say("It is ready:")
         scene = Scene(engine, sidecar, sidecar.url, say)
         _run_with_the_policy(scene, told, say)
         afterwards(scene)
@@ -166,34 +176,26 @@ def _run_until_full(scene: Scene, told: Told, say: Say) -> None:
     told.stages["after POST /reset_mm_cache"] = scene.rank()
     say(f"  POST /reset_mm_cache returned {reset.status_code}: it clears a cache in host memory")
     for image in range(FIRST_IMAGES + 1, MAX_IMAGES + 1):
-        if (response := scene.ask(image)).is_error:
-            told.failed_image, told.answer = image, f"{response.status_code} {response.text}"
+        if failed := scene.ask(image):
+            told.failed_image, told.answer = image, failed
             break
     else:
         raise DemoError(f"the device has room after {MAX_IMAGES} images: {scene.rank()}")
     with signs_of_life("the sidecar's incident is awaited", scene.engine.log_path, say):
-        told.incident = _incident(scene)
-    told.message = next(_of_the_allocator(scene.engine.log_path))
+        incident = incident_of(scene.engine, scene.sidecar)
+    if incident is None:
+        raise DemoError.with_log("the sidecar wrote no incident of the engine's end", scene.sidecar.log_path)
+    told.incident = incident["summary"]
+    told.message = _exception(scene.engine.log_path)
     say(f"  image {told.failed_image}: {told.answer}\n  the engine's log: {told.message}\n  Highwater: {told.incident}")
 
 
-def _incident(scene: Scene) -> str:
-    deadline = time.monotonic() + READING_SECONDS
-    while time.monotonic() < deadline:
-        listed = scene.sidecar.call("GET", "/memory/incidents")["incidents"]
-        if listed:
-            return str(listed[0]["summary"])
-        time.sleep(0.2)
-    raise DemoError.with_log("the sidecar wrote no incident of the engine's end", scene.sidecar.log_path)
-
-
-def _of_the_allocator(log: Path) -> Iterator[str]:
-    """Yield the exceptions of a full device in the engine's log; its last lines where there is none."""
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        at = line.find("torch.OutOfMemoryError")
-        if at >= 0:
-            yield line[at:]
-    raise DemoError.with_log("the engine did not run out of the device's memory, but failed otherwise", log)
+def _exception(log: Path) -> str:
+    """Return torch_npu's exception of a full device, as the engine's log has it."""
+    found = re.search(r"torch\.OutOfMemoryError: .+", log.read_text(encoding="utf-8", errors="replace"))
+    if found is None:
+        raise DemoError.with_log("the engine did not run out of the device's memory, but failed otherwise", log)
+    return found[0]
 
 
 def _run_with_the_policy(scene: Scene, told: Told, say: Say) -> None:
