@@ -9,25 +9,31 @@ DEVICE_PYTHON  ?= python3
 WHEELS_PYTHON  ?= 3.12
 WHEELS_MACHINE ?= x86_64
 WHEELS_TORCH   ?=
+# Where `make demo-ascend` writes what it saw.
+STORY   ?= build/npu_story.json
 # How long `make soak` runs.
 MINUTES ?= 120
 # For every Python and machine that the package is for; what is pinned stays so until it is told to go (-U).
 PIN    := --universal --python-version 3.11 --generate-hashes --no-header --quiet
 
-.PHONY: help demo test test-fast test-long test-whole test-compat lint format docs pictures site bench situations device device-wheels soak soak-proxy requirements sbom version release tools peers clean
+.PHONY: help demo demo-ascend test test-fast test-long test-whole test-compat lint format docs pictures site bench situations device device-wheels soak soak-proxy requirements sbom version release tools peers clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*## "} {printf "  make %-12s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml worker_ext/pyproject.toml tests/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Highwater needs Python 3.11 or newer; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	@echo 'Installing what the commands need into $(VENV): some minutes, once'
+	@(while sleep 8; do echo '  installing'; done) & trap "kill $$!" EXIT INT TERM; \
+	$(PYTHON) -m venv $(VENV) && $(BIN)/pip install --quiet --upgrade 'pip>=25.1' && \
 	$(BIN)/pip install --quiet --constraint tests/constraints.txt --editable worker_ext --editable . --group dev
 	@touch $@
 
 demo: $(READY) ## A real vLLM engine that is watched, then the story told on one that may be acted on
 	$(BIN)/highwater demo
+
+demo-ascend: $(READY) ## The story on a simulated NPU, under the real vllm-ascend and torch_npu; needs a C compiler
+	$(BIN)/python -m bench.npu_story --results $(STORY)
 
 test: $(READY) tools ## Every test, side by side, with a real engine; long ones where what they are about has changed
 	$(BIN)/python -m tests.check

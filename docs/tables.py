@@ -34,6 +34,7 @@ from highwater.settings.keys import keys, variable
 from highwater.units import GIB, MIB
 
 DOCS = Path(__file__).resolve().parent
+STORY = json.loads((DOCS / "npu_story.json").read_text(encoding="utf-8"))
 TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
@@ -241,9 +242,49 @@ def exit_code_table() -> str:
     return _table(["exit status", "meaning"], [[", ".join(map(str, codes)), meaning] for codes, meaning in MEANINGS])
 
 
+def npu_story_table() -> str:
+    """The typical case on a simulated NPU, each moment with all components."""
+    rows = [
+        [row["moment"], _mib(row["used_bytes"]), _mib(row["free_bytes"])]
+        + [_mib(row["components"][component.name]) for component in COMPONENTS]
+        for row in STORY["stages"]
+    ]
+    table = _table(["simulated, MiB", "used", "free", *(component.title for component in COMPONENTS)], rows)
+    reliefs = "".join(f"- {summary}\n" for summary in STORY["reliefs"])
+    return (
+        f"{_story_heading()}\n\n{table}\n\nWithout the policy, the engine's log at image {STORY['failed_image']}:\n\n"
+        f"```\n{STORY['message']}\n```\n\nWhat the incident says:\n\n> {STORY['incident']}\n\n"
+        f"With the policy, {STORY['images']} images and this in the events:\n\n{reliefs.rstrip()}"
+    )
+
+
+def npu_story_short_table() -> str:
+    """The same for the README."""
+    shown = ("encoder_cache_bytes", "torch_cached_bytes")
+    rows = [
+        [row["moment"], _mib(row["used_bytes"]), *(_mib(row["components"][name]) for name in shown)]
+        for row in STORY["stages"]
+    ]
+    full = f"image {STORY['failed_image']}, without the policy"
+    at = next(number for number, row in enumerate(rows) if row[0].startswith("with the policy"))
+    rows.insert(at, [full, "**out of memory**", "", ""])
+    return f"{_story_heading()}\n\n{_table(['simulated, MiB', 'used', 'encoder cache', 'allocator reserve'], rows)}"
+
+
+def _story_heading() -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in STORY["versions"].items())
+    total = f"{_mib(STORY['total_bytes'])} MiB, {versions}; `{STORY['command']}`, {STORY['day']}"
+    return f"*{STORY['heading'][0].upper()}{STORY['heading'][1:]}.* {total}."
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:,.0f}"
+
+
 TABLES = {
+    "../README.md": {"npu story": npu_story_short_table},
     "alerts.md": {"alerts": alerts_table},
-    "ascend.md": {"ascend": ascend_table},
+    "ascend.md": {"npu story": npu_story_table, "ascend": ascend_table},
     "engine.md": {"engines": engines_table},
     "incidents.md": {"messages": message_table},
     "kubernetes.md": {"devices": devices_table},

@@ -57,8 +57,10 @@ device has yet to do, graphs (a private pool stands for one's), fragmentation be
 ranks, sleep mode.
 
 vLLM 0.30.0 with vllm-ascend 0.30.0rc2 ran on it too: start, budget, encoder cache, trim, restore at access, reset and
-release, in one process and as a server with a sidecar before it whose policy acted (tests/own_engine/
-test_vllm_ascend.py, test_vllm_ascend_server.py). Eager, on one device: neither graphs nor its runner V2."""
+release in one process, and as a server with a sidecar before it. That server ran out of memory without the policy, and
+not with it: [the typical case](ascend.md#the-typical-case-on-a-simulated-npu), `make demo-ascend`. A device that is
+lost (507010) is named in the report, in `check` and in the incident. Eager, on one device: neither graphs nor its
+runner V2 (tests/own_engine/test_vllm_ascend.py, test_vllm_ascend_server.py)."""
 
 
 _TRIED_HEAD = ("vllm-ascend, simulated", "stopped by", "then")

@@ -1,7 +1,8 @@
-"""The table of what Highwater uses of Ascend's packages: names, signatures and locks, read in the published wheels.
+"""The table of what Highwater uses of Ascend's packages and the simulated NPU cannot run, read in the published wheels.
 
-`python -m tests.compat.ascend_sources` reads them by AST, for the package index has no CPU build of a torch that these
-versions run beside, and writes ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
+That is graphs, sleep mode and locks; and of the names that run there (`RAN`), those that another version has in another
+way: the package index has no CPU build of a torch beside which it would run. `python -m tests.compat.ascend_sources`
+reads them by AST and writes ascend_sources.json, which docs/devices.md shows. A wheel of torch_npu has some 25 MB.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.engine.published import Wheel, wheel_of
+from tests.engine.published import Source, source_of, wheel_of
+from tests.fakes.cann.ascend import VLLM_ASCEND as ASCEND_RAN
+from tests.fakes.cann.npu import TORCH_NPU as NPU_RAN
 
 TABLE = Path(__file__).parent / "ascend_sources.json"
 TORCH_NPU = ("2.7.1", "2.8.0", "2.9.0", "2.10.0.post4")
 VLLM_ASCEND = ("0.11.0", "0.12.0rc1", "0.13.0", "0.18.0", "0.23.0")
+RAN = {"torch_npu": NPU_RAN, "vllm_ascend": ASCEND_RAN}
+"""On the simulated NPU; a name that all versions have as these do is in no row."""
+NOT_RUN = ("torch.npu: NPUGraph.", "torch.npu: graph.", "NPUWorker.sleep", "NPUWorker.wake_up", "CaMemAllocator.")
+"""How the names begin that the simulated NPU cannot run."""
 NOTE = (
-    "Nothing here was run. These names and signatures of torch_npu and vllm-ascend, and the locks in their files, were "
-    "read in the Python source of the published wheels. `absent`: that version lacks the name, and Highwater does "
-    "without it."
+    f"torch_npu {NPU_RAN} and vllm-ascend {ASCEND_RAN} ran on the simulated device, which can run neither graphs nor "
+    "sleep mode, and shows no lock. Those were read, in the Python source of the published wheels, for versions that "
+    "were not run; and so was every other name that one of them has in another way. `absent`: that version lacks the "
+    "name, and Highwater does without it."
 )
 # File by file what is used of torch_npu, in its own names.
 NPU_FILES = {
@@ -43,32 +51,43 @@ LOCKED = (("torch_npu", TORCH_NPU, tuple(NPU_FILES)), ("vllm_ascend", VLLM_ASCEN
 
 def table() -> dict[str, object]:
     """Return the whole table."""
-    return {"note": NOTE, "found": [*_grouped(_names()), *_grouped(_locks())]}
+    ran = {name: found for package, version in RAN.items() for name, found in _names(package, version)}
+    read = [
+        (name, package, version, found)
+        for package, versions in (("torch_npu", TORCH_NPU), ("vllm_ascend", VLLM_ASCEND))
+        for version in (*versions, RAN[package])
+        for name, found in _names(package, version)
+    ]
+    shown = {name for name, *_, found in read if name.startswith(NOT_RUN) or found != ran[name]}
+    names = (row for row in read if row[0] in shown and not (row[2] in RAN.values() and row[0].startswith(NOT_RUN)))
+    return {"note": NOTE, "found": [*_grouped(names), *_grouped(_locks())]}
 
 
-def _names() -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, package, version and signature."""
-    for version in TORCH_NPU:
-        wheel = wheel_of("torch_npu", version)
+def _names(package: str, version: str) -> Iterator[tuple[str, str]]:
+    """Yield name and signature."""
+    source = source_of(package, version)
+    assert source is not None
+    if package == "torch_npu":
         for member, names in NPU_FILES.items():
-            found = _signatures(wheel, member)
-            for name in names:
-                yield f"torch.npu: {name}", "torch_npu", version, found.get(name, "absent")
-    for version in VLLM_ASCEND:
-        wheel = wheel_of("vllm_ascend", version)
-        found = {k: v for member in WORKER_FILES if wheel.has(member) for k, v in _signatures(wheel, member).items()}
-        for name in WORKER_NAMES:
-            yield f"NPUWorker.{name}", "vllm_ascend", version, found.get(f"NPUWorker.{name}", "absent")
-        camem = _signatures(wheel, CAMEM) if wheel.has(CAMEM) else {}
-        for name in ("get_instance", "sleep", "wake_up", "python_free_callback"):
-            yield f"CaMemAllocator.{name}", "vllm_ascend", version, camem.get(f"CaMemAllocator.{name}", "absent")
+            found = _signatures(source, member)
+            yield from ((f"torch.npu: {name}", found.get(name, "absent")) for name in names)
+        return
+    found = {name: signature for member in WORKER_FILES for name, signature in _signatures(source, member).items()}
+    yield from ((f"NPUWorker.{name}", found.get(f"NPUWorker.{name}", "absent")) for name in WORKER_NAMES)
+    found = _signatures(source, CAMEM)
+    names = ("get_instance", "sleep", "wake_up", "python_free_callback")
+    yield from ((f"CaMemAllocator.{name}", found.get(f"CaMemAllocator.{name}", "absent")) for name in names)
 
 
-def _signatures(wheel: Wheel, member: str) -> dict[str, str]:
-    """Return the functions of a file by qualified name, with their arguments."""
+def _signatures(source: Source, member: str) -> dict[str, str]:
+    """Return the functions of a file by qualified name, with their arguments; none where there is no such file."""
+    try:
+        tree = ast.parse(source.text(member))
+    except (KeyError, FileNotFoundError):
+        return {}
     return {
         name: f"({ast.unparse(node.args)})"
-        for name, node in _defined(wheel.tree(member))
+        for name, node in _defined(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from highwater.demo.environment import cache_dir
+from highwater.demo.errors import DemoError
 
 PLATFORMS = tuple(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 28, 34))
 # vLLM itself is published for CUDA alone as a wheel, of half a gigabyte; the CPU build has the same Python source.
@@ -100,7 +101,11 @@ def source_tree_of(name: str, version: str) -> Path:
 
 @contextmanager
 def unpacked_source(name: str, version: str) -> Iterator[Path]:
-    """Fetch a source distribution with pip, and yield the folder that has all of it."""
+    """Fetch a source distribution with pip, and yield the folder that has all of it.
+
+    Raises:
+        DemoError: pip did not get it.
+    """
     # pip unpacks it before it asks it for its metadata, which needs the vendor's compiler and fails here; and leaves
     # what it unpacked.
     with tempfile.TemporaryDirectory() as unpacked:
@@ -108,9 +113,11 @@ def unpacked_source(name: str, version: str) -> Iterator[Path]:
         command += ["--no-clean", "--no-build-isolation", "--no-binary=:all:", f"--dest={unpacked}"]
         environment = os.environ | {"TMPDIR": unpacked}
         wheel = [*command, f"{name}=={version}"]
-        subprocess.run(wheel, check=False, capture_output=True, env=environment, timeout=1200)
-        (package,) = (path for path in Path(unpacked).glob(f"*/*/{name}") if path.is_dir())
-        yield package.parent
+        done = subprocess.run(wheel, check=False, capture_output=True, env=environment, timeout=1200, text=True)
+        packages = [path for path in Path(unpacked).glob(f"*/*/{name}") if path.is_dir()]
+        if not packages:
+            raise DemoError(f"pip did not get the source of {name} {version}:\n{done.stderr.strip()}")
+        yield packages[0].parent
 
 
 def copy_modules(root: Path, package: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A vLLM server with the real vllm-ascend over a simulated NPU, and a sidecar before it: the story, in small.
+"""A vLLM server with the real vllm-ascend over a simulated NPU, and a sidecar: the story of `make demo-ascend`.
 
 The API server and its EngineCore are processes of their own, which share the device; tests/fakes/cann has it.
 """
@@ -6,131 +6,166 @@ The API server and its EngineCore are processes of their own, which share the de
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
-from highwater.demo.engine import DemoEngine, EngineOptions
-from highwater.demo.process import free_port
-from highwater.demo.sidecar import DemoSidecar
-from highwater.demo.traffic import image_url
+from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
+from highwater.demo.errors import DemoError
 from tests.engine.conftest import wait_for
-from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, image_tokens
-from tests.fakes.cann.ascend import RINGS, VLLM, environ_of_vllm_ascend
-from tests.fakes.cann.npu import NEEDS_COMPILER, SimulatedNpu
-from tests.patience import LIMIT_SECONDS
+from tests.fakes.cann.ascend import VLLM
+from tests.fakes.cann.npu import NEEDS_COMPILER, build
+from tests.fakes.cann.state import set_state
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.long("device"), NEEDS_COMPILER]
-TOTAL_BYTES = 2 << 30
-SIDE = 256
-ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
-FEW, MANY = 2, 6
-RULE = {
-    "name": "small",
-    "signal": "encoder_cache_bytes",
-    "high_water": 4 * ENTRY_BYTES,
-    "low_water": 3 * ENTRY_BYTES,
-    "min_gain_bytes": ENTRY_BYTES,
-    "remedies": ["trim_encoder_cache"],
-}
-"""So low that a few images cross it."""
-ARGUMENTS = (
-    *("--max-model-len", "1024", "--max-num-seqs", "4", "--max-num-batched-tokens", "1024", "--no-skip-mm-profiling"),
-    *("--kv-cache-memory-bytes", "None", "--gpu-memory-utilization", "0.25", "--no-enable-prefix-caching"),
-    *("--limit-mm-per-prompt", '{"image": 1, "video": 0}'),
-)
+LOST = "the NPU was lost (507010)"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnvironment) -> dict[str, Any]:
-    """The rank in each stage of the story, and what operations answered."""
-    folder: Path = tmp_path_factory.mktemp("server")
-    npu = SimulatedNpu(folder / "cann", engine_environment, total_bytes=TOTAL_BYTES)
-    environ = environ_of_vllm_ascend(npu, engine_environment, folder)
-    options = EngineOptions(port=free_port(), extension=False, extra_args=ARGUMENTS, extra_env=tuple(environ.items()))
-    settings = {"HIGHWATER_RECORDER_DIR": str(folder / RINGS), "HIGHWATER_POLICY__RULES": json.dumps([RULE])}
-    with (
-        DemoSidecar(f"http://127.0.0.1:{options.port}", folder=folder, settings=settings) as sidecar,
-        DemoEngine(engine_environment, options, folder=folder),
-    ):
-        return story(sidecar)
+def story(
+    tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnvironment
+) -> tuple[Told, dict[str, Any]]:
+    """The story, and what the second engine answered after it: to operations by hand, and without its device."""
+    folder: Path = tmp_path_factory.mktemp("npu")
+    after: dict[str, Any] = {}
+
+    def afterwards(scene: Scene) -> None:
+        by_hand(scene, after)
+        lose_the_device(scene, folder / "cann" / "state", after)
+
+    return tell(engine_environment, folder, print, afterwards=afterwards), after
 
 
-def story(sidecar: DemoSidecar) -> dict[str, Any]:
-    def rank_where(is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        report = wait_for(sidecar, lambda report: report["ranks_reported"] == 1 and is_so(report["ranks"][0]))
-        return dict(report["ranks"][0])
-
-    wait_for(sidecar, lambda report: report["engine"]["state"] == "ready")
-    told: dict[str, Any] = {"up": rank_where(lambda _: True), "version": sidecar.call("GET", "/memory")["engine"]}
-    told["budget"] = sidecar.call("GET", "/memory/budget")["explanation"]["ranks"]
-    ask(sidecar, range(FEW))
-    told["images"] = rank_where(lambda rank: held(rank) == FEW * ENTRY_BYTES)
-    sidecar.call("POST", "/reset_mm_cache")
-    told["after_reset_mm_cache"] = rank_where(lambda _: True)
-    ask(sidecar, range(MANY))
-    told["after_policy"] = rank_where(lambda rank: rank["encoder_cache"]["host_bytes"] > 0)
-    told["policy"] = sidecar.call("GET", "/policy")
-    ask(sidecar, range(MANY))
-    told["again"] = rank_where(lambda rank: rank["encoder_cache"]["restores"] > 0)
+def by_hand(scene: Scene, after: dict[str, Any]) -> None:
+    sidecar = scene.sidecar
+    after["engine"] = sidecar.call("GET", "/memory")["engine"]
+    (after["budget"],) = sidecar.call("GET", "/memory/budget")["explanation"]["ranks"]
+    scene.ask(1)
+    sidecar.call("POST", "/memory/reclaim", {"remedies": ["trim_encoder_cache"]})
+    after["trimmed"] = scene.rank()
+    scene.ask(1)
+    before = after["trimmed"]["encoder_cache"]["restores"]
+    wait_for(sidecar, lambda report: report["ranks"][0]["encoder_cache"]["restores"] > before)
+    after["again"] = scene.rank()
     sidecar.call("POST", "/reset_encoder_cache?mode=safe")
-    told["emptied"] = rank_where(lambda rank: rank["encoder_cache"]["entries"] == 0)
-    (told["release"],) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
-    return told
+    wait_for(sidecar, lambda report: report["ranks"][0]["encoder_cache"]["entries"] == 0)
+    after["emptied"] = scene.rank()
+    (after["release"],) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
 
 
-def ask(sidecar: DemoSidecar, images: range) -> None:
-    for seed in images:
-        content = [{"type": "image_url", "image_url": {"url": image_url(seed, width=SIDE, height=SIDE)}}]
-        body = {"model": "tiny-qwen3-vl", "max_tokens": 1, "messages": [{"role": "user", "content": content}]}
-        url = f"{sidecar.url}/v1/chat/completions"
-        httpx.post(url, json=body, timeout=LIMIT_SECONDS, trust_env=False).raise_for_status()
+def lose_the_device(scene: Scene, state: Path, after: dict[str, Any]) -> None:
+    """Nothing calls an idle engine's device: a release does, and then an image."""
+    sidecar = scene.sidecar
+    set_state(state, is_lost=1)
+    (after["lost_release"],) = sidecar.call("POST", "/memory/reclaim", {"remedies": ["release"]})["results"]
+    lost = wait_for(sidecar, lambda report: report["ranks"][0]["used_bytes"] is None and noted(report))
+    after["lost"], after["lost_check"] = lost["ranks"][0], sidecar.command("check")
+    assert scene.ask(2)
+    wait_for(sidecar, lambda _: bool(sidecar.call("GET", "/memory/incidents")["incidents"]))
+    after["lost_incident"] = sidecar.call("GET", "/memory/incidents")["incidents"][0]["summary"]
+    after["dead_check"] = sidecar.command("check")
+
+
+def noted(report: dict[str, Any]) -> bool:
+    return any("lost" in note["reason"] for note in report["ranks"][0]["notes"])
 
 
 def held(rank: dict[str, Any]) -> int:
-    return int(rank["components"]["encoder_cache_bytes"] or 0)
+    return int(rank["components"]["encoder_cache_bytes"])
 
 
-def test_the_worker_is_watched_through_its_recorder(told: dict[str, Any]) -> None:
-    assert told["version"]["version"] == VLLM
-    assert (told["up"]["source"], told["up"]["device"]["type"]) == ("recorder", "npu")
-    assert [phase["name"] for phase in told["up"]["start"]][-1] == "warm_up"
+def test_without_the_policy_the_device_is_full_and_the_engine_dies(story: tuple[Told, dict[str, Any]]) -> None:
+    told, _ = story
+    assert told.failed_image > FIRST_IMAGES
+    assert told.answer
+    assert told.message.startswith("torch.OutOfMemoryError: NPU out of memory. Tried to allocate")
+    assert "PyTorch found no room on the NPU; the start did not profile the multimodal encoder" in told.incident
 
 
-@pytest.mark.parametrize("stage", ["up", "images", "after_reset_mm_cache", "after_policy", "again", "emptied"])
-def test_all_components_sum_to_the_devices_use(told: dict[str, Any], stage: str) -> None:
+def test_with_the_policy_the_same_images_and_more_are_served(story: tuple[Told, dict[str, Any]]) -> None:
+    """By the default rule, which acts by itself: `ask_all` fails where an image is refused."""
+    told, _ = story
+    assert told.images == told.failed_image + MORE_IMAGES
+    assert told.reliefs
+    before, relieved = list(told.stages.values())[-3:-1]
+    assert relieved["free_bytes"] > before["free_bytes"]
+    assert held(relieved) < held(before)
+
+
+def test_all_components_sum_to_the_devices_use(story: tuple[Told, dict[str, Any]]) -> None:
     """The allocator's reserve too, which an engine on a CPU has none of."""
-    rank = told[stage]
-    components = rank["components"]
-    assert None not in components.values()
-    assert sum(components.values()) == rank["used_bytes"] == TOTAL_BYTES - rank["free_bytes"]
-    assert min(components[f"{name}_bytes"] for name in ("weights", "kv_cache", "torch_cached")) > 0
+    told, after = story
+    ranks = [*told.stages.values(), *(after[name] for name in ("trimmed", "again", "emptied"))]
+    assert len(ranks) == 10
+    for rank in ranks:
+        assert sum(rank["components"].values()) == rank["used_bytes"] == TOTAL_BYTES - rank["free_bytes"]
+    for rank in ranks[1:]:
+        assert min(rank["components"][f"{name}_bytes"] for name in ("weights", "kv_cache", "torch_cached")) > 0
 
 
-def test_the_budget_is_exact(told: dict[str, Any]) -> None:
-    (rank,) = told["budget"]
-    parts = {part["key"]: part["bytes"] for part in rank["parts"]}
-    assert sum(parts.values()) == rank["requested_bytes"]
-    assert not parts.keys() & {"mm_ipc", "rescaled", "unexplained"}
+def test_the_processors_cache_is_not_what_fills_the_device(story: tuple[Told, dict[str, Any]]) -> None:
+    """It lies in host memory: its reset gives nothing back, as in the typical case."""
+    told, _ = story
+    _, up, images, reset = list(told.stages.values())[:4]
+    assert (held(up), up["components"]["kv_cache_bytes"]) == (0, KV_CACHE_BYTES)
+    assert held(images) > 0
+    assert (held(reset), reset["used_bytes"]) == (held(images), images["used_bytes"])
 
 
-def test_images_stay_on_the_device_when_the_processors_cache_is_reset(told: dict[str, Any]) -> None:
-    """As in the story: that cache lies in host memory."""
-    assert held(told["up"]) == 0
-    assert held(told["images"]) == held(told["after_reset_mm_cache"]) == FEW * ENTRY_BYTES
+def test_the_table_is_made_of_the_stages(story: tuple[Told, dict[str, Any]]) -> None:
+    """What is kept is JSON, and says of which device it is."""
+    told, _ = story
+    found = json.loads(json.dumps(results(told)))
+    assert found["heading"].startswith("simulated device")
+    assert all(moment in table(found) for moment in told.stages)
 
 
-def test_the_policy_trims_by_itself_and_the_images_come_back(told: dict[str, Any]) -> None:
-    assert told["after_policy"]["encoder_cache"]["spills"] > 0
-    assert told["again"]["encoder_cache"]["entries"] == MANY
+def test_the_worker_is_watched_through_its_recorder(story: tuple[Told, dict[str, Any]]) -> None:
+    told, after = story
+    up = told.stages["server up"]
+    assert after["engine"]["version"] == VLLM
+    assert (up["source"], up["device"]["type"]) == ("recorder", "npu")
+    assert [phase["name"] for phase in up["start"]][-1] == "warm_up"
 
 
-def test_a_release_is_done(told: dict[str, Any]) -> None:
+def test_the_budget_names_every_byte(story: tuple[Told, dict[str, Any]]) -> None:
+    _, after = story
+    parts = {part["key"]: part["bytes"] for part in after["budget"]["parts"]}
+    assert sum(parts.values()) == TOTAL_BYTES
+    assert "unexplained" not in parts
+
+
+def test_what_was_trimmed_by_hand_comes_back_with_its_image(story: tuple[Told, dict[str, Any]]) -> None:
+    _, after = story
+    trimmed, again = after["trimmed"], after["again"]
+    assert trimmed["encoder_cache"]["host_bytes"] > 0
+    assert again["encoder_cache"]["restores"] > trimmed["encoder_cache"]["restores"]
+
+
+def test_a_release_is_done(story: tuple[Told, dict[str, Any]]) -> None:
     """tests/own_engine/test_vllm_ascend.py holds it to the byte."""
-    assert told["release"]["outcome"] == "done"
+    _, after = story
+    assert after["release"]["outcome"] == "done"
+
+
+def test_of_a_lost_device_no_memory_is_told(story: tuple[Told, dict[str, Any]]) -> None:
+    """Neither what is used nor what could be given back: the reason stands in their place, in `check` too."""
+    _, after = story
+    assert (after["lost_release"]["outcome"], after["lost"]["releasable_bytes"]) == ("failed", None)
+    assert "the NPU was lost (507010)" in after["lost_check"]
+
+
+def test_a_death_by_a_lost_device_is_no_shortage(story: tuple[Told, dict[str, Any]]) -> None:
+    _, after = story
+    assert after["lost_incident"].startswith(f"The engine died: the log says that {LOST}")
+    assert LOST in after["dead_check"]
+
+
+def test_a_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DemoError, match="there is no C compiler, cc"):
+        build(tmp_path / "cann")

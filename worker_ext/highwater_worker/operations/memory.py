@@ -46,7 +46,7 @@ def memory(worker: object, arguments: Mapping[str, Any]) -> dict[str, Any]:  # n
         "device": entry,
         **space._asdict(),
         "torch": torch._asdict(),
-        "releasable_bytes": state.allocator_reserve.releasable_bytes(torch),
+        "releasable_bytes": state.allocator_reserve.releasable_bytes(torch, space),
         **_components(worker, device, state, host, notes),
         "asleep_tags": notes.missing(
             "asleep_tags",

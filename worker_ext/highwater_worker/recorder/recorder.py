@@ -109,7 +109,7 @@ class Recorder:
         self._tick = 0
         self._sample_from = self._write_from = float("-inf")
         self._last_cost_ms: float | None = None
-        self._has_table = False
+        self._notes_written: list[dict[str, str]] | None = None  # with the table; None: it is to be written
         self._engine_budget: dict[str, Any] | None = None
         # Of the recorder's thread:
         self._host = HostMemory()
@@ -208,7 +208,7 @@ class Recorder:
 
     def start_changed(self) -> None:
         """Write down another phase of the worker's start; on the engine's thread."""
-        self._has_table, self._engine_budget = False, None
+        self._notes_written = self._engine_budget = None
         self._sampler.start_changed()
         self._sample(whole=True)
 
@@ -245,14 +245,14 @@ class Recorder:
         else:
             self._samples.append(body)
         index = self._sampler.index
-        if not self._has_table or (index is not None and index.is_new):
+        if self._sampler.notes != self._notes_written or (index is not None and index.is_new):
             total, rows = (0, b"") if index is None else index.table()
             table = self._table_head(worker, now, total, notes), rows if self.ring.layout.rows else b""
             if self._samples is None:
                 self.ring.write_table(*table)
             else:
                 self._table = table
-            self._has_table = True
+            self._notes_written = self._sampler.notes
 
     def _table_head(self, worker: object, now: _Now, total: int, notes: Notes) -> bytes:
         start = state_of(worker).start

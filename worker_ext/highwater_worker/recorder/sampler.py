@@ -44,7 +44,7 @@ class Sampler:
         self.host = HostMemory()
         """The container's and the machine's memory, as another thread read it last."""
         self.notes: list[dict[str, str]] = []
-        """The values that could not be read, as of the last sample that read everything."""
+        """The values that could not be read, as of the last sample that read everything, or not even the device."""
 
     def start_changed(self) -> None:
         """Read again what changes while the worker starts, and hardly ever afterwards."""
@@ -68,10 +68,11 @@ class Sampler:
             self._asleep_tags = notes.attempt("asleep_tags", lambda: asleep_tags(worker, state.sleep))
         torch = read_allocator(device, notes)
         encoder_cache = self._encoder_cache(worker, now, change, notes, whole=whole)
+        space = read_space(worker, device, host, notes)
         memory = {
-            **read_space(worker, device, host, notes)._asdict(),
+            **space._asdict(),
             "torch": torch._asdict(),
-            "releasable_bytes": reserve.releasable_bytes(torch),
+            "releasable_bytes": reserve.releasable_bytes(torch, space),
             "trimmable_bytes": None if self.index is None else self.index.trimmable_bytes,
             "asleep_tags": self._asleep_tags,
             "weights_bytes": weights,
@@ -79,7 +80,7 @@ class Sampler:
             "encoder_cache": encoder_cache,
             "host_memory": {**host._asdict(), "pinned_bytes": pinned_bytes(device, notes)},
         }
-        if reads_all:
+        if reads_all or space.free_bytes is None:  # the reason cannot wait: the device may be lost
             self.notes = notes.as_list()
         return memory
 

@@ -75,9 +75,8 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, scale: float, *, is_cau
     key, value = (
         one.reshape(len(one), -1, width).repeat_interleave(heads * width // one[0].numel(), 1) for one in (key, value)
     )
-    mask = torch.ones(len(query), len(key), dtype=torch.bool)
-    if is_causal:  # the queries are the last tokens
-        mask = mask.tril(len(key) - len(query))
+    # The queries are the last tokens. Without a mask torch need not make what is a number for each pair of an image's.
+    mask = torch.ones(len(query), len(key), dtype=torch.bool).tril(len(key) - len(query)) if is_causal else None
     query, key, value = (one.float().transpose(0, 1) for one in (query, key, value))
     return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).transpose(0, 1)
 

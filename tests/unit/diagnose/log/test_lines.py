@@ -23,6 +23,8 @@ LINES = {
     "cuda_out_of_memory": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.",
     "memory_allocation_failure_el0004": "[ERROR] TBE: Memory_Allocation_Failure(EL0004): Failed to allocate memory.",
     "runtime_result_207001": "alloc device memory failed, runtime result = 207001[FUNC:ReportCallError]",
+    "device_lost_507010": "RuntimeError: npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU "
+    "function error: AclrtSynchronizeDeviceWithTimeout, error code is 507010",
     "pta_memory_error": "[ERROR] 2026-11-21-14:22:33 (PID:4242, Device:1, RankID:1) ERR00006 PTA memory error",
     "kv_cache_does_not_fit": (
         "ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "

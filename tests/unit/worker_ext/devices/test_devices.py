@@ -227,3 +227,18 @@ def test_a_device_that_is_there_is_asked(name, state, torch_device):
     """vLLM's own sleep mode unmaps memory, and leaves the device as it is."""
     torch_device("cuda")
     assert ask(suspended_by(name, state), "memory")["free_bytes"] == 1_000
+
+
+def test_of_a_lost_npu_no_memory_is_told(torch_device, monkeypatch):
+    """torch's own counters go on, but nothing that they count could be given back."""
+    module, worker = torch_device("npu"), fake_worker("npu")
+    assert ask(worker, "memory")["releasable_bytes"] is not None
+
+    def lost(index: object = None) -> tuple[int, int]:
+        raise RuntimeError("NPU function error: aclrtGetMemInfo, error code is 507010 [ERROR] ERR00100 PTA call")
+
+    monkeypatch.setattr(module, "mem_get_info", lost)
+    answer = ask(worker, "memory")
+    assert (answer["used_bytes"], answer["free_bytes"], answer["releasable_bytes"]) == (None, None, None)
+    (note,) = [note for note in answer["notes"] if note["name"] == "total_bytes"]
+    assert "the NPU was lost (507010)" in note["reason"]

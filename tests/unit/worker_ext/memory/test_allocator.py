@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater_worker.devices import FAMILIES, Device
-from highwater_worker.devices.family import AllocatorFigures
+from highwater_worker.devices.family import AllocatorFigures, Space
 from highwater_worker.errors import Notes
 from highwater_worker.memory.allocator import LOOK_AGAIN_SECONDS, LOOK_SHARE, MAX_BLOCKS, AllocatorReserve
 from tests.unit.worker_ext.fake_allocator import DEFAULT_POOL, MIB, Block, FakeAllocator, Segment
@@ -21,6 +21,7 @@ from tests.unit.worker_ext.fakes import FakeTorch, ask, fake_worker
 GRAPHS = (0, 7)
 """The pool of captured graphs."""
 PAGE = 20 * MIB
+SPACE = Space(4_096 * MIB, 1_024 * MIB, 3_072 * MIB)
 
 
 def used(size):
@@ -113,7 +114,7 @@ def test_a_look_foretells_every_release(layout):
     allocator = FakeAllocator([made(*one) for one in layout])
     reserve = AllocatorReserve()
     reserve.look(device(allocator))
-    told = reserve.releasable_bytes(figures(allocator))
+    told = reserve.releasable_bytes(figures(allocator), SPACE)
     assert told == allocator.empty_cache()
     assert allocator.empty_cache() == 0, "the model itself gives everything at once"
 
@@ -122,10 +123,10 @@ def test_a_look_foretells_every_release(layout):
 def test_what_a_release_left_foretells_the_next(layout, data):
     """Without a look at any segment: graphs' pools stay as they are, and fragments are counted by torch."""
     allocator, reserve = FakeAllocator([made(*one) for one in layout]), AllocatorReserve()
-    assert reserve.releasable_bytes(figures(allocator)) is None
+    assert reserve.releasable_bytes(figures(allocator), SPACE) is None
     allocator.empty_cache()
     reserve.learn_after_release(device(allocator), figures(allocator))
-    assert reserve.releasable_bytes(figures(allocator)) == 0
+    assert reserve.releasable_bytes(figures(allocator), SPACE) == 0
     for size in data.draw(st.lists(sizes, max_size=4)):
         allocator.segments.append(Segment([used(size), used(size), free(size)]))
     places = [(one, at) for one in allocator.segments for at, block in enumerate(one.blocks) if block.is_used]
@@ -133,7 +134,7 @@ def test_what_a_release_left_foretells_the_next(layout, data):
     if in_default:
         segment, at = data.draw(st.sampled_from(in_default))
         segment.free(at)
-    assert reserve.releasable_bytes(figures(allocator)) == allocator.empty_cache()
+    assert reserve.releasable_bytes(figures(allocator), SPACE) == allocator.empty_cache()
 
 
 def test_a_release_corrects_what_a_look_told(monkeypatch):
@@ -172,7 +173,7 @@ def test_expandable_segments_are_looked_at_again(before, after):
     allocator = FakeAllocator([mapped, *(made(*one) for one in after)])
     now[0] = LOOK_AGAIN_SECONDS
     reserve.look(device(allocator))
-    assert reserve.releasable_bytes(figures(allocator)) == allocator.empty_cache()
+    assert reserve.releasable_bytes(figures(allocator), SPACE) == allocator.empty_cache()
 
 
 @pytest.mark.parametrize(("look_seconds", "pause"), [(0.001, LOOK_AGAIN_SECONDS), (0.05, 0.05 * LOOK_SHARE)])
@@ -201,12 +202,12 @@ def test_looks_end_where_a_release_proves_them_wrong():
     reserve = AllocatorReserve(clock=lambda: now[0])
     allocator = FakeAllocator([Segment([used(20), free(200), used(20)], is_expandable=True)])
     reserve.look(device(allocator))
-    assert reserve.releasable_bytes(figures(allocator)) == 200 * MIB
+    assert reserve.releasable_bytes(figures(allocator), SPACE) == 200 * MIB
     left = FakeAllocator([Segment([used(20), free(80), used(20)], is_expandable=True)])  # all that such a release gave
     reserve.learn_after_release(device(left), figures(left))
     now[0] = LOOK_AGAIN_SECONDS
     reserve.look(device(left))
-    assert reserve.releasable_bytes(figures(left)) == 0
+    assert reserve.releasable_bytes(figures(left), SPACE) == 0
 
 
 def test_a_release_off_the_main_thread_walks_nothing():

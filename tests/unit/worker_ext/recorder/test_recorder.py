@@ -523,6 +523,23 @@ def test_the_first_table_tells_the_budget(worker, tmp_path):
 
 
 @pytest.mark.usefixtures("free_samples")
+def test_why_the_device_cannot_be_read_is_told_at_once(worker, torch_device, tmp_path, monkeypatch):
+    """A table is otherwise written where entries have changed, and notes are taken every ten seconds."""
+    module, time = torch_device("npu"), Time()
+    _, path = recorder_on(time, worker, tmp_path)
+    worker.execute_model(plan())
+    assert table(path)[0]["notes"] == []
+
+    def lost(index: object = None) -> tuple[int, int]:
+        raise RuntimeError("error code is 507010")
+
+    monkeypatch.setattr(module, "mem_get_info", lost)
+    time.now += 1.0
+    worker.execute_model(plan())
+    assert ["lost" in note["reason"] for note in table(path)[0]["notes"]] == [True]
+
+
+@pytest.mark.usefixtures("free_samples")
 def test_on_a_disk_our_thread_writes(worker, tmp_path):
     """To change a file there may wait for its journal, for seconds: the engine's thread does not."""
     time = Time(waits=1)
