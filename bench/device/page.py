@@ -53,13 +53,13 @@ CPU. torch_npu's binary is the real one: its allocator, copies, pinned memory, s
 {versions}.
 
 It cannot show: operators' and kernels' workspaces, any speed (figures in ms and GB/s are this machine's), work that the
-device has yet to do, graphs (a private pool stands for one's), fragmentation below the allocator, HCCL and several
-ranks, sleep mode.
+device has yet to do, graphs (a private pool stands for one's), fragmentation below the allocator, HCCL (two ranks
+talk through the host), and sleep mode as it ships (the allocator that it needs was compiled from vllm-ascend's source).
 
 vLLM 0.30.0 with vllm-ascend 0.30.0rc2 ran on it too: start, budget, encoder cache, trim, restore at access, reset and
 release in one process, and as a server with a sidecar before it. That server ran out of memory without the policy, and
 not with it: [the typical case](ascend.md#the-typical-case-on-a-simulated-npu), `make demo-ascend`. A device that is
-lost (507010) is named in the report, in `check` and in the incident. Eager, on one device: neither graphs nor its
+lost (507010) is named in the report, in `check` and in the incident. Eager: neither graphs nor its
 runner V2 (tests/own_engine/test_vllm_ascend.py, test_vllm_ascend_server.py)."""
 
 

@@ -22,12 +22,12 @@ VLLM_ASCEND = ("0.11.0", "0.12.0rc1", "0.13.0", "0.18.0", "0.23.0")
 RAN = {"torch_npu": NPU_RAN, "vllm_ascend": ASCEND_RAN}
 """On the simulated NPU; a name that all versions have as these do is in no row."""
 NOT_RUN = ("torch.npu: NPUGraph.", "torch.npu: graph.", "NPUWorker.sleep", "NPUWorker.wake_up", "CaMemAllocator.")
-"""How the names begin that the simulated NPU cannot run."""
+"""How the names begin that the simulated NPU cannot run, or not as they are shipped."""
 NOTE = (
-    f"torch_npu {NPU_RAN} and vllm-ascend {ASCEND_RAN} ran on the simulated device, which can run neither graphs nor "
-    "sleep mode, and shows no lock. Those were read, in the Python source of the published wheels, for versions that "
-    "were not run; and so was every other name that one of them has in another way. `absent`: that version lacks the "
-    "name, and Highwater does without it."
+    f"torch_npu {NPU_RAN} and vllm-ascend {ASCEND_RAN} ran on the simulated device, which can run no graphs and shows "
+    "no lock; sleep mode it runs with an allocator that was compiled from vllm-ascend's source. These were read, in "
+    "the Python source of the published wheels, for versions that were not run; and so was every other name that one "
+    "of them has in another way. `absent`: that version lacks the name, and Highwater does without it."
 )
 # File by file what is used of torch_npu, in its own names.
 NPU_FILES = {
