@@ -38,7 +38,6 @@ class NotInTime(DemoError):
 
 @contextmanager
 def signs_of_life(what: str, log_path: Path, announce: Callable[[str], None]) -> Iterator[None]:
-    """Announce, each half minute until it is left, that `what` goes on, and the last line of its log."""
     is_over, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -56,7 +55,6 @@ def signs_of_life(what: str, log_path: Path, announce: Callable[[str], None]) ->
 
 
 def last_lines(path: Path, count: int) -> str:
-    """Return the last `count` lines of a text file, or an empty string if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
