@@ -152,5 +152,4 @@ class NotKept(RequestError, status=507, code="not_kept"):
 
 
 def os_reason(exc: OSError) -> str:
-    """Return the operating system's reason, as the middle of a sentence."""
     return (exc.strerror or str(exc)).lower()

@@ -56,8 +56,6 @@ def create_app(
 
 
 class _Parts:
-    """The parts that the control plane serves, and that the lifespan starts and stops."""
-
     def __init__(self, settings: Settings, clocks: Clocks, transport: httpx.AsyncBaseTransport | None) -> None:
         self.settings, self.clocks, self.counters = settings, clocks, Counters()
         errors = self.counters.internal_errors
@@ -97,7 +95,6 @@ class _Parts:
         self.stopping = asyncio.Event()
 
     def sidecar(self) -> Sidecar:
-        """Put the control plane in front of the parts, and the ports in front of both planes."""
         settings, core, proxy = self.settings, self.core, self.data.proxy
         services = self._services()
         control, paths = wire_control_plane(services, self._lifespan, self.counters.internal_errors.counter("http"))

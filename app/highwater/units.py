@@ -66,7 +66,6 @@ def gib_text(size: float | None) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Return a ratio in percent: ``93.9 %``."""
     return UNKNOWN if share is None else f"{share:.1%}".replace("%", " %")
 
 

@@ -21,7 +21,6 @@ class Socket(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def connect(self) -> None:
-        """Open it; the base class does the rest."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(SECONDS)
         self.sock.connect(self.host)

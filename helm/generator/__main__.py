@@ -11,7 +11,6 @@ HELM = Path(__file__).resolve().parents[1]
 
 
 def files() -> dict[str, str]:
-    """Return the text of every generated file, by its path under `helm/`."""
     return {"values.schema.json": schema.text(), "files/signals.json": json.dumps(schema.signals(), indent=2) + "\n"}
 
 

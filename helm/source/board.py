@@ -43,7 +43,6 @@ def filled_in(expr: str, names: Mapping[str, str]) -> str:
 
 
 def _rows(rows: Iterable[Plan], names: Mapping[str, str]) -> Iterator[Json]:
-    """Yield rows and panels, numbered and placed on the grid; a collapsed row holds its panels."""
     numbers = itertools.count(1)
     top = 0
     for place, plan in enumerate(rows):

@@ -30,7 +30,6 @@ NAMES = {
 
 
 def alerts() -> str:
-    """Return the text of the alerts' file."""
     text = ALERTS.read_text(encoding="utf-8")
     for name, meaning in NAMES.items():
         # What stands before a command ends in a blank of its own, where there is something.

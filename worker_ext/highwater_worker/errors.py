@@ -74,11 +74,9 @@ class Notes:
         self._notes: list[dict[str, str]] = []
 
     def add(self, name: str, reason: str) -> None:
-        """Record why the value called `name` is null, or differs from the one read."""
         self._notes.append({"name": name, "reason": printable(reason, 300)})
 
     def attempt(self, name: str, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`; where it raises, note that under `name` and return None."""
         try:
             return read()
         except Exception as error:  # noqa: BLE001 - one unreadable value must cost only itself; it is noted by name

@@ -90,7 +90,6 @@ def read_mounts(root: Path = ROOT) -> Iterator[Mount]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return a file's lines; none where it cannot be read."""
     try:
         return path.read_text("utf-8", "replace").splitlines()
     except OSError:  # not Linux, not mounted, or not readable: as if absent

@@ -105,7 +105,6 @@ def _bind_rpc(worker: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _phase_ended(worker: object) -> None:
-    """Start the recorder once the device is known, and write down each phase."""
     if worker is None:
         return
     recorder = running_recorder(worker)

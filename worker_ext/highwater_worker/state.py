@@ -16,8 +16,6 @@ ATTRIBUTE = "_highwater_state"
 
 @dataclass
 class WorkerState:
-    """One worker's memory of earlier calls."""
-
     index: object = None
     """The index of the encoder cache that operations keep; `recorder.encoder_index.read_index` returns it."""
     residency: Residency = field(default_factory=Residency)

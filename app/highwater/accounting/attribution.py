@@ -15,7 +15,6 @@ _SHARED = tuple(field.name for field in fields(RankMemory))
 
 
 def account(worker: WorkerMemory, source: ReadingSource = "rpc") -> RankReading:
-    """Return a worker's memory as a reading whose known components sum to ``used_bytes`` exactly."""
     components, notes = _place(worker)
     shared = {name: getattr(worker, name) for name in _SHARED}
     has_ratio = worker.used_bytes is not None and worker.total_bytes
@@ -60,7 +59,6 @@ def _place(worker: WorkerMemory) -> tuple[Components, tuple[Note, ...]]:
 
 
 def _allocator_parts(worker: WorkerMemory, placed: int, *, placed_all: bool) -> dict[str, int | None]:
-    """Return other live tensors, ``None`` while weights or KV pool are unknown among them, and the reserve."""
     allocated, reserved = worker.torch.allocated_bytes, worker.torch.reserved_bytes
     if allocated is None or reserved is None:
         return {"other_tensors_bytes": None, "torch_cached_bytes": None}

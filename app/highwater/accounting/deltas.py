@@ -13,7 +13,6 @@ from highwater.units import difference, sum_known
 
 
 def compare(before: Sequence[RankReading], after: Sequence[RankReading]) -> tuple[RankDelta, ...]:
-    """Return what changed on each rank that is in both; a component unknown at either end is ``None``."""
     earlier = {rank_key(reading): reading for reading in before}
     return tuple(
         RankDelta(

@@ -38,7 +38,6 @@ def device_total(ranks: Iterable[RankReading]) -> int | None:
 
 
 def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
-    """Return the positions of the first rank of each device whose used bytes are known."""
     first: dict[str, int] = {}
     for position, rank in enumerate(ranks):
         if rank.used_bytes is not None:
@@ -47,7 +46,6 @@ def first_of_each_card(ranks: Sequence[RankReading]) -> tuple[int, ...]:
 
 
 def once_per_card(sizes: Iterable[tuple[str | None, int | None]]) -> int | None:
-    """Return the sum over devices of what the first rank of each reports; without a device a rank counts itself."""
     first: dict[object, int] = {}
     for name, size in sizes:
         if size is not None:

@@ -45,8 +45,6 @@ class StartMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRuns:
-    """The layers of one worker, equal ones once."""
-
     kinds: Annotated[tuple[Described, ...], Field(max_length=64)]  # each different layer
     # The index of a kind, and how many of it follow one another.
     runs: Annotated[tuple[tuple[int, int], ...], Field(max_length=_MAX_LIST)]
@@ -55,8 +53,6 @@ class LayerRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheMade:
-    """The KV cache that the engine allocated, and its settings."""
-
     block_size: Count = None
     blocks: Count = None
     tensor_bytes: Bytes = None  # the sum of its allocations

@@ -68,8 +68,6 @@ def credit(
 def _parts(
     remedy: RemedyTraits, was: RankReading, now: RankReading, reported: int | None, *, is_released: bool
 ) -> dict[str, int | None]:
-    """Return the freed bytes of the components that the remedy can free; ``None`` where unknown at either end."""
-
     def left(component: str) -> int | None:
         return difference(getattr(was.components, component), getattr(now.components, component))
 
@@ -82,7 +80,6 @@ def _parts(
 
 
 def _as_reported(sizes: dict[str, int | None], reported: int | None) -> dict[str, int | None]:
-    """Return the sizes cut or filled up to the worker's figure; the last component gets the rest."""
     if reported is None:
         return sizes
     *names, last = sizes

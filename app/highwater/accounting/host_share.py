@@ -8,7 +8,6 @@ from highwater.readings.rank import RankReading
 
 
 def host_used(ranks: Sequence[RankReading]) -> int | None:
-    """Return the host memory in use where the workers run: of the control group if it has a limit, else of the node."""
     return max((used for used, _ in map(host_share, ranks) if used is not None), default=None)
 
 

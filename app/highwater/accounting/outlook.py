@@ -13,7 +13,6 @@ from highwater.readings.report import Report
 
 
 def fullest(ranks: Iterable[RankReading]) -> list[RankReading]:
-    """Return the ranks, the fullest first; ranks whose use is unknown come last."""
     return sorted(ranks, key=lambda rank: -(rank.used_ratio if rank.used_ratio is not None else -1.0))
 
 
@@ -37,7 +36,6 @@ def mark_of(report: Report, rank: RankReading) -> float | None:
 
 
 def short_ranks(rule: RuleStatus) -> list[RankPressure]:
-    """Return the ranks that have less free than the rule's high water, the worst off first."""
     return sorted((rank for rank in rule.ranks if rank.short_bytes), key=lambda rank: -(rank.short_bytes or 0))
 
 

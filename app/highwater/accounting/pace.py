@@ -117,8 +117,6 @@ def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
 
 
 class _Line:
-    """The straight line through the readings from ``first`` on."""
-
     def __init__(self, track: Track, first: int) -> None:
         self._track, self._first = track, first
         self._seconds = track.at[-1] - track.at[first]
@@ -137,13 +135,11 @@ class _Line:
 
     @property
     def is_even(self) -> bool:
-        """True if its last third is about as steep as that before."""
         least = _EVEN if self._count >= _ENOUGH_READINGS else _EVEN_OF_FEW
         return least <= self.ratio <= 1 / least
 
     @property
     def goes_on(self) -> bool:
-        """True if the newest readings are as steep, as far as they show it."""
         track, at = self._track, self._track.at
         if _is_flat(track, self._first, abs(self.slope) / 4):
             return False
@@ -166,7 +162,6 @@ class _Line:
 
 
 def _is_flat(track: Track, start: int, slower_than: float) -> bool:
-    """Return whether the last seconds moved by less than that many bytes a second would move them."""
     first = bisect_right(track.at, track.at[-1] - FLAT_SECONDS) - 1
     return first >= start and max(track.used[first:]) - min(track.used[first:]) < slower_than * FLAT_SECONDS
 

@@ -28,8 +28,6 @@ _UNKNOWN: Final = Components()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """One rank at one moment; ``None`` is unknown."""
-
     at: float  # Unix seconds
     total_bytes: int | None = None
     used_bytes: int | None = None

@@ -11,12 +11,10 @@ class Ranked(Protocol):
     """A value of one rank; ``dp_rank`` is the data-parallel engine that numbers it."""
 
     @property
-    def rank(self) -> int | None:
-        """The rank."""
+    def rank(self) -> int | None: ...
 
     @property
-    def dp_rank(self) -> int | None:
-        """The engine."""
+    def dp_rank(self) -> int | None: ...
 
 
 def rank_key(reading: Ranked) -> RankKey:

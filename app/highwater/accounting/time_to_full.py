@@ -47,7 +47,6 @@ def seconds_until(
 
 
 def time_to_full(rank: RankReading, track: Track) -> RankGrowth:
-    """Return a rank's pace, the component that grows, and when its device is full at that pace."""
     pace, refills = pace_of(track), refill_seconds(track)
     grown = RankGrowth(rank=rank.rank, dp_rank=rank.dp_rank, refill_seconds=refills)
     if pace is None:

@@ -51,8 +51,6 @@ log = logging.getLogger("highwater.access")
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """The reason why a control call is refused, and what the caller must change."""
-
     reason: DenialReason
     message: str
 
@@ -62,7 +60,6 @@ class Denial:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that HTTP requires beside the status."""
         return {} if self.reason == "closed" else {"WWW-Authenticate": "Bearer"}
 
 
@@ -98,7 +95,6 @@ class Access(SecurityBase):
         return caller
 
     def caller(self, request: HTTPConnection) -> Caller | None:
-        """Return the caller of an open path; ``None`` if it could not use the control paths."""
         judged = self._judge_open(request)
         return None if isinstance(judged, Denial) else judged
 
@@ -148,7 +144,6 @@ class Access(SecurityBase):
         return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
-        """Count the denial, and log it with the peer at a bounded rate."""
         self._denied(denial.reason)
         method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
         peer = peer_of(request) or "an unknown peer"

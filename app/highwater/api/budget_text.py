@@ -57,7 +57,6 @@ def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, in
 
 
 def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
-    """Return the whole explanation; ``with_bar`` draws the tightest rank as a bar of letters."""
     explanation = answer.explanation
     version = f"vLLM {explanation.vllm_version or '(version unknown)'}"
     ascend = f", vllm-ascend {explanation.ascend_version}" if explanation.ascend_version else ""

@@ -63,7 +63,6 @@ class ReclaimRequest(StrictModel):
     dry_run: bool = False
 
     def requests(self) -> list[RemedyRequest]:
-        """Return the remedies for the relief; empty where none is given: the relief chooses."""
         return [RemedyRequest(entry) if isinstance(entry, str) else entry.request() for entry in self.remedies or ()]
 
 

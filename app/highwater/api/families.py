@@ -12,8 +12,6 @@ Row: TypeAlias = tuple[Labels, float | None]
 
 
 class Form(Protocol):
-    """Makes a family: its name without the prefix, its help, its labels and its rows."""
-
     def __call__(self, name: str, text: str, labels: Labels, rows: Iterable[Row]) -> Metric: ...
 
 
@@ -44,5 +42,4 @@ def counted(name: str, text: str, label: str, counts: Mapping[Any, int] | Iterab
 
 
 def one_of(name: str, text: str, label: str, literal: object, now: str) -> Metric:
-    """Return a gauge that is 1 for the value that holds now, and 0 for the others of a ``Literal``."""
     return gauge(name, text, (label,), (((value,), value == now) for value in get_args(literal)))

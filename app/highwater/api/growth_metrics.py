@@ -21,7 +21,6 @@ _UNITS: Final[tuple[tuple[GrowthUnit, str, str], ...]] = (
 
 
 def growth_families(series: Sequence[SeriesGrowth]) -> Iterator[Metric]:
-    """Yield the families of the engine that runs, from verdicts with the leaks first."""
     shown = list(islice((one for one in series if not one.is_over), MAX_SHOWN))
     yield gauge(
         "growth_verdict",

@@ -58,7 +58,6 @@ _OF_SHM: Final = (
 
 
 def host_families(now: HostNow | None) -> Iterator[Metric]:
-    """Yield the families of a reading; none before the first."""
     if now is None:
         return
     yield from _process_families(now.reading.processes)

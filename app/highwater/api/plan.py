@@ -120,7 +120,6 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
 
 
 def _cached_image(report: Report) -> int | None:
-    """Return the average embeddings of an image in the encoder cache; None where it is empty."""
     caches = [rank.encoder_cache for rank in report.ranks if rank.encoder_cache is not None]
     fullest = max(caches, key=lambda cache: cache.entries or 0, default=None)
     if fullest is None or not fullest.entries or not fullest.embeds:

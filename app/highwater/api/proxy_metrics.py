@@ -59,7 +59,6 @@ def traffic_families(traffic: ProxyTraffic) -> Iterator[Metric]:
 
 
 def _histogram(name: str, text: str, series: list[tuple[str, Histogram]]) -> Metric:
-    """Return a histogram by path class; a class in which nothing was counted has no series."""
     family = HistogramMetricFamily(f"highwater_{name}", text, labels=("path_class",))
     for label, one in series:
         if any(one.counts):

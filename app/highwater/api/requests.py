@@ -14,8 +14,6 @@ OR_TEXT: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {"text/plain
 
 
 class StrictModel(BaseModel):
-    """A query or body that refuses unknown keys."""
-
     model_config = ConfigDict(extra="forbid")
 
 
@@ -24,7 +22,6 @@ class FormatQuery(StrictModel):
 
 
 def wants_text(request: Request, chosen: str | None) -> bool:
-    """Return whether to respond with text: as the query says, else as the ``Accept`` header does."""
     if chosen is not None:
         return chosen == "text"
     accept = request.headers.get("accept", "")

@@ -76,13 +76,11 @@ def remedy_of(data: Any) -> RemedyResult:  # noqa: ANN401 - JSON
 
 
 def events_of(data: object) -> list[Event]:
-    """Return the events of a list, in its order; those that this version does not know are left out."""
     events = map(event_of, data if isinstance(data, list) else ())
     return [event for event in events if event is not None]
 
 
 def event_of(data: object) -> Event | None:
-    """Return one event; ``None`` where this version does not know its kind."""
     try:
         event = _EVENT.validate_python(cleaned(data))
     except ValidationError:

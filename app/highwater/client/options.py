@@ -117,5 +117,4 @@ def ending_well() -> Iterator[None]:
 
 
 def examples(*lines: str) -> str:
-    """Return examples for the end of a help text (click's ``epilog``), each on its own line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

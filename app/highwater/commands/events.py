@@ -27,7 +27,6 @@ _KIND_WIDTH: Final = 9
 
 
 def event_text(event: Event) -> str:
-    """Return one line: the time by this machine's clock, the kind, the summary, and the caller or rule."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     by = f" (by the policy, rule {event.rule})" if event.trigger == "policy" and event.rule else ""
     if event.caller is not None:
@@ -115,7 +114,6 @@ def events(url: str, *, last: int, follows: bool, as_json: bool) -> None:
 
 
 def _show(events: Iterable[dict[str, Any]], as_json: bool) -> None:
-    """Print each on a line; events that this version does not know only as JSON."""
     from highwater.client.answers import event_of
 
     for data in events:

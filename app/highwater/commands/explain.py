@@ -124,7 +124,6 @@ def _show(answer: Explained) -> None:
 
 
 def _draw(console: Console, rank: RankBudget) -> None:
-    """Draw one rank as a stacked bar as wide as the terminal, with a line where the budget ends."""
     from rich.text import Text
 
     from highwater.api.budget_text import bar_segments

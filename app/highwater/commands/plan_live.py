@@ -69,7 +69,6 @@ def grant_for_model(
 
 
 def end_with(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
-    """Print a plan, as JSON or as text, and end the command: 0 it fits, 1 it does not."""
     wish = answer.get("wish")
     if as_json:
         print_json(answer)
@@ -152,7 +151,6 @@ def _available_text(answer: Mapping[str, Any]) -> str:
 
 
 def _in_tokens(text: str, model: str | None) -> str:
-    """Return a wish with its images in tokens, which are known where the model's folder is named."""
     from highwater.plan.offline import read_config
     from highwater.plan.wish import parse_wish
 

@@ -113,7 +113,6 @@ def _show(answer: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
 
 
 def policy_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a response of ``/policy`` as text. Raises SidecarUnreachable where this version cannot read it."""
     from pydantic import TypeAdapter
 
     from highwater.client.answers import events_of, understood

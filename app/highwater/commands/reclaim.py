@@ -43,7 +43,6 @@ def wanted(remedies: Sequence[str], free_bytes: int | None) -> list[str | Mappin
 
 
 def reclaimed_of(answer: Any) -> list[Reclaimed]:  # noqa: ANN401 - JSON
-    """Return the results. Raises SidecarUnreachable where this version cannot read them."""
     with understood("/memory/reclaim"):
         return [
             Reclaimed(remedy_of(each), ranks_of(each["before"]), ranks_of(each["after"])) for each in answer["results"]

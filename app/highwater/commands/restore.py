@@ -27,7 +27,6 @@ def restore(url: str, *, as_json: bool) -> None:
 
 
 def restored_text(answer: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a table with a row for each rank. Raises SidecarUnreachable where this version cannot read it."""
     from highwater.client.answers import understood
     from highwater.text.printable import cleaned
     from highwater.text.table import rank_title, table

@@ -122,7 +122,6 @@ def _listen_at(host: str, port: int) -> list[socket.socket]:
 
 
 def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
-    """Return why ``host`` and ``port``, of ``setting``, cannot be listened on, the change, and what listens there."""
     reason = os_reason(exc).partition(" (while")[0]
     if isinstance(exc, socket.gaierror) or exc.errno in _NOT_HERE:
         return (
@@ -138,7 +137,6 @@ def listening_problem(exc: OSError, setting: str, host: str, port: int) -> str:
 
 
 def _listener(host: str, port: int) -> str:
-    """Return what serves on a port, as far as its health paths show."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound to
     base = f"http://[{local}]:{port}" if ":" in local else f"http://{local}:{port}"
     if ask(base, PATHS["live"], _PROBE_SECONDS) is None:

@@ -106,7 +106,6 @@ class Server(uvicorn.Server):
         return ends
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests finish, those of the data port first, and end the sidecar."""
         if self._control_servers:
             loop, lifespan = asyncio.get_running_loop(), self.lifespan
             end = loop.time() + self._shutdown_seconds

@@ -64,17 +64,14 @@ class SetupFacts:
 
     @property
     def can(self) -> Mapping[str, Any]:
-        """The engine's capabilities, as the sidecar found them."""
         return self.report.engine.capabilities
 
     @property
     def only_watches(self) -> bool:
-        """True if the workers cannot be called, and recorders show their memory."""
         return not self.can.get("collective_rpc") and are_recorded(self.report.ranks)
 
     @property
     def reads_workers(self) -> bool:
-        """True if the workers' memory is read in either way."""
         return bool(self.can.get("collective_rpc")) or self.only_watches
 
     @property
@@ -101,7 +98,6 @@ def checked(facts: SetupFacts) -> list[SetupCheck]:
 
 
 def exit_code(checks: Sequence[SetupCheck]) -> int:
-    """Return OK if no check warns or fails, ATTENTION if one warns, CRITICAL if one fails."""
     levels = {check.level for check in checks}
     return CRITICAL if "fail" in levels else ATTENTION if "warn" in levels else OK
 
@@ -212,7 +208,6 @@ def _readings(facts: SetupFacts) -> _Judged:
 
 
 def _start(facts: SetupFacts) -> _Judged:
-    """Judge what the engine was started with by what is known to fill its devices later."""
     if not facts.report.ranks or facts.is_engine_lost:
         return _UNKNOWN
     found = known_causes(ahead(facts.report))

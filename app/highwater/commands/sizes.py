@@ -47,8 +47,6 @@ def vllm_size(text: str) -> int:
 
 
 def _callback(read: Callable[[str], int]) -> _Callback:
-    """Return a callback of click for an option's size, which reports a wrong one as a usage error."""
-
     def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
         try:
             return None if value is None else read(value)

@@ -55,7 +55,6 @@ def list_files(url: str, *, as_json: bool) -> None:
 
 
 def _show(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:  # noqa: ANN401 - JSON
-    """Print an answer with nothing that a terminal would obey; raises SidecarUnreachable for an unreadable one."""
     from highwater.client.answers import understood
     from highwater.text.printable import cleaned, printable
 

@@ -22,14 +22,11 @@ WORDS: Final = {OK: "OK", ATTENTION: "ATTENTION", CRITICAL: "CRITICAL"}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on a report: an exit status, and the reasons if it is not 0."""
-
     code: int
     reasons: tuple[str, ...] = ()
 
 
 def judged(report: Report) -> Verdict:
-    """Judge a report: is the engine ready, has every rank just reported, is no memory short, can every rule act."""
     state, policy, stopped_at = report.engine.state, report.policy, report.engine.stopped_at
     if stopped_at is not None:
         return Verdict(ATTENTION, (f"the engine {stopped_text(stopped_at)}",))
@@ -59,7 +56,6 @@ def judged(report: Report) -> Verdict:
 
 
 def _worry(rule: RuleStatus, level: PolicyLevel) -> str | None:
-    """Return the reason why an operator should look at the rule; ``None`` if none."""
     why = f": {rule.reason}" if rule.reason else ""
     # A cooldown after a relief that did not reach low water is a worry only while memory is still short.
     if rule.is_short(level):
@@ -81,7 +77,6 @@ def status_json(verdict: Verdict, report: Any, last_reset: Event | None) -> dict
 def status_text(
     report: Report, verdict: Verdict, last_reset: Event | None, *, now: float, last_incident: Event | None = None
 ) -> str:
-    """Return the screen: the verdict, the report as ``GET /memory?format=text`` has it, the last reset and incident."""
     count = f"{report.ranks_reported} rank{'' if report.ranks_reported == 1 else 's'}"
     ready = f"the engine is ready, {count}, policy {report.policy.level if report.policy else UNKNOWN}"
     return (
@@ -108,7 +103,6 @@ def _last_incident(event: Event | None, now: float) -> str:
 
 
 def since_text(mark: str, since: Any) -> str:  # noqa: ANN401 - JSON, cleaned
-    """Return a table of the changes since a mark, rank by rank."""
     ranks = since.get("ranks", []) if isinstance(since, dict) else []
     if not ranks:
         return f"nothing is known of what changed since {mark!r}: no rank was read then and now"

@@ -135,10 +135,8 @@ def bind_threads(cpus: list[int], ranks: int) -> str:
 def link_extension(folder: Path) -> Path:
     """Create a folder with nothing but a link to the `highwater_worker` package, for the engine's PYTHONPATH.
 
-    The engine must see this package and nothing else of the environment that it is installed in.
-
-    Raises:
-        DemoError: `highwater_worker` is not installed beside `highwater`.
+    The engine must see this package and nothing else of the environment that it is installed in. Raises DemoError where
+    `highwater_worker` is not installed beside `highwater`.
     """
     spec = find_spec("highwater_worker")
     if spec is None or not spec.submodule_search_locations:

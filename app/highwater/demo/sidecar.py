@@ -20,8 +20,6 @@ CALL_SECONDS = 60.0
 
 
 class DemoSidecar(KeptServer):
-    """`highwater serve` beside an engine, with its log in `folder` and further `settings` by environment variable."""
-
     def __init__(
         self, engine_url: str, *, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
@@ -53,7 +51,6 @@ class DemoSidecar(KeptServer):
         return environ_with(self.settings, without_prefix="HIGHWATER_")
 
     def authorization(self) -> dict[str, str]:
-        """Return the header that control calls need: the admin token, as an operator on this machine finds it."""
         token = find_token(self.control_url, self._environ()).value
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
@@ -68,7 +65,6 @@ class DemoSidecar(KeptServer):
         return response.json()
 
     def command(self, *words: str) -> str:
-        """Return what one of Highwater's commands shows of this sidecar, below the command as an operator types it."""
         own = [sys.executable, "-m", "highwater", *words, "--url", self.control_url]
         shown = subprocess.run(own, env=self._environ(), capture_output=True, text=True, check=False)
         return f"\n$ highwater {shlex.join(words)}\n{shown.stdout.rstrip() or shown.stderr.rstrip()}"

@@ -89,7 +89,6 @@ def stage(
 
 
 def failure_text(reason: str, incident: dict[str, Any] | None, folder: Path) -> str:
-    """Return a failure with its cause first and last: an incident's words, or the reason with the log's last lines."""
     cause, _, rest = reason.partition("\n")
     kept = f"What is known of it is kept in {folder}"
     if incident is not None:
@@ -206,7 +205,6 @@ def _send(engine: DemoEngine, url: str, seeds: range | Iterator[int]) -> None:
 
 
 def _wait_ready(sidecar: DemoSidecar, holds: Callable[[Ranks], bool] = bool) -> None:
-    """Return once the engine is ready, every rank is seen, and `holds` is true of them."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         report = sidecar.call("GET", "/memory")

@@ -88,7 +88,6 @@ async def send(
     max_tokens: int = 1,
     on_done: Callable[[], None] | None = None,
 ) -> TrafficResult:
-    """Request one chat completion per content; arguments as for `send_images`."""
     bodies = (
         {"model": model, "max_tokens": max_tokens, "messages": [{"role": "user", "content": content}]}
         for content in contents

@@ -55,13 +55,11 @@ def against_fragments(*, has_sleep_mode: bool) -> tuple[str, ...]:
 
 
 def without_effect(ranks: Iterable[RankReading]) -> frozenset[str]:
-    """Return the advice that these ranks follow already: an NPU's expandable segments, and what they exclude."""
     npus = [rank.launch.expandable_segments for rank in ranks if rank.device.type == "npu"]
     return frozenset(_AGAINST_FRAGMENTATION["npu"]) if npus and all(npus) else frozenset()
 
 
 def against_fragmentation(device_type: str | None) -> tuple[str, ...]:
-    """Return the advice that keeps PyTorch's allocator from holding unused memory, on this kind of device."""
     return _AGAINST_FRAGMENTATION.get(device_type, ())
 
 
@@ -72,7 +70,6 @@ def for_given_pool(given: Iterable[Advice]) -> tuple[Advice, ...]:
 
 
 def for_component(name: str, device_type: str | None) -> tuple[str, ...]:
-    """Return the advice that keeps a component of used bytes small, on this kind of device."""
     names = _FOR_COMPONENT.get(name, ())
     if name == "torch_cached_bytes":
         return names + against_fragmentation(device_type)

@@ -31,7 +31,6 @@ class BudgetCase(NamedTuple):
 
     @property
     def kv_cache_advice(self) -> str:
-        """The name of the advice to make room at the KV cache's expense."""
         return "given_kv_cache" if self.rank.counting == "given" else "kv_cache_memory_bytes"
 
 
@@ -157,7 +156,6 @@ def explained(explanation: Explanation, *, taken_at: float | None = None, engine
 
 
 def budget_findings(explanation: Explanation) -> tuple[Finding, ...]:
-    """Return one finding of each rule, of the first rank that has it."""
     found: dict[str, Finding] = {}
     for rank in explanation.ranks:
         for rule in BUDGET_RULES:
@@ -167,7 +165,6 @@ def budget_findings(explanation: Explanation) -> tuple[Finding, ...]:
 
 
 def contradictions(environment: Mapping[str, str | None], device_type: str | None) -> list[str]:
-    """Return what is wrong with a process's variables, a clause each."""
     names = [name for name in environment if name.endswith("_ALLOC_CONF")]
     found = []
     for name in names:

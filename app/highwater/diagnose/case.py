@@ -58,12 +58,10 @@ class RankCase:
 
     @property
     def alloc_retries(self) -> int | None:
-        """The number of times its allocator ran out and tried again since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.alloc_retries)
 
     @property
     def ooms(self) -> int | None:
-        """The number of times its allocator gave up since the first reading."""
         return risen(self.first, self.now, lambda reading: reading.torch.ooms)
 
     @property
@@ -73,12 +71,10 @@ class RankCase:
 
     @property
     def notable_bytes(self) -> int:
-        """The size from which on a change is more than noise."""
         return max(NOTABLE_BYTES, int(NOTABLE_RATIO * (self.now.total_bytes or 0)))
 
     @property
     def unused_bytes(self) -> int | None:
-        """Reserved by PyTorch's allocator and not allocated."""
         torch = self.now.torch
         if torch.reserved_bytes is None or torch.allocated_bytes is None:
             return None
@@ -118,7 +114,6 @@ class Case:
 
     @property
     def is_load(self) -> bool:
-        """True for a measured load; else something has happened to the engine."""
         return self.kind == "load"
 
     @property
@@ -127,7 +122,6 @@ class Case:
 
     @property
     def notable_bytes(self) -> int:
-        """The size from which on a change of all ranks together is more than noise."""
         return max(sum(rank.notable_bytes for rank in self.ranks), NOTABLE_BYTES)
 
     @property
@@ -142,13 +136,11 @@ class Case:
         return max(self.at - rank.now.taken_at, 0.0)
 
     def age_text(self, rank: RankCase) -> str:
-        """Return the same as a part of a sentence; empty for a reading from just before."""
         seconds = self.age_seconds(rank)
         return f", {span_text(seconds)} before" if seconds >= OLD_SECONDS else ""
 
 
 def running(report: Report, baseline: Iterable[RankReading]) -> Case:
-    """Return a running engine as a case: what has grown since it became ready, as far as its report is fresh."""
     first = {rank_key(reading): reading for reading in baseline}
     known = () if report.stale else report.ranks
     grown = {
@@ -171,14 +163,12 @@ def name_of(reading: RankReading) -> str:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; ``None`` if there are no sizes, or if one is unknown."""
     listed = list(sizes)
     known = [each for each in listed if each is not None]
     return sum(known) if listed and len(known) == len(listed) else None
 
 
 def change(first: RankReading | None, now: RankReading | None, part: str) -> int | None:
-    """Return how a part moved on one rank; ``None`` where it is not known, or the worker is another process."""
     if first is None or now is None or first.pid != now.pid:
         return None
     return risen(first, now, lambda reading: part_of(reading, part))

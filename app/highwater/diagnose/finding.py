@@ -71,18 +71,15 @@ def finding(
 
 
 def in_words(found: Finding) -> str:
-    """Return a finding as one paragraph, with the first thing to do."""
     first = "".join(f" First: {advice.setting}. {advice.change} {advice.cost}" for advice in found.advice[:1])
     return f"{found.title[:1].upper()}{found.title[1:]}. {found.text}{first}"
 
 
 def weightiest_first(findings: Iterable[Finding | None]) -> list[Finding]:
-    """Sort what the rules found by weight; findings of the same weight keep their order."""
     return sorted((each for each in findings if each is not None), key=lambda each: WEIGHTS.index(each.weight))
 
 
 def all_advice(findings: Iterable[Finding]) -> tuple[Advice, ...]:
-    """Return every piece of advice once, in the order of the findings; notes give none."""
     return tuple(dict.fromkeys(each for finding in findings if finding.weight != "note" for each in finding.advice))
 
 
@@ -103,7 +100,6 @@ def times(count: int) -> str:
 
 
 def _found(path: str, words: Mapping[str, object]) -> Any:  # noqa: ANN401 - whatever the rule handed over
-    """Return what stands at a dotted path; ``None`` where a part of it is not known."""
     first, *attributes = path.split(".")
     value = words[first]
     for attribute in attributes:

@@ -50,7 +50,6 @@ CONTENT_SECURITY_POLICY: Final = (
 
 
 def text(words: str) -> str:
-    """Return a text as one line that Markdown shows unchanged."""
     safe = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")
     return _CALLS.sub("\\1\u2060", _SPECIAL.sub(lambda found: "\\" + found[0], safe))
 
@@ -66,7 +65,6 @@ def code(words: str, most: int = 500) -> str:
 
 
 def block(lines: str, language: str = "") -> str:
-    """Return lines as a block of code that they cannot leave."""
     fence = _fence(lines, 3)
     return f"{fence}{language}\n{lines}\n{fence}"
 
@@ -83,7 +81,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequen
 
 
 def section(title: str, parts: Iterable[str]) -> list[str]:
-    """Return a heading and the parts that are not empty; nothing where all are."""
     filled = [part for part in parts if part]
     return [f"## {title}", *filled] if filled else []
 
@@ -128,7 +125,6 @@ def _fence(words: str, least: int) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return Unix seconds as UTC, to the second."""
     if at is None:
         return "-"
     try:
@@ -138,7 +134,6 @@ def moment(at: float | None) -> str:
 
 
 def figure(name: str, value: float | str | None) -> str:
-    """Return a number with its name, in the unit that ends the name."""
     name = "full_in_seconds" if name == "seconds_to_full" else name
     title, shown = name.replace("_", " "), str(value)
     if name == "rank":
@@ -172,7 +167,6 @@ def page(markdown: str, *, title: str, above: str = "") -> str:
 
 
 def _fence_drawn(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:  # noqa: ANN401 - the library's
-    """Return a block of code unchanged, and a chart as a drawing."""
     token = tokens[index]
     shown = _CHART.search(token.content) if token.info == "mermaid" else None
     if shown is None:

@@ -68,20 +68,17 @@ class Capabilities:
     root_path: str | None = None
 
     def at_least(self, version: str) -> bool:
-        """Return whether the engine is known to be this version or newer; False where its version is unknown."""
         release = parse_version(self.version)
         return release is not None and release >= Version(version)
 
     @property
     def ranks_expected(self) -> int | None:
-        """The number of workers over all data-parallel engines; ``None`` where that is unknown."""
         sizes = (self.tensor_parallel, self.pipeline_parallel, self.data_parallel)
         if any(size is None for size in sizes):
             return None
         return math.prod(size or 1 for size in sizes)
 
     def public(self) -> dict[str, Any]:
-        """Return them as ``GET /memory`` shows them."""
         return {name: value for name, value in asdict(self).items() if name not in _NOT_PUBLIC}
 
 
@@ -191,7 +188,6 @@ def _model(config: Mapping[str, Any]) -> str | None:
 
 
 def no_extension(capabilities: Capabilities) -> str | None:
-    """Return why the workers cannot be called; ``None`` where they can."""
     if capabilities.collective_rpc:
         return None
     if not capabilities.dev_mode:

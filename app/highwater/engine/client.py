@@ -144,7 +144,6 @@ class Engine:
     # --- plain requests ---
 
     async def get_json(self, path: str, **query: str) -> object:
-        """Return the JSON at ``path``; ``None`` where the status is 400 or more, or the body is no JSON."""
         response = await self._read(path, params=query)
         if response.status >= HTTP_ERROR:
             return None
@@ -165,19 +164,13 @@ class Engine:
         return (await self._read(path)).status == httpx.codes.METHOD_NOT_ALLOWED
 
     async def exists(self, path: str) -> bool:
-        """Return whether a GET on ``path`` finds a route."""
         return (await self._read(path)).status < HTTP_ERROR
 
     async def get(self, path: str, query: str = "") -> EngineResponse:
-        """GET, the query string passed on as it is."""
         return await self._read(f"{path}?{query}" if query else path)
 
     async def get_within(self, path: str, *, seconds: float, max_bytes: int) -> EngineResponse:
-        """GET a text that may be large, whole within so many seconds, the connection included.
-
-        Raises:
-            EngineGarbled: It is larger than ``max_bytes``, or compressed.
-        """
+        """GET a text, whole within these seconds, connection included; EngineGarbled over `max_bytes` or compressed."""
         headers = {"Accept": "text/plain;version=0.0.4"}
         return await self._read(path, seconds=seconds, max_bytes=max_bytes, headers=headers)
 
@@ -251,7 +244,6 @@ class Engine:
 
     @property
     def rpc_allowed(self) -> bool:
-        """True if our extension is known to be loaded; otherwise no worker is called."""
         return self._is_rpc_allowed
 
     def allow_rpc(self) -> None:
@@ -263,7 +255,6 @@ class Engine:
         self._is_rpc_allowed = False
 
     def forget(self) -> None:
-        """Drop the running worker call, the permission and the failures: the engine has ended."""
         self.forbid_rpc()
         self.has_rpc_failed = False
         if self._outstanding is not None:

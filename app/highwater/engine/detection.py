@@ -53,7 +53,6 @@ class Detection:
         return not is_settled and self._clock() - self._detected_at >= REDETECT_SECONDS
 
     async def detect(self) -> None:
-        """Detect what the engine can do. Raises EngineError: the engine did not respond."""
         self._detected = await detect(self._engine, assume_extension=self._assume_extension)
         self._detected_at = self._clock()
         self._use(self._detected)
@@ -64,7 +63,6 @@ class Detection:
         self._engine.forbid_rpc()
 
     def forget_engine(self) -> None:
-        """Drop the running worker call and what allowed it: they belong to an engine that has ended."""
         self._engine.forget()
         self._has_recorders = False
         self.detect_again()

@@ -140,7 +140,6 @@ class Lives:
         return False
 
     def keep_baseline(self, ranks: Iterable[RankReading]) -> None:
-        """Make these the baseline of ranks without any, where this life was watched from its start."""
         life = self.present
         known = {rank_key(rank) for rank in life.baseline}
         firsts = tuple(replace(rank, notes=()) for rank in ranks if rank_key(rank) not in known)

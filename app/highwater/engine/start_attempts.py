@@ -91,7 +91,6 @@ class StartAttempts:
         self._close(lives)
 
     def ended_after(self, at: float) -> None:
-        """Note that an engine that had responded has ended."""
         self._over_at = at + LAG_SECONDS
 
     def see(self, lives: Sequence[ProcessLife], at: float) -> tuple[EndedStart, ...]:
@@ -119,7 +118,6 @@ class StartAttempts:
         return (*ended, *self._vanished(lives))
 
     def recorders_told(self, workers: frozenset[Process], at: float) -> bool:
-        """Note that the workers of a start have ended, by their recorders; return whether that was not known."""
         if self._over.keys() & workers:
             return False
         self._told([one.life for one in self._under_way if one.life.processes & workers], at)

@@ -53,7 +53,6 @@ SILENT_SECONDS = 10.0
 
 
 def in_words(engine: EngineStatus) -> str:
-    """Return the state and its reason, as the beginning of a sentence."""
     if engine.stopped_at is not None and engine.hint:
         return f"the engine was {engine.hint}"
     return f"the engine is {engine.state_text}" + (f": {engine.hint}" if engine.hint else "")
@@ -190,7 +189,6 @@ def _is_known(progress: Progress | None) -> bool:
 
 
 def _held(before: EngineState, seen: Seen) -> EngineState | None:
-    """Return whether it is paused or asleep; the last known state where it did not say."""
     if seen.sleeping or (seen.sleeping is None and before == "sleeping"):
         return "sleeping"
     return "paused" if seen.paused or (seen.paused is None and before == "paused") else None

@@ -57,7 +57,6 @@ def is_strong_enough(token: str) -> bool:
 
 
 def default_token_file(port: int, environ: Mapping[str, str]) -> Path | None:
-    """Return the path of the token of a sidecar on this port; ``None`` where this user has no home folder."""
     state = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # the XDG specification has others ignored
         return Path(state) / "highwater" / f"{port}.token"
@@ -161,7 +160,6 @@ class AdminToken:
         self._next_look = 0.0
 
     def start(self) -> None:
-        """Read the file or make it, and log where the token is, or why the sidecar has no token."""
         self.current()
         if not self._has_file:
             log.info("control calls need the admin token that was set (admin_token)")
@@ -169,7 +167,6 @@ class AdminToken:
             log.info("control calls need the admin token in %s", self._path)
 
     def current(self) -> str | None:
-        """Return the token that a call must carry now; ``None``: every call is refused."""
         if self._has_file and (now := self._clock()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             self._look()

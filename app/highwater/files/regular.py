@@ -77,7 +77,6 @@ def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def status_of(path: Path | str) -> os.stat_result | None:
-    """Return the status of a file, or of a link itself; ``None`` where none can be read, as it may be removed."""
     try:
         return os.lstat(path)
     except OSError:

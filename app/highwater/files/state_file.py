@@ -56,7 +56,6 @@ class StateFile:
         return self.path is not None
 
     def read(self, section: str) -> dict[str, Any] | None:
-        """Return a copy of the section; ``None`` without it."""
         with self._turn:
             return copy.deepcopy(self._sections.get(section))
 

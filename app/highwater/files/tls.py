@@ -57,7 +57,6 @@ class ReloadedContext(ssl.SSLContext):
     """
 
     def __new__(cls, *_: object) -> Self:
-        """Make a bare context, of the kind that verifies."""
         return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
 
     def __init__(self, make: Callable[[TlsFiles], ssl.SSLContext], files: TlsFiles, side: str) -> None:

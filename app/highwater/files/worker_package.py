@@ -46,8 +46,6 @@ class WorkerPackageError(HighwaterError):
 
 @dataclass(frozen=True, slots=True)
 class CopiedPackage:
-    """A copy in a folder for the engine's ``PYTHONPATH``; not new if the same copy was there before."""
-
     folder: Path
     version: str
     is_new: bool
@@ -82,7 +80,6 @@ def copy_worker_package(folder: Path) -> CopiedPackage:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Refuse a folder that cannot be on a ``PYTHONPATH``, and one within the package itself."""
     if not str(folder).isprintable() or os.pathsep in str(folder):
         raise WorkerPackageError(
             f"{str(folder)!r} cannot be on a PYTHONPATH: name a folder without {os.pathsep!r} in its path"
@@ -171,7 +168,6 @@ def _is_metadata(name: str) -> bool:
 
 
 def _content(folder: Path, version: str) -> dict[str, bytes]:
-    """Return the files of the copy that is there, with links that lead nowhere left out."""
     names = _metadata_names(folder)
     if names != [_metadata_name(version)]:
         return {}

@@ -48,7 +48,6 @@ def container_of(
 
 
 def container_key(raw: RawCgroup, boot_id: str | None, host: str | None) -> str:
-    """Return a key that distinguishes a container from others: its group's folder, on its machine."""
     return f"{(boot_id or host or '')[:8]}-{raw.inode if raw.inode is not None else raw.path}"
 
 
@@ -92,7 +91,6 @@ def pressure_of(raw: Mapping[str, Sequence[float]] | None) -> PressureStall | No
 
 
 def read_group(pid: int | str = "self", root: Path = Path("/")) -> RawCgroup | None:
-    """Return the counters of a process's memory group; ``None`` where no mount of the file system shows it."""
     read = read_container(root, pid)
     return None if read is None else RawCgroup(**read)
 
@@ -105,7 +103,6 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """Yield the files that may have this process's limit, where the file systems usually are."""
     for line in lines_of(root / "proc/self/cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers or "memory" in controllers.split(","):

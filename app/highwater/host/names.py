@@ -36,14 +36,12 @@ def name_of(
 
 
 def named_apart(processes: Iterable[ProcessMemory]) -> tuple[ProcessMemory, ...]:
-    """Return them in the order of their roles; where several have one name, their numbers distinguish them."""
     ordered = sorted(processes, key=lambda one: (ROLES.index(one.role), _natural(one.name), one.host or "", one.pid))
     counts = Counter(one.name for one in ordered)
     return tuple(one if counts[one.name] == 1 else replace(one, name=f"{one.name} (pid {one.pid})") for one in ordered)
 
 
 def bare_name(name: str) -> str:
-    """Return a name without the number that ``named_apart`` gave it."""
     return name.partition(" (pid ")[0]
 
 

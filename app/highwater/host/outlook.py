@@ -37,14 +37,11 @@ NO_OUTLOOK: Final = Outlook()
 
 
 class OutlookWindow:
-    """The values of the last minutes, of one container."""
-
     def __init__(self) -> None:
         self._key: str | None = None
         self._values: deque[tuple[float, int]] = deque()
 
     def begin(self) -> None:
-        """Start anew: what was added before says nothing of what comes."""
         self._values.clear()
 
     def add(self, now: float, container: ContainerMemory | None) -> Outlook:

@@ -41,7 +41,6 @@ _STATES: Final[dict[ShmState, str]] = {
 
 
 def shm_title(one: ShmOwner) -> str:
-    """Return an owner's files in words, with what is known of who has them open."""
     is_anybodys = (one.owner, one.state) == ("other", "left_over")
     state = " that no process has open" if is_anybodys else _STATES[one.state]
     return f"{SHM_TITLES.get(one.owner, one.owner)}{state}"
@@ -74,7 +73,6 @@ class Parts:
 
 
 def parts_of(reading: HostReading) -> Parts:
-    """Return the rows of the engine's container; without a container, its processes alone."""
     container = reading.container
     processes = [
         Part(kind="process", name=one.name, bytes=one.anonymous_bytes)
@@ -124,7 +122,6 @@ def _shm_rows(reading: HostReading, total: int) -> list[Part]:
 
 
 def _divided(kind: PartKind, total: int | None, rest: str, *parts: tuple[str, int | None, bool]) -> Iterator[Part]:
-    """Yield a total in its parts: each with its name, its size and whether it can be dropped, and the rest."""
     left = total or 0
     for name, size, can_be_dropped in (*parts, (rest, left, False)):
         part = min(left, size or 0)

@@ -58,7 +58,6 @@ class GrownPart:
 
     @property
     def text(self) -> str:
-        """Its growth in words: ``EngineCore grew from 450 MiB to 2.35 GiB in 4 min``."""
         if not self.has_grown:
             return f"{self.name} held the most, {size_text(self.bytes)}"
         before = size_text(self.bytes - self.grown_bytes)
@@ -66,7 +65,6 @@ class GrownPart:
 
     @property
     def pace_text(self) -> str:
-        """Its growth by the minute: ``+240 MiB a minute``."""
         return f"{size_text(60.0 * self.grown_bytes / max(self.seconds, 1.0), signed=True)} a minute"
 
     @property
@@ -110,13 +108,10 @@ class HostFacts:
 
     @property
     def suspect(self) -> GrownPart | None:
-        """The part that grew most, else the largest; ``None`` where none is known."""
         return next(iter(self.parts), None)
 
 
 class _Course:
-    """The values of one part, oldest first: the first of all, and those of the last minutes."""
-
     def __init__(self, part: GrownPart) -> None:
         self.seen_at = part.at
         self._part = part
@@ -161,12 +156,10 @@ class HostPast:
         self._fills: dict[tuple[str, int], Fill] = {}
 
     def begin(self) -> None:
-        """Note that the engine has become ready: what came before was its start."""
         for course in self._courses.values():
             course.begin()
 
     def add(self, reading: HostReading) -> None:
-        """Add a reading's values, and what the dead have left since the one before."""
         for key, part in (*_processes_in(reading.ended, reading.taken_at), *_parts_in(reading)):
             self._courses.setdefault(key, _Course(part)).add(part)  # of the same look again nothing is added
         newest = sorted(self._courses, key=lambda key: -self._courses[key].last_at)[:MAX_PARTS]
@@ -245,7 +238,6 @@ def _fills_in(reading: HostReading) -> Iterator[tuple[tuple[str, int], Fill]]:
 
 
 def _ended_together(files: Iterable[ProcessMemory]) -> int:
-    """Return how many processes have written for the last time at one moment, where none of their container lives."""
     ages_of: dict[str | None, list[float]] = {}
     for one in files:
         if one.age_seconds <= FULLEST_SECONDS:
@@ -258,7 +250,6 @@ def _ended_together(files: Iterable[ProcessMemory]) -> int:
 
 
 def containers_of_engine(reading: HostReading) -> Iterator[ContainerMemory]:
-    """Yield every look at a control group in which a process of the engine runs or has run."""
     keys = {one.container for one in (*reading.processes, *reading.ended)}
     ended = (one.last_container for one in reading.ended)
     for one in (*reading.containers, *ended):

@@ -111,7 +111,6 @@ class ProcessFiles:
         return tuple(sorted(records, key=lambda record: record.pid))
 
     def sweep(self) -> int:
-        """Remove the files of processes that have long ended, and return how many; what cannot be removed stays."""
         removed, now = 0, self._machine.clock()
         for name in self._listed([]):
             if not (_NAME.fullmatch(name) or _TMP_NAME.fullmatch(name)):
@@ -125,7 +124,6 @@ class ProcessFiles:
         return removed
 
     def shares_processes_with(self, record: ProcessRecord) -> bool:
-        """Return whether a process's number means the same process here: the PID namespace is shared."""
         return self._machine.shares_processes(record.boot_id, record.pid_namespace)
 
     def has_ended(self, record: ProcessRecord) -> bool:
@@ -205,7 +203,6 @@ def read_record(path: Path, name: str) -> ProcessRecord:
 
 
 def _body(descriptor: int) -> bytes:
-    """Return the text; it is read again where it was being written."""
     for _ in range(_TORN_TRIES):
         content = os.pread(descriptor, FILE_BYTES, 0)
         if len(content) < _HEAD.size or not content.startswith(MAGIC):

@@ -70,7 +70,6 @@ class ProcessLives:
 
 
 def engines_in(processes: Iterable[ProcessMemory]) -> int:
-    """Return how many engines with an API server these processes are of, as far as they wrote just now."""
     written = [one for one in processes if one.source == "file" and one.age_seconds <= _JUST_NOW_SECONDS]
     groups = _grouped(filter(_is_engine, written))
     return sum(any(one.role in _SERVERS for one in group) for group in groups)
@@ -125,7 +124,6 @@ def _grouped(processes: Iterable[ProcessMemory]) -> list[list[ProcessMemory]]:
 
 
 def _began_after(one: ProcessMemory, group: Sequence[ProcessMemory]) -> bool:
-    """Return whether a process began after the last sign of all of these, as far as that is known."""
     late = 0.0 if all(isinstance(other, EndedProcess) for other in group) else _JUST_NOW_SECONDS
     silent = min(other.age_seconds for other in group) - late
     return one.run_seconds is not None and 0.0 <= one.run_seconds < silent - one.age_seconds
@@ -144,7 +142,6 @@ def _process(one: ProcessMemory) -> Process:
 
 
 def _memory(container: ContainerMemory) -> str:
-    """Return the most that the container used, against its limit."""
     known = [size for size in (container.used_bytes, container.peak_bytes) if size is not None]
     if not known:
         return ""
@@ -155,7 +152,6 @@ def _memory(container: ContainerMemory) -> str:
 
 
 def _named(ended: Sequence[EndedProcess]) -> str:
-    """Return the largest processes with the most that each had resident."""
     sized = sorted(ended, key=lambda one: one.peak_bytes or 0, reverse=True)
     parts = [f"{one.name} {size_text(one.peak_bytes)} at its peak" if one.peak_bytes else one.name for one in sized]
     more = len(parts) - _MAX_NAMED

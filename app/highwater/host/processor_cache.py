@@ -69,7 +69,6 @@ class ProcessorCaches(CacheCounts):
         return self.hits / self.queries if self.queries and self.hits is not None else None
 
     def may_have_grown(self, where: str | None) -> bool:
-        """Return whether a copy that holds data lies in processes of this role, or in ``shm``, and may have filled."""
         return self.queries != 0 and any(copy.where == where and copy.holds == "data" for copy in self.copies)
 
 

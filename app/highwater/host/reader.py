@@ -131,7 +131,6 @@ class HostReader:
         )
 
     def _problems(self, processes: Sequence[ProcessMemory], *, is_seen: bool) -> tuple[str, ...]:
-        """Return the problems of the files, and why no process of the engine is seen, or of which engine they are."""
         if (engines := engines_in(processes)) > 1:
             return (*self._files.problems, _SEVERAL.format(engines=engines))
         self._has_seen_engine = self._has_seen_engine or is_seen or bool(self._files.silent)
@@ -142,17 +141,14 @@ class HostReader:
         return (*self._files.problems, NO_FILES if self._has_folder else _NO_FOLDER)
 
     def is_stopped(self, process: ProcessMemory) -> bool:
-        """Return whether a signal or a debugger has stopped this process now, as far as this machine shows it."""
         return self._machine.process_state(process.pid, process.started) in STOPPED_STATES
 
     def exists(self, process: ProcessMemory) -> bool:
-        """Return whether this machine shows that this process has not ended, stopped or not."""
         return self._machine.process_state(process.pid, process.started) not in {None, "Z", "?"}
 
     # --- processes ---
 
     def _listed(self, records: Iterable[ProcessRecord], known: set[int]) -> list[ProcessMemory]:
-        """Return processes without files, as the first process of their container lists them."""
         rows = []
         for record in records:
             others = record.others
@@ -177,7 +173,6 @@ class HostReader:
         return rows
 
     def _of_proc(self, records: Sequence[ProcessRecord], known: set[int], now: float) -> list[ProcessMemory]:
-        """Return processes that only ``/proc`` shows: searched for now and then, read each time."""
         pids = [one.pid for one in records if self._files.shares_processes_with(one)]
         pids += [
             worker.pid

@@ -80,7 +80,6 @@ class ProcessFigures:
     descriptors_limit: Bytes | None = None
 
     def figures(self) -> dict[str, Any]:
-        """Return the fields of this class by name, without a subclass's own."""
         return {one.name: getattr(self, one.name) for one in fields(ProcessFigures)}
 
 
@@ -180,7 +179,6 @@ class ContainerMemory:
 
     @property
     def kept_ratio(self) -> float | None:
-        """The share of its limit that cannot be dropped; ``None`` without a limit."""
         return self.kept_bytes / self.limit_bytes if self.limit_bytes and self.kept_bytes is not None else None
 
     @property

@@ -152,7 +152,6 @@ def _kill_findings(reading: HostReading) -> Iterator[HostFinding]:
 
 
 def _against_full(suspect: GrownPart | None, caches: ProcessorCaches) -> str:
-    """Return what to change for the part that grows, or else is the largest."""
     if suspect is not None and caches.may_have_grown(suspect.role or suspect.kind):
         return f"lower mm_processor_cache_gb or the number of API servers, or {_RAISE_LIMIT}"
     if suspect is not None and suspect.is_python and suspect.has_grown:

@@ -16,7 +16,6 @@ _RAW = TypeAdapter(RawShm)
 
 
 def own_shm(folder: str, proc: str) -> ShmMemory | None:
-    """Return the shared memory here; ``None`` where it does not exist."""
     try:
         return shm_of(_RAW.validate_python(read_shm(folder, proc)), sees="sidecar")
     except OSError:
@@ -35,7 +34,6 @@ def shm_mount(proc: Path, pid: int | str) -> str | None:
 
 
 def shm_of(raw: RawShm, *, age_seconds: float = 0.0, sees: Observer = "engine") -> ShmMemory:
-    """Return raw figures by owner, the largest first."""
     owners = [
         ShmOwner(owner=owner, state=state, files=files, used_bytes=used, promised_bytes=promised)
         for state in get_args(ShmState)

@@ -84,7 +84,6 @@ def _rings(engine: EngineMemorySettings) -> Iterator[ShmNeed]:
 
 
 def _spreads_over(device: str) -> Callable[[EngineMemorySettings], bool]:
-    """Return the condition that an engine has several workers on such devices."""
     return lambda one: one.device == device and max(one.tensor_parallel or 1, one.pipeline_parallel or 1) > 1
 
 
@@ -125,7 +124,6 @@ _UNSIZED: Final[tuple[tuple[Callable[[EngineMemorySettings], bool], ShmNeed], ..
 
 
 def shm_needs(reading: HostReading) -> ShmNeeds:
-    """Return the most that this command line can need of ``/dev/shm``, and by how much that is too small."""
     engine = reading.engine
     if engine is None:
         return ShmNeeds()

@@ -97,7 +97,6 @@ def _hold_all(stopped: Iterable[ProcessMemory], processes: Iterable[ProcessMemor
 
 
 def _above_workers(processes: Iterable[ProcessMemory]) -> set[int]:
-    """Return the processes that are a known worker, or above one."""
     parents = {one.pid: one.parent_pid for one in processes}
     above: set[int] = set()
     for one in processes:

@@ -76,7 +76,6 @@ class HostWatch:
         self.now: HostNow | None = None
 
     async def run(self) -> None:
-        """Read every few seconds, until cancelled."""
         while True:
             try:
                 await self.read()
@@ -99,7 +98,6 @@ class HostWatch:
             return self._past.facts(reading, processor_caches(reading, self._counts()))
 
     async def report(self) -> HostReport:
-        """Return the report on a reading that is at most a second old."""
         now = await self.read()
         age = round(max(0.0, self._monotonic() - now.read_at), 3)
         # For hundreds of processes it takes milliseconds, and streams pass on this loop.
@@ -108,7 +106,6 @@ class HostWatch:
         )
 
     def kept_bytes(self) -> int | None:
-        """Return what the engine's container could not drop at the last reading; ``None``: not known."""
         container = None if self.now is None else self.now.reading.container
         return None if container is None else container.kept_bytes
 
@@ -130,7 +127,6 @@ class HostWatch:
         return self._stopped_engine.look(self._processes, self.stopped_processes())
 
     def silent_core(self) -> SilentCore | None:
-        """Return an EngineCore that is silent under an API server that is not; ``None`` if none was seen."""
         if self.now is None:
             return None
         return self._silent_cores.longest(self.now.reading.taken_at + self._monotonic() - self.now.read_at)

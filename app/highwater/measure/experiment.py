@@ -25,8 +25,6 @@ READY, BEFORE, PEAK, AFTER = "ready", "before", "peak", "after"
 
 
 class Gap(NamedTuple):
-    """A time without a reading."""
-
     start: float
     end: float
 
@@ -71,7 +69,6 @@ class LoadRun:
 
     @property
     def exit_text(self) -> str:
-        """``exit code 137 (SIGKILL)``."""
         return f"exit code {self.exit_code}" + (f" ({self.signal_name})" if self.signal_name else "")
 
 
@@ -137,7 +134,6 @@ class Experiment:
 
     @cached_property
     def case(self) -> Case:
-        """The ranks after the load, with their growth and their peaks: the rule book's input."""
         peaks = {rank_key(each): each for each in self.ranks(PEAK)}
         entries = next((cache.largest for cache in self.caches if cache.title == "after the load"), ())
         ranks = tuple(

@@ -154,7 +154,6 @@ def shell_code(code: int) -> tuple[int, str | None]:
 
 
 def _is_foreground() -> bool:
-    """Return whether a terminal's Ctrl-C reaches this process."""
     with suppress(OSError), Path("/dev/tty").open("rb") as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False

@@ -48,7 +48,6 @@ def history_ranks(readings: Iterable[Mapping[str, Any]]) -> Iterator[RankReading
 
 
 def recorded_ranks(ranks: Iterable[Mapping[str, Any]], after: Mapping[RankKey, float]) -> Iterator[RankReading]:
-    """Yield the recorders' samples that are newer than the last one of each rank, by its key."""
     with understood("/memory/history?recorded=true"):
         for rank in ranks:
             key = key_of(rank["dp_rank"], rank["rank"])
@@ -84,7 +83,6 @@ def traffic_of(readings: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, E
 
 
 def cache_of(title: str, response: Mapping[str, Any], moment: Moment) -> CacheReading | None:
-    """Return ``GET /memory/encoder-cache``, of the rank that holds most; ``None`` without such a cache."""
     with understood("/memory/encoder-cache"):
         present = [rank for rank in response["ranks"] if rank.get("present")]
         if not present:
@@ -113,7 +111,6 @@ def _entry(row: Mapping[str, Any]) -> EncoderEntry:
 
 
 def settings_of(response: object) -> dict[str, str]:
-    """Return the settings that affect memory, of ``GET /server_info``, by their flags; unknown ones are left out."""
     config = response.get("vllm_config") if isinstance(response, dict) else None
     if not isinstance(config, dict):
         return {}

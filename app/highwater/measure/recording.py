@@ -243,7 +243,6 @@ class Measurement:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """Note the failure of something that a report can do without."""
         try:
             yield
         except SidecarError as exc:

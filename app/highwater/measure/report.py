@@ -129,7 +129,6 @@ def _ended(experiment: Experiment) -> str:
 
 
 def _tables(experiment: Experiment) -> Iterator[str]:
-    """Yield two tables for each rank; with many ranks these are folded, below two tables of their sum."""
     keys = list(dict.fromkeys(rank_key(reading) for seen in experiment.moments for reading in seen.ranks))
     folded = len(keys) > RANKS_SHOWN
     if folded:

@@ -216,7 +216,6 @@ def over_high_water(experiment: Experiment) -> Finding | None:
 
 
 def policy_acted(experiment: Experiment) -> Finding | None:
-    """Report that the policy gave memory back in between: growth and peak are lower for it."""
     acted = [event for event in experiment.happened("reset") if event.trigger == "policy"]
     return finding("policy_acted", count=len(acted), freed=_freed(acted)) if acted else None
 
@@ -340,6 +339,5 @@ LOAD_RULES: Final[tuple[LoadRule, ...]] = (
 
 
 def findings(experiment: Experiment) -> tuple[Finding, ...]:
-    """Return all findings, the weightiest first; advice that this engine cannot follow is left out."""
     found = weightiest_first((*judged(experiment.case), *(rule(experiment) for rule in LOAD_RULES)))
     return tuple(possible(each, experiment.engine) for each in found)

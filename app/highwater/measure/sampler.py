@@ -61,20 +61,17 @@ class Series:
         return {key: tuple(self._points[key]) for key in sorted(self._points)}
 
     def gaps_within(self, start: float, end: float) -> tuple[Gap, ...]:
-        """Return the times from start to end without a reading of some rank, the longest first; each once."""
         open_ended = {Gap(start=at, end=end) for at in self.last_at().values() if end - at > self.gap_seconds}
         cut = {Gap(start=max(gap.start, start), end=min(gap.end, end)) for gap in (*self.gaps, *open_ended)}
         return tuple(sorted((gap for gap in cut if gap.seconds > 0), key=lambda gap: gap.seconds, reverse=True))
 
 
 def usual_gap(times: Sequence[float]) -> float:
-    """Return the longest time between two readings that is no gap, by the times of earlier readings."""
     pauses = [later - earlier for earlier, later in pairwise(times)]
     return max(GAP_SECONDS, GAP_READINGS * median(pauses)) if pauses else GAP_SECONDS
 
 
 def peaks(readings: Iterable[RankReading]) -> dict[RankKey, RankReading]:
-    """Return each rank's highest reading, of equal ones the first; ranks whose use is not known are left out."""
     highest: dict[RankKey, RankReading] = {}
     for reading in readings:
         key = rank_key(reading)
@@ -88,7 +85,6 @@ def _used(point: RankReading) -> int:
 
 
 def _halved(items: Sequence[_Kept], size: Callable[[_Kept], int]) -> list[_Kept]:
-    """Return the higher of each two in a row, and a last one without another."""
     pairs = zip(items[1::2], items[::2], strict=False)
     return [*(max(pair, key=size) for pair in pairs), *items[len(items) // 2 * 2 :]]
 
@@ -129,7 +125,6 @@ class Sampler(threading.Thread):
             return max((points[-1] for points in self.series.points().values()), key=_used, default=None)
 
     def read(self) -> None:
-        """Read what is new; a failure is kept in ``problem``."""
         with self._lock:
             try:
                 self._take(self._history())

@@ -36,7 +36,6 @@ class Arrivals:
         return min((arrival.at for arrival in self._known.values()), default=self._wall_clock())
 
     def dated(self, ranks: Sequence[RankReading], records: Sequence[RankRecord]) -> tuple[RankReading, ...]:
-        """Return the same readings with their ages, and forget other ranks."""
         ages = {rank_key(record.identity): record.reading_age_seconds or 0.0 for record in records}
         self._known = {rank_key(rank): self._arrival(rank, ages.get(rank_key(rank), 0.0)) for rank in ranks}
         now = self._clock()

@@ -41,7 +41,6 @@ class Situation:
 
     @property
     def is_idle(self) -> bool:
-        """True if the recorders show an engine with nothing to do, and it has no requests."""
         is_still = self.still_seconds >= SETTLE_SECONDS and not self.has_requests
         return self.is_recorded and self.verdict == "idle" and is_still and self.is_sure
 

@@ -59,7 +59,6 @@ class RankEntries:
     _orders: dict[tuple[Order, bool], _Rows] = field(default_factory=dict, repr=False)
 
     async def json(self, limit: int, order: Order, alias: Callable[[object], str] | None) -> bytes:
-        """Return it as a JSON object of ``limit`` entries; ``alias`` gives names in place of the hashes, if any."""
         rows = self._orders.get((order, alias is None))
         if rows is None:
             rows = self._orders[order, alias is None] = _Rows(self._ordered(order, alias))

@@ -195,7 +195,6 @@ class History:
         return event
 
     def events(self, *, since: float = 0.0, limit: int = EVENTS_KEPT) -> list[Event]:
-        """Return events at or after ``since``, newest first."""
         newest_first = (event for event in reversed(self._events) if event.at >= since)
         return [event for event, _ in zip(newest_first, range(limit), strict=False)]
 

@@ -106,7 +106,6 @@ class Poller:
         self._last = Report(engine=EngineStatus(url=rounds.url, state="starting", hint="not asked yet"))
 
     def current(self) -> Report:
-        """Return the last report, with its age as of now."""
         if self._last.taken_at is None:
             return self._last
         age = self._arrivals.age_seconds
@@ -127,7 +126,6 @@ class Poller:
 
     @property
     def is_start_under_way(self) -> bool:
-        """True if the processes of a start write that began after all that has ended."""
         return self._lives.attempts.is_under_way
 
     async def run(self) -> None:
@@ -334,7 +332,6 @@ class Poller:
         return decide(self._verdict, seen, self._clock(), max_step_seconds=self._times.max_step_seconds)
 
     def _note_life(self, outcome: Round, ranks: tuple[RankReading, ...] | None, before: EngineVerdict) -> None:
-        """Decide whether this is still the same engine, and forget what belonged to another."""
         if isinstance(outcome.failure, EngineUnreachable):
             self._rounds.detection.detect_again()
         at = self._rounds.wall_clock()

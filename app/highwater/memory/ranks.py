@@ -63,7 +63,6 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, source: Capabilities | Identity) -> Sizes | None:
-        """Return those of the engine's configuration or of a recorder; ``None`` where a size is unknown."""
         sizes = (source.data_parallel, source.pipeline_parallel, source.tensor_parallel)
         known = [size for size in sizes if size]
         return cls(*known) if len(known) == len(sizes) else None
@@ -107,7 +106,6 @@ def _first_replica(replicas: int, known_places: Iterable[_Place]) -> int:
 
 
 def _place(rank: RankReading | MissingRank | Identity, tensor_parallel: int) -> _Place:
-    """Return data-parallel engine, stage and shard; from the rank's number where the worker does not report them."""
     pp_rank, tp_rank = rank.pp_rank, rank.tp_rank
     if pp_rank is None or tp_rank is None:
         pp_rank, tp_rank = divmod(rank.rank or 0, tensor_parallel)

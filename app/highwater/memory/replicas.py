@@ -20,7 +20,6 @@ class Replicas:
         self._still: dict[str, tuple[float, float, float]] = {}
 
     def starved(self, engines: Mapping[str, EngineLoad], now: float) -> tuple[str, ...]:
-        """Return a sentence for each one that is starved; ``engines`` are the counts of this round."""
         total, before = sum(load.work_done or 0.0 for load in engines.values()), self._still
         self._still, sentences = {}, []
         for name, load in engines.items():

@@ -72,7 +72,6 @@ class Round:
     ended_seconds: float | None = None  # how long ago an engine ended that this sidecar never saw run, by its files
 
     def end(self, failure: EngineError, reach: Reach) -> None:
-        """Note that the engine, or the part of it that had to respond, did not."""
         self.failure = failure
         if isinstance(failure, EngineNotListening):
             self.contact = "refused"
@@ -141,19 +140,16 @@ class Rounds:
 
     @property
     def ranks_expected(self) -> int | None:
-        """By the engine's configuration; by the recorders where the engine does not show that, or not yet."""
         by_recorders = None if self.recorders is None else self.recorders.ranks_expected
         by_engine = self.detection.capabilities.ranks_expected
         return (by_engine if self.detection.is_current else None) or by_recorders or by_engine
 
     @property
     def model(self) -> str | None:
-        """The model's name by the engine's configuration; by the recorders where the engine does not show that."""
         by_recorders = self.recorders.model if self.recorders is not None and self.recorders.are_followed else None
         return self.detection.capabilities.model or by_recorders
 
     def forget_engine(self) -> None:
-        """Drop the running worker call and everything detected: they belong to an engine that has ended."""
         self.detection.forget_engine()
         self._answered_at.clear()
         self._loop_answered_at = self._loop_silent_since = self._asked_since = None
@@ -355,7 +351,6 @@ class Rounds:
         self._judge(outcome)
 
     def _judge(self, outcome: Round) -> None:
-        """Conclude from the recorders, and from the engine's known load, whether the ranks make progress."""
         if not outcome.records or outcome.contact == "refused":
             # Workers' files look alive for a little longer than they are.
             outcome.progress = None
@@ -380,7 +375,6 @@ class Rounds:
         )
 
     async def _begin_recorders(self, outcome: Round) -> None:
-        """Follow recorders that run already; start the others, where workers can be called."""
         progress = outcome.last.progress
         if self.recorders is None or (progress is not None and progress.verdict == "busy"):
             return  # in a busy one those that do not run would not receive the call before the step is over

@@ -55,7 +55,6 @@ class SnapshotFolder:
     # --- the folder ---
 
     async def listed(self) -> tuple[list[SnapshotFile], str | None]:
-        """Return the files, newest snapshot first, other engines' included; and why some may be missing."""
         return await asyncio.to_thread(self._listed)
 
     async def open(self, name: str) -> tuple[BinaryIO, int] | None:
@@ -119,7 +118,6 @@ class SnapshotFolder:
 
 
 def pieces(file: BinaryIO, size: int, most: int = 256 * 1024) -> Iterator[bytes]:
-    """Return a file's first ``size`` bytes in pieces, and close it after them."""
     with file:
         while size > 0 and (piece := file.read(min(size, most))):
             size -= len(piece)

@@ -44,7 +44,6 @@ def silent_start(ended: EndedStart) -> StartFailure:
 
 
 def is_up_by_recorder(record: RankRecord) -> bool:
-    """Return whether this worker's start is over, as far as its recorder shows; also where it shows no start."""
     started = _started(record)
     return not started.phases or started.is_over
 

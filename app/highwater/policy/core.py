@@ -177,7 +177,6 @@ def _judge(
 
 
 def _held_view(rule: Rule, report: Report, facts: Facts, ranks: tuple[Pressure, ...]) -> RuleView | None:
-    """Return the rule as held where nothing may be judged: without weights, a fresh reading or a reachable water."""
     if report.engine.traits.lacks_weights:
         text = f"the engine is {report.engine.state}"
         return RuleView(rule=rule, level="held", phase="held", reason=text, pressures=ranks)
@@ -241,7 +240,6 @@ def _has_relapsed(memory: RuleMemory, now: float) -> bool:
 def _next_action(
     rule: Rule, memory: RuleMemory, counted: Sequence[Pressure], facts: Facts, now: float
 ) -> Action | None:
-    """Return the first remedy in order that can give enough on a rank in need."""
     needy = [
         pressure for pressure in counted if pressure.key in memory.relief_ranks and not is_relieved(rule, pressure)
     ]
@@ -302,12 +300,10 @@ def _can_give(rule: Rule, remedy: str, memory: RuleMemory, pressure: Pressure, n
 
 
 def _required_gain(pressure: Pressure) -> int:
-    """Return what a remedy must be able to give to be worth running: never more than what is missing."""
     return max(min(pressure.gain_bytes, pressure.need_bytes), 1)
 
 
 def _is_over(rule: Rule, memory: RuleMemory, pressure: Pressure, now: float) -> bool:
-    """Return whether the rank needs relief: at high water, or an allocation had to be retried under low water."""
     if is_reached(rule, pressure):
         return True
     return rule.is_derived and pressure.need_bytes > 0 and _has_retried(memory, pressure, now)
@@ -326,7 +322,6 @@ def _has_retried(memory: RuleMemory, pressure: Pressure, now: float) -> bool:
 
 
 def _with_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], now: float) -> RuleMemory:
-    """Return the memory with the fresh readings' ranks; those that are left out are forgotten."""
     ranks = dict(memory.ranks)
     for pressure in fresh:
         before = ranks.pop(pressure.key, LastReading(level="calm"))
@@ -347,7 +342,6 @@ def _with_ranks(rule: Rule, memory: RuleMemory, fresh: Sequence[Pressure], now: 
 
 
 def _silent(memory: RuleMemory, report: Report) -> list[RankKey]:
-    """Return the ranks that were read before and are not now, or not lately."""
     newest = min((reading.age_seconds for reading in report.ranks), default=0.0)
     recent = {rank_key(reading) for reading in report.ranks if reading.age_seconds - newest <= SILENT_SECONDS}
     return sorted(memory.ranks.keys() - recent)

@@ -195,7 +195,6 @@ class Governor:
     # --- reporting ---
 
     def _report(self, decision: Decision, report: Report, facts: Facts) -> None:
-        """Record what an operator should hear of, once and not at every poll."""
         now = self._clock()
         for view in decision.views:
             if view.finding is not None:
@@ -217,7 +216,6 @@ class Governor:
             self._level, self._level_reported_at = level, now
 
     def _report_once(self, rule: str, kind: str, text: str, now: float) -> None:
-        """Record a finding once in an engine's life, or hourly while it is found."""
         if now - self._reported.get((rule, kind), -math.inf) < HOUR_SECONDS:
             return
         self._reported[rule, kind] = now

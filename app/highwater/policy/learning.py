@@ -23,7 +23,6 @@ REFUSED_SECONDS: Final = 60.0
 
 
 def begin(memory: LifeMemory, action: Action) -> LifeMemory:
-    """Remember that the action was started: it is part of the relief, or it was this idle period's release."""
     if action.is_tidying:
         return replace(memory, is_tidied=True)
     rule_memory = memory.rules.get(action.rule.name, RuleMemory())
@@ -74,7 +73,6 @@ def learn(
 
 
 def _judged(action: Action, run: LastRun, after: Sequence[RankReading], now: float) -> LastRun:
-    """Return the run with whether it gave enough on any of its ranks, and what it waits for where it did not."""
     given = {rank_key(freed): freed.freed_bytes or 0 for freed in run.ranks}
     left = {rank_key(reading): possible_gain(action.remedy, action.rule.signal, reading).size for reading in after}
     waits, effective = dict(run.waits), False

@@ -66,7 +66,6 @@ class Pressure:
 
 
 def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
-    """Return every rank of the report by the rule, with a note where it is left out."""
     if rule.is_derived:
         baseline = {rank_key(reading): reading for reading in facts.baseline}
         ranks = [_derived(rule, reading, baseline.get(rank_key(reading))) for reading in report.ranks]
@@ -81,7 +80,6 @@ def pressures(rule: Rule, report: Report, facts: Facts) -> list[Pressure]:
 
 
 def _left_out(rule: Rule, reading: RankReading) -> str | None:
-    """Return why a rank does not count by this rule, whatever its figures; ``None`` where it does."""
     if reading.asleep_tags:
         return f"asleep: {', '.join(reading.asleep_tags)}"
     if rule.signal in HOST_SIGNALS and not reading.host_memory.cgroup_limit_bytes:
@@ -100,7 +98,6 @@ def is_reached(rule: Rule, pressure: Pressure) -> bool:
 
 
 def is_relieved(rule: Rule, pressure: Pressure) -> bool:
-    """Return whether the rank is at low water or better, as far as it counts."""
     if pressure.value is None or pressure.low is None:
         return True
     return _relieved(rule.signal, pressure.value, pressure.low)

@@ -69,12 +69,10 @@ class Rule(BaseModel):
 
     @property
     def is_derived(self) -> bool:
-        """True if its waters come from the engine's plan, rank by rank (``waters``)."""
         return self.high_water is None or self.low_water is None
 
     @property
     def ordered_remedies(self) -> tuple[str, ...]:
-        """The remedies in the order in which they are tried, the signal's own where the rule names none."""
         return self.remedies or SIGNAL_REMEDIES[self.signal]
 
     @field_validator("signal")

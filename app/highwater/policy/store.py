@@ -45,7 +45,6 @@ class PolicyStore:
 
     @property
     def kept_in(self) -> str | None:
-        """The file that keeps the policy in force across a restart; ``None`` where none needs to, or can."""
         return str(self._file.path) if self.source == "put" and self._file.configured else None
 
     async def change(self, change: PolicyChange) -> PolicySettings:
@@ -82,7 +81,6 @@ class PolicyStore:
 
 
 def _meaning(policy: PolicySettings) -> PolicySettings:
-    """Return the policy with each rule's remedies named, as ``GET /policy`` shows it."""
     named = [rule.model_copy(update={"remedies": rule.ordered_remedies}) for rule in policy.rules]
     return policy.model_copy(update={"rules": tuple(named)})
 

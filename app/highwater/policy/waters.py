@@ -78,7 +78,6 @@ def slack_bytes(reading: RankReading, baseline: RankReading | None) -> int | Non
 
 
 def derive(slack: int) -> Waters | None:
-    """Return the waters for so much slack; ``None`` where it is too little for any."""
     if slack < MIN_SLACK_BYTES:
         return None
     high = min(max(slack // 4, MIN_HIGH_BYTES), slack // 2, MAX_HIGH_BYTES)

@@ -79,7 +79,6 @@ def _helpless_texts(rule: Rule, level: PolicyLevel, needy: Sequence[Pressure], f
 
 
 def _left_text(remedy: str, rule: Rule, level: PolicyLevel, needy: Sequence[Pressure]) -> str | None:
-    """Return what a remedy that is not run could give all the same, or at most; ``None`` where that is nothing."""
     if rule.signal not in TRAITS[remedy].lowers and rule.signal not in HOST_SIGNALS:
         return None
     gains = [possible_gain(remedy, rule.signal, pressure.reading) for pressure in needy]

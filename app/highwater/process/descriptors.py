@@ -17,7 +17,6 @@ _CONTROL_SHARE = 8
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, and return the limit in force then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -39,7 +39,6 @@ def _with_plain_name(record: logging.LogRecord) -> bool:
 
 
 def configure_log(level: str, form: LogFormat) -> None:
-    """Send all records of this process, from a level on, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(_TEXT))
     handler.addFilter(_with_plain_name)

@@ -36,7 +36,6 @@ class Machine:
         return pid_namespace is not None and pid_namespace == self._pid_namespace and self.is_boot(boot_id)
 
     def is_boot(self, boot_id: str | None) -> bool:
-        """Return whether a file was written under this kernel, by the boot that it names."""
         return boot_id is not None and boot_id == self.boot_id
 
     def process_state(self, pid: int, started: int | None) -> str | None:

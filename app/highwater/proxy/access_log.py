@@ -176,8 +176,6 @@ class _Sender(_Reporting, QueueHandler):
 
 
 class _Stream(_Reporting, logging.StreamHandler[TextIO]):
-    """Standard output, which is never opened again."""
-
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg is not None:
             super().emit(record)

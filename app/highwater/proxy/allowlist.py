@@ -107,7 +107,6 @@ class RequestPath(NamedTuple):
 
 
 def read_path(raw: bytes) -> RequestPath:
-    """Decode a path as the engine will, and check its form."""
     unquoted = unquote_to_bytes(raw)
     decoded = unquoted.decode("utf-8", "replace")
     # The engine decodes once. A decoder behind it must not find a second meaning: hence no double encoding.
@@ -248,7 +247,6 @@ class AllowList:
 
 
 def _below(prefix: str | None, path: str) -> str | None:
-    """Return the rest of a path below a prefix, from its slash on; None where it is elsewhere."""
     if prefix is None or not path.startswith(f"{prefix}/"):
         return None
     return path[len(prefix) :]

@@ -39,8 +39,6 @@ Route = Callable[[bytes, bytes, bool], Destination]
 
 
 class Port(NamedTuple):
-    """The parts of a connection that differ from one port to another."""
-
     route: Route
     clients: Clients
 
@@ -268,7 +266,6 @@ class ClientConnection(Client):
             exchange.shutdown()
 
     def _destination(self, head: RequestHead) -> Destination:
-        """Return where the request goes; nowhere if the client is above the limit, or is this sidecar itself."""
         where = self._route(head.method, head.path, head.websocket)
         if self._is_surplus:
             self._is_surplus = self._clients.surplus > 0

@@ -29,7 +29,6 @@ class Clients:
 
     @property
     def surplus(self) -> int:
-        """The number of clients connected above the limit; 0 or less: the limit is kept."""
         return 0 if self.limit is None else len(self._connected) - self.limit
 
     def add(self, client: Client) -> None:

@@ -37,8 +37,6 @@ _PATH_CLASS_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The destination of a request: the engine, the sidecar's application, or nowhere because of a `refusal`."""
-
     to: Literal["engine", "sidecar", "nowhere"]
     path_class: str = "other"
     refusal: Failure | None = None

@@ -164,7 +164,6 @@ class EngineExchange(Exchange, Requester):
         self._send(piece)
 
     def _send_last(self, piece: bytes) -> None:
-        """Send what makes the request whole as soon as the gate counts it."""
         if self._is_gated and self._admission is None and self._state is not State.HELD:
             if self._state is State.CONNECTING:
                 self._last = piece
@@ -279,7 +278,6 @@ class EngineExchange(Exchange, Requester):
         self._client.response_done(close=self._closes)
 
     def tunnel_opens(self, head: ResponseHead) -> None:
-        """Pass on the 101, and from here on every byte: the engine speaks WebSocket now."""
         self._state = State.TUNNEL
         self._response = head
         self.status = head.status

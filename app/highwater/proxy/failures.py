@@ -49,7 +49,6 @@ LOOP_STATUS = 508
 
 
 def loop(engine: str) -> Failure:
-    """Return the failure of a request that this sidecar itself sent, to what it takes for the engine."""
     return Failure(
         LOOP_STATUS,
         "loop",
@@ -106,17 +105,14 @@ def bad_request(message: str) -> Failure:
 
 
 def body_too_slow(bytes_per_second: int) -> Failure:
-    """Return the failure of a request body that was waited for too long, at less than this rate."""
     return Failure(408, "client_stalled", f"the request body came too slowly (under {bytes_per_second} bytes/s)")
 
 
 def body_too_large(limit: int) -> Failure:
-    """Return the failure of a request body over the limit, in bytes."""
     return Failure(413, "body_too_large", f"the request body is larger than {limit} bytes (proxy.max_body_bytes)")
 
 
 def head_too_large(limit: int) -> Failure:
-    """Return the failure of a request head, or of lines between chunks, over the limit in bytes."""
     message = f"the request's head or trailers are larger than {limit} bytes (proxy.max_header_bytes)"
     return Failure(431, "head_too_large", message)
 

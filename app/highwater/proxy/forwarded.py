@@ -58,7 +58,6 @@ class Forwarding:
 
 
 def forwarding(mode: Mode, transport: asyncio.BaseTransport) -> Forwarding | None:
-    """Return the headers for a client's connection; None where the mode adds none."""
     if mode == "pass":
         return None
     address = transport.get_extra_info("peername")

@@ -99,11 +99,9 @@ class Gate:
 
     @property
     def open_ended(self) -> int:
-        """The number of requests under way that last as long as their clients want."""
         return sum(admission.is_open_ended for admission in self._inside)
 
     def oldest_seconds(self) -> float | None:
-        """Return the seconds since the oldest request under way was admitted; ``None`` without any."""
         if not self._inside:
             return None
         return self._clock() - min(admission.since for admission in self._inside)
@@ -185,7 +183,6 @@ class Gate:
         self._step()
 
     def _step(self) -> None:
-        """Admit the requests that are due; and again shortly, while requests are paced."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

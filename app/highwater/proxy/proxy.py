@@ -140,7 +140,6 @@ class Proxy:
         )
 
     def refused(self, failure: Failure, head: RequestHead, peer: str, response_bytes: int) -> None:
-        """Count and log a request that got an error before an exchange began."""
         self.report(failure, head, peer, "refused")
         if self.access_log is not None:
             record = RequestRecord(head)
@@ -152,7 +151,6 @@ class Proxy:
         return raw if self._withhold is None else self._withhold(raw)
 
     def loop_failure(self, ends: Any) -> Failure | None:  # noqa: ANN401 - addresses of any family
-        """Return the failure of a request whose client is this proxy, by its two addresses; None for other clients."""
         return self._loop_failure if ends in self.pool.ends else None
 
     async def start(self) -> None:

@@ -144,17 +144,14 @@ class RequestHead:
 
     @property
     def path(self) -> bytes:
-        """The target without its query, as sent."""
         return self.target.partition(b"?")[0]
 
     def request_id(self) -> bytes:
-        """Return the client's own if it is fit for a log line, else one made for this request."""
         if self._request_id is None:
             self._request_id = next(_fresh)
         return self._request_id
 
     def for_engine(self, host_line: bytes, forwarding: Forwarding | None = None) -> bytes:
-        """Return the head for the engine, with its own `Host`, and with the headers that name the client, if any."""
         if self.declared_bytes:
             framing = b"content-length: %d\r\n" % self.declared_bytes
         elif self.chunked:

@@ -82,8 +82,6 @@ class Requester:
 
 
 class Client:
-    """A client's connection."""
-
     transport: asyncio.Transport
     read_side: ReadSide  # held while the client's bytes cannot be taken
     write_side: WriteSide  # the only writer to the client

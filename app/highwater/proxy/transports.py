@@ -161,7 +161,6 @@ class ReadSide:
         self._holders: set[str] = set()
 
     def hold(self, why: str) -> None:
-        """Stop reading until it is let go for the same reason."""
         if not self._holders and not self._transport.is_closing():
             self._transport.pause_reading()
         self._holders.add(why)

@@ -73,7 +73,6 @@ class EngineConnection:
     # --- called by the exchange ---
 
     def begin(self, requester: Requester) -> None:
-        """Take a request; its bytes follow through ``write_side``."""
         self._requester = requester
         self.write_side.keep_unsent()
         if requester.wants_bare_body:
@@ -89,7 +88,6 @@ class EngineConnection:
         self._pool.keep(self)
 
     def cut(self) -> None:
-        """Close it now; the engine notices that its client left."""
         self._requester = None
         self.write_side.abort()
 
@@ -161,7 +159,6 @@ class EngineConnection:
             self._fail(requester)
 
     def _parse_again(self, requester: Requester, data: bytes) -> None:
-        """Parse a head that names its length more than once, behind whole heads of 1xx."""
         for _ in range(self._interims):
             end = data.index(_HEAD_ENDS) + 4
             requester.interim_response(data[:end])
@@ -191,7 +188,6 @@ class EngineConnection:
         return httptools.HttpResponseParser(self if self._bare_body is None else _WithBody(self, self._bare_body))
 
     def _take_head(self, requester: Requester, data: bytes) -> None:
-        """Split the data that completed a head: heads of 1xx may come before it, and a body behind it."""
         while self._interims:
             self._interims -= 1
             end = data.index(_HEAD_ENDS) + 4
@@ -253,7 +249,6 @@ class EngineConnection:
         self._has_surplus = self._has_ended
 
     def on_headers_complete(self) -> None:
-        """Take a complete head, of a 1xx or of the response."""
         if self._has_surplus:
             return
         parser = cast("httptools.HttpResponseParser", self._parser)
@@ -264,7 +259,6 @@ class EngineConnection:
             self._keeps_alive = parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        """Take the end of a response; a 1xx is not one."""
         self._has_ended = self._status not in INFORMATIONAL
 
 
@@ -316,7 +310,6 @@ class ConnectionPool:
         return self.open - len(self._idle)
 
     def take(self) -> EngineConnection | None:
-        """Take an idle connection that the engine is not about to close; None without one."""
         idle = self._idle
         while idle:
             newest = idle.pop()

@@ -143,7 +143,6 @@ class EngineLoad:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is known to run or wait."""
         return self.requests_running == 0 and self.requests_waiting == 0
 
 

@@ -14,7 +14,6 @@ class Process(NamedTuple):
     pid_started: int | None  # in the kernel's ticks since boot; `None` where it is unknown
 
     def is_same(self, other: Process) -> bool:
-        """Return whether both are the same process, as far as both are known."""
         if (self.host, self.pid) != (other.host, other.pid):
             return False
         return self.pid_started == other.pid_started or None in (self.pid_started, other.pid_started)

@@ -187,5 +187,4 @@ class RankReading(RankMemory):
 
 
 def are_recorded(ranks: Sequence[RankReading]) -> bool:
-    """Return whether the recorders show every rank, so that no worker need be called to watch it."""
     return bool(ranks) and all(rank.source == "recorder" for rank in ranks)

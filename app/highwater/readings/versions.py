@@ -11,5 +11,4 @@ NEWEST_TESTED: Final[Release] = (0, 32, 0)  # docs/tested.toml (tests/helm/test_
 
 
 def text_of(release: Release) -> str:
-    """Return a release as vLLM writes it."""
     return ".".join(map(str, release))

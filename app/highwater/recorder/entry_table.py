@@ -54,8 +54,6 @@ _ENGINE_BUDGET = TypeAdapter(EngineBudget)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryTable:
-    """The entries of a rank's encoder cache, and what else changes seldom."""
-
     mono: float  # when entries came or went last, on the writer's monotonic clock
     total: int  # how many entries there are; the table may have fewer
     budget: WorkerBudget
@@ -77,7 +75,6 @@ class EntryTable:
 
 
 def parse_table(body: bytes) -> EntryTable | None:
-    """Return the table that an area of the file holds; ``None`` where it is invalid."""
     if len(body) < _HEAD_LENGTH.size:
         return None
     rows_at = _HEAD_LENGTH.size + _HEAD_LENGTH.unpack_from(body)[0]

@@ -95,7 +95,6 @@ class RecorderFolder:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The problems of the folder and of files of this life, one sentence each, as of the last read."""
         with self._lock:
             folder = () if self._folder_problem is None else (self._folder_problem,)
             unusable = (f"{name}: {reason}" for name, (_, reason) in self._unusable.items())
@@ -141,7 +140,6 @@ class RecorderFolder:
             return tuple(sorted(ranks.values(), key=lambda one: (rank_key(one.identity), one.identity.pid)))
 
     def _scan(self) -> None:
-        """Open new files of this life and drop those that have gone, once a second at most."""
         now = self._machine.monotonic()
         if self._scanned_at is not None and 0 <= now - self._scanned_at < SCAN_SECONDS:
             return
@@ -268,6 +266,5 @@ def _key(identity: Identity) -> tuple[object, ...]:
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """Return what changes when a file does; the first two are ``Ring.inode``. ``None`` where no file is."""
     status = status_of(path)
     return None if status is None else stamp_of(status)

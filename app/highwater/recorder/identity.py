@@ -54,7 +54,6 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """The rank as an operator calls it: ``rank 1 (pid 4243 on node-a)``."""
         where = f" on {self.host}" if self.host else ""
         return f"rank {rank_title(self.dp_rank, self.rank)} (pid {self.pid}{where})"
 

@@ -160,7 +160,6 @@ def _lost(ranks: Sequence[RankRecord]) -> _Finding | None:
 
 
 def how_to_continue(pids: Iterable[int | None]) -> str:
-    """Return what lets stopped processes of the engine go on."""
     return f"run kill -CONT {' '.join(map(str, pids))}, or detach the debugger"
 
 
@@ -187,7 +186,6 @@ def _may_compile(progress: RankProgress | None) -> bool:
 
 
 def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
-    """Return a rank of which nothing is known: it may be in a step."""
     unreported = [rank for rank in ranks if rank.status != "alive" or rank.progress is None]
     if not unreported:
         return None
@@ -196,7 +194,6 @@ def _unreported(ranks: Sequence[RankRecord]) -> _Finding | None:
 
 
 def _starved(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding | None:
-    """Return for how long the engine's loop has scheduled nothing of the requests that it counts."""
     ages = (rank.progress.tokens_age_seconds or 0.0 for rank in ranks if rank.progress is not None)
     seconds, running, usage = min(requested_seconds, *ages), demand.requests_running, demand.kv_cache_usage_ratio
     is_looping = _quiet_seconds(ranks) < NO_STEP_SECONDS and bool(running or demand.requests_waiting)
@@ -215,7 +212,6 @@ def _starved(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: flo
 
 
 def _without_step(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float) -> _Finding:
-    """Return whether the engine, with no rank in a step, should run one or respond to a call."""
     quiet = _quiet_seconds(ranks)
     requests, call_seconds = _requests(demand), demand.unanswered_seconds or 0.0
     last = "no step has begun yet" if quiet == math.inf else f"the last step was {_seconds(quiet)} ago"
@@ -232,7 +228,6 @@ def _without_step(ranks: Sequence[RankRecord], demand: Demand, requested_seconds
 
 
 def _excused(ranks: Sequence[RankRecord], demand: Demand, requested_seconds: float, what: str) -> _Finding | None:
-    """Return why no step follows although the engine counts requests."""
     # The counts are as of the last step, and stay where they were when the last requests were aborted.
     if _are_out_of_work(ranks):
         return "idle", _quiet_seconds(ranks), f"{what}, but that step had nothing to do: the engine's counts may be old"
@@ -292,7 +287,6 @@ def _are_out_of_work(ranks: Sequence[RankRecord]) -> bool:
 
 
 def _quiet_seconds(ranks: Sequence[RankRecord]) -> float:
-    """Return since when no rank began or ended a step; infinite before the first."""
     ages = [rank.progress.last_step_age_seconds for rank in ranks if rank.progress is not None]
     return min((age for age in ages if age is not None), default=math.inf)
 
@@ -312,7 +306,6 @@ def _hold(progress: RankProgress | None) -> tuple[str, float] | None:
 
 
 def _doing(rank: RankRecord) -> str:
-    """Return what a rank is doing, as the end of a sentence that begins with its name."""
     if rank.status in _WHY_LOST:
         return f"{_WHY_LOST[rank.status]} for {_seconds(rank.age_seconds)}{_place(rank.progress)}"
     if rank.status == "ended":

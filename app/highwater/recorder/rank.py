@@ -266,7 +266,6 @@ def _has_done_nothing(heartbeat: _Record, *, since: _Record) -> bool:
 
 
 def _as_of_heartbeat(reading: WorkerMemory, sample: _Record, heartbeat: _Record, rss_bytes: int | None) -> WorkerMemory:
-    """Return the reading of a worker that has done nothing since, as of its heartbeat."""
     encoder = reading.encoder_cache
     if encoder is not None and encoder.oldest_age_seconds is not None:
         oldest = round(encoder.oldest_age_seconds + heartbeat.mono - sample.mono, 3)

@@ -47,7 +47,6 @@ class RankProgress:
 
 
 def parse_progress(mono: float, body: Mapping[str, Any]) -> RankProgress | None:
-    """Return the progress in a sample or heartbeat of that monotonic time; ``None`` where it has none."""
     moving, dump = body.get("moving"), body.get("dump")
     if not isinstance(moving, dict):
         return None

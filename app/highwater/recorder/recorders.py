@@ -108,7 +108,6 @@ class Recorders:
 
     @property
     def problem(self) -> str | None:
-        """The reason why recorders were not started or cannot be read, all or some; ``None`` without one."""
         if (known := self._refusal or self._ambiguity) is not None:
             return known
         if self.files.problems:
@@ -121,13 +120,11 @@ class Recorders:
     # --- starting ---
 
     def must_begin(self) -> bool:
-        """Return whether recorders of this life of the engine are missing, and it is time to try."""
         if self._started and self._refusal is None and len(self.records) >= self._started:
             return False
         return self._begun_at is None or self._monotonic() - self._begun_at >= RETRY_SECONDS
 
     def forget_refusal(self) -> None:
-        """Note that every recorder writes, however a call to start it went."""
         self._refusal = None
 
     async def adopt(self, *, former: str | None = None, self_started: bool = False) -> None:
@@ -187,7 +184,6 @@ class Recorders:
         return await self._engine.rpc("recorder_start", payload)
 
     def _elsewhere(self, responses: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the problem where running recorders write into another folder."""
         named = (response.get("path") for response in responses)
         paths = (Path(path) for path in named if isinstance(path, str) and path.isprintable())
         folder = next((path.parent for path in paths if path.parent != self._folder), None)
@@ -199,7 +195,6 @@ class Recorders:
         )
 
     def forget(self) -> None:
-        """Forget an engine that has ended; the next one has recorders of its own."""
         self.files.follow(None)
         self._refusal, self._started = None, 0
         self._begun_at = None

@@ -146,7 +146,6 @@ class Ring:
         return list(_decoded(sorted(records, key=_sequence)[-max_records:]))
 
     def heartbeat(self) -> dict[str, Any] | None:
-        """Return the last heartbeat; ``None`` where none is new since the last time."""
         size = self._layout.heartbeat_bytes
         newer = self._newer_of_two(self._layout.header_bytes, size, min(size, _SHORT_HEARTBEAT_BYTES), self._heartbeat)
         if newer is None:
@@ -155,7 +154,6 @@ class Ring:
         return json_object(body)
 
     def table(self) -> EntryTable | None:
-        """Return the last entry table; ``None`` where none is new since the last time."""
         newer = self._newer_of_two(self._layout.tables_at, self._layout.table_bytes, _SLOT.size, self._table)
         if newer is None:
             return None
@@ -235,7 +233,6 @@ class Ring:
     # --- slots ---
 
     def _records(self, index: int, count: int, *, after: int) -> list[tuple[int, bytes]]:
-        """Return the good records of ``count`` slots that are newer than ``after``, in the slots' order."""
         span, records = self._span(index, count), []
         for place in range(count):
             offset = place * self._slot_bytes
@@ -311,7 +308,6 @@ def _read_header(start: bytes, file_bytes: int) -> tuple[_Layout, bytes]:
 
 
 def _framed(slot: bytes) -> tuple[int, bytes] | None:
-    """Return a record's number and body; ``None`` where its checksum does not fit."""
     sequence, length, checksum = _SLOT.unpack_from(slot)
     body = slot[_SLOT.size : _SLOT.size + length]
     if not sequence or len(body) < length:

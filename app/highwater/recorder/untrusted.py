@@ -25,7 +25,6 @@ class RingUnusable(Exception):
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
-    """Return a JSON object in ASCII, as the contract has it; ``None`` where it is invalid."""
     try:
         value = parse_json(str(text, "ascii"))
     except ValueError:
@@ -42,7 +41,6 @@ def is_within_bounds(value: object) -> bool:
 
 
 def count(value: object) -> int | None:
-    """Return a whole number that is not negative."""
     return value if type(value) is int and 0 <= value <= MAX_NUMBER else None
 
 

@@ -84,7 +84,6 @@ class Quiescer:
         self._bypassed_at: float | None = None
 
     def notice(self, report: Report) -> None:
-        """Notice requests that the engine has and the gate has not seen."""
         requests = (report.engine.requests_running or 0) + (report.engine.requests_waiting or 0)
         is_gate_idle = not self._gate.in_flight and self._clock() - self._gate.idle_since > SETTLE_SECONDS
         if requests and is_gate_idle:
@@ -138,7 +137,6 @@ class Quiescer:
                 quiesced.held_seconds = self._clock() - began
 
     def _takes_too_long(self) -> str | None:
-        """Return why holding requests would be of no use, if that is known before; or ``None``."""
         if count := self._gate.open_ended:
             sockets = "1 WebSocket is open, which ends" if count == 1 else f"{count} WebSockets are open, which end"
             return f"{sockets} when the client wants; no request was held. Try again when none is open"
@@ -157,7 +155,6 @@ class Quiescer:
         return refusal
 
     async def _engine_is_idle(self, began: float) -> None:
-        """Wait until the engine's own counts are 0 as well."""
         looks = AsyncRetrying(
             retry=retry_if_result(lambda load: not load.is_idle),
             stop=stop_after_delay(SETTLE_SECONDS),

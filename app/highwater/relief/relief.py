@@ -42,8 +42,6 @@ MARGIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RemedyOutcome:
-    """A remedy's result, the readings before and after it and, on the drop-in paths, the engine's own response."""
-
     result: RemedyResult
     before: tuple[RankReading, ...]
     after: tuple[RankReading, ...]
@@ -89,7 +87,6 @@ class Relief:
         return self._turn.locked()
 
     def unavailable(self, name: str, status: EngineStatus) -> str | None:
-        """Return why this remedy would be refused to a rule now, as far as that is known before; or ``None``."""
         remedy, can = self.remedies[name], self._poller.capabilities
         if (refusal := operators_only(remedy, can, status) or remedy.refusal(can, status, "safe")) is not None:
             return refusal
@@ -275,7 +272,6 @@ class Relief:
         return done
 
     async def _after(self, before: Report) -> tuple[tuple[RankReading, ...], str | None]:
-        """Return the readings after a remedy, and why they are missing if there were some before it."""
         report = await self._poll("measuring")
         if report is None:
             return (), f"not measured, as no reading came within {self._poll_seconds():g} s"
@@ -307,8 +303,7 @@ class Relief:
     async def _before(self, run: RemedyRun) -> Report:
         """Return a fresh reading: the last one if it was taken just before, as for the policy it was.
 
-        Raises:
-            NotAvailable: The engine is not reachable: recorded as a failed reset, or as a refusal while it starts.
+        Raises NotAvailable where no engine is reachable: recorded as a failed reset, or as a refusal while it starts.
         """
         report = self._poller.current()
         age = report.age_seconds

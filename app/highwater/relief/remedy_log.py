@@ -22,8 +22,6 @@ class RemedyObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemedyRun:
-    """One remedy as it is to be run: who requested it, and how."""
-
     remedy: Remedy
     trigger: Trigger
     mode: Mode = "safe"
@@ -41,7 +39,6 @@ class RemedyLog:
         self._observer = observer
 
     def add(self, run: RemedyRun, result: RemedyResult) -> None:
-        """Count a remedy's end, and write its event and a line of the log. Of a dry run there is nothing to write."""
         if run.dry_run:
             return
         self._observer.remedy_ended(result, run.trigger)
@@ -66,7 +63,6 @@ def summary_of(result: RemedyResult) -> str:
 
 
 def result_of(remedy: Remedy, outcome: Outcome, *, reason: str | None) -> RemedyResult:
-    """Return a remedy's result, before anything is measured."""
     return RemedyResult(
         remedy=remedy.name,
         outcome=outcome,

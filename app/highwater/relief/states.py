@@ -51,7 +51,6 @@ class States:
 
     @contextmanager
     def one_relief(self) -> Iterator[None]:
-        """Be idle again when the block ends, however it does."""
         try:
             yield
         finally:

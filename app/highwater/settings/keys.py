@@ -23,7 +23,6 @@ def keys() -> Iterator[tuple[str, FieldInfo]]:
 
 
 def is_list(info: FieldInfo) -> bool:
-    """Return whether the key takes a list, given as JSON on the command line and in the environment."""
     return isinstance(info.default, tuple)
 
 

@@ -44,18 +44,15 @@ def amount_text(value: float | None, unit: GrowthUnit, *, signed: bool = False) 
 
 
 def rate_text(rate: GrowthRate, unit: GrowthUnit) -> str:
-    """Return a rate with its interval: ``4.0 MiB per request (3.9 MiB to 4.1 MiB)``."""
     low, high = amount_text(rate.low, unit), amount_text(rate.high, unit)
     return f"{amount_text(rate.per_driver, unit)} per {DRIVER_TITLES[rate.driver]} ({low} to {high})"
 
 
 def leaks(series: Sequence[SeriesGrowth]) -> list[SeriesGrowth]:
-    """Return the series that leak, also of an engine that has ended."""
     return [one for one in series if one.verdict == "leak"]
 
 
 def growth_line(series: Sequence[SeriesGrowth]) -> str:
-    """Return the verdicts in one line: the leaks by name, the others by number, without those that are over."""
     named = [leak_line(one) for one in leaks(series)]
     counts: Counter[GrowthKind] = Counter(one.verdict for one in series if one.verdict != "leak" and not one.is_over)
     rest = ", ".join(f"{counts[kind]} {title}" for kind, title in VERDICT_TITLES.items() if counts[kind])
@@ -63,13 +60,11 @@ def growth_line(series: Sequence[SeriesGrowth]) -> str:
 
 
 def leak_line(one: SeriesGrowth) -> str:
-    """Return a leak in one clause: what leaks, how fast, until when."""
     rate = "" if one.rate is None else f" {rate_text(one.rate, one.unit)}"
     return f"{series_title(one)} {'leaked' if one.is_over else 'leaks'}{rate}{exhaustion_text(one)}"
 
 
 def exhaustion_text(one: SeriesGrowth) -> str:
-    """Return when the leak has used up what is left, as the end of a clause; empty where that is not known."""
     if one.exhausted_at is None:
         return ""
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(one.exhausted_at))
@@ -77,10 +72,6 @@ def exhaustion_text(one: SeriesGrowth) -> str:
 
 
 def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> str:
-    """Return every verdict with its figures, a series a row, and below it the sentences of those that are not flat.
-
-    Above it stand the known causes of what has grown, a paragraph each.
-    """
     above = "".join(f"{cause}\n\n" for cause in causes)
     if not series:
         when = "values while no request runs, or the lowest values of windows with equal work: each needs minutes"

@@ -24,7 +24,6 @@ from highwater.units import UNKNOWN, mib, share_text, size_text, span_text
 
 
 def report_text(report: Report) -> str:
-    """The report as an operator reads it at a terminal, its tables in MiB."""
     parts = [_headline(report)]
     if report.engine.hint:
         parts.append(f"hint: {report.engine.hint}")
@@ -74,7 +73,6 @@ def _ranks_table(report: Report) -> str:
 
 
 def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str]]:
-    """Total, used and components in MiB, a row each and a column for each rank."""
     return [
         ["total", *(mib(rank.total_bytes) for rank in ranks)],
         ["used", *(mib(rank.used_bytes) for rank in ranks)],
@@ -83,10 +81,7 @@ def memory_rows(ranks: Sequence[RankReading], indent: str = "") -> list[list[str
 
 
 def start_table(names: Sequence[str], starts: Sequence[Sequence[StartPhase]]) -> str:
-    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it.
-
-    Empty where no rank has any phases.
-    """
+    """Return the used memory after each phase of the ranks' starts, in MiB, and the slowest rank's seconds for it."""
     by_rank = [{phase.name: phase for phase in start} for start in starts]
     order = list(dict.fromkeys(phase.name for start in starts for phase in start))
     rows = []
@@ -107,7 +102,6 @@ def _after(phase: StartPhase | None) -> str:
 
 
 def engine_facts(report: Report) -> dict[str, str]:
-    """Return what is known beside the ranks' memory, a sentence by its name; what is not known is left out."""
     facts = {
         "encoder cache": _encoder_cache(report.encoder_cache),
         "growth": _growth(report),
@@ -164,7 +158,6 @@ def _growth(report: Report) -> str:
 
 
 def together(ranks: Sequence[object]) -> str:
-    """Return that a figure is a sum; empty for a single rank."""
     return f" ({len(ranks)} ranks together)" if len(ranks) > 1 else ""
 
 

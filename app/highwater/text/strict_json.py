@@ -16,7 +16,6 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return an object within an object, or an empty one if it has no such part."""
     value = whole.get(name)
     return value if isinstance(value, dict) else {}
 

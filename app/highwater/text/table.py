@@ -14,7 +14,6 @@ from highwater.units import share_text, size_text
 
 
 def component_title(name: str) -> str:
-    """``kv_cache_bytes`` as ``KV cache``, and other sizes likewise in words."""
     return BY_NAME[name].title if name in BY_NAME else name.removesuffix("_bytes").replace("_", " ")
 
 
@@ -26,7 +25,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int =
 
 
 def device_title(device: Device) -> str:
-    """``npu:0``, or ``cpu``."""
     kind = device.type or "unknown"
     return kind if device.index is None else f"{kind}:{device.index}"
 
@@ -47,7 +45,6 @@ def signal_text(signal: str, value: float | None) -> str:
 
 
 def waters_text(rule: RuleStatus) -> str:
-    """Return where a rule acts and where it stops, in its signal's unit; empty where that is not known yet."""
     if rule.high_water is None or rule.low_water is None:
         return ""
     # Of what is free, a rule acts on less, and stops at more.

@@ -42,7 +42,6 @@ log = logging.getLogger("highwater")
 
 
 def wire_access(settings: Settings, denied: Callable[[DenialReason], None]) -> tuple[AdminToken, Access]:
-    """Return the admin token, and the check of control calls; ``denied`` counts those that fail it."""
     if settings.admin_token is not None:
         token = AdminToken(settings.admin_token.get_secret_value(), None)
     elif settings.admin_token_file is not None:
@@ -58,7 +57,6 @@ def wire_access(settings: Settings, denied: Callable[[DenialReason], None]) -> t
 def wire_control_plane(
     services: Services, lifespan: Callable[[FastAPI], object], internal_error: Callable[[], None]
 ) -> tuple[ASGIApp, SidecarPaths]:
-    """Return the ASGI application, and the paths that it serves; ``lifespan`` starts and stops the parts."""
     app = FastAPI(
         title="Highwater",
         version=__version__,

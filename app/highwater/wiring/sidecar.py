@@ -35,7 +35,6 @@ class Loops:
         self._tasks = [asyncio.create_task(loop(), name=loop.__qualname__) for loop in self._loops]
 
     async def stop(self) -> None:
-        """Cancel every loop, and return when all have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

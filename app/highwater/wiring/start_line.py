@@ -18,7 +18,6 @@ log = logging.getLogger("highwater")
 
 
 def start_line(settings: Settings) -> str:
-    """Return one line: version, engine, mode, thresholds, who may make control calls, recorders, incidents."""
     rules = "; ".join(map(_rule, settings.policy.rules)) or "no rules"
     parts = [
         f"engine {settings.engine_url}",

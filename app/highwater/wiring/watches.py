@@ -54,7 +54,6 @@ def wire_host(settings: Settings, poller: Poller, clocks: Clocks, internal_error
 
 
 def _cache_counts(poller: Poller) -> CacheCounts:
-    """Return what the engine's ``/metrics`` and the workers' recorders count."""
     report, load = poller.current(), poller.last_load
     spilled = [rank.encoder_cache.host_bytes for rank in report.ranks if rank.encoder_cache is not None]
     pinned = [rank.host_memory.pinned_bytes for rank in report.ranks if rank.host_memory.pinned_bytes is not None]

@@ -49,7 +49,6 @@ class GroupFiles(NamedTuple):
         return None if usage is None else max(0, usage - sum(_counters(level / "memory.stat", self.dropped).values()))
 
     def tightest(self) -> CgroupMemory | None:
-        """Return limit and use of the group with the least room; None without a limit."""
         limited = []
         for level in self.levels:
             # The limit first: to write memory.stat the kernel adds up the counters of all processors and groups below.
@@ -73,7 +72,6 @@ _VERSION_2 = GroupFiles(
 
 
 def read_cgroup(root: Path) -> CgroupMemory:
-    """Return use and limit of the tightest group from the process's own upwards; nulls without one."""
     files = group_files(root)
     if files is None:
         return CgroupMemory(None, None)

@@ -94,7 +94,6 @@ def refuse_while_asleep(worker: object, record: SleepRecord) -> None:
 
 
 def _shown_by_allocators() -> set[str] | None:
-    """Return the pools that the allocators show as asleep; None where one has pools and does not show it."""
     asleep: set[str] = set()
     for data in _allocations():
         is_asleep = look_up(data, "is_asleep")  # from vLLM 0.27 on; vllm-ascend has no such thing

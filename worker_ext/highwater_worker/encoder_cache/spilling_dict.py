@@ -120,7 +120,6 @@ class SpillingDict(dict[Any, Any]):
         return returned[0] if returned else None
 
     def group(self, key: Hashable) -> SpilledGroup | None:
-        """Return the group that an entry came back from, None where it never did."""
         returned = self._returned.get(key)
         return returned[1] if returned else None
 
@@ -170,7 +169,6 @@ class SpillingDict(dict[Any, Any]):
         self._forget(key)
 
     def pop(self, key: Hashable, *default: Any) -> Any:  # noqa: ANN401 - as above
-        """Take an entry out, and return its value if the caller wants it."""
         value = super().pop(key, *default)
         self._forget(key)
         if type(value) is Spilled and _caller_drops_the_result():

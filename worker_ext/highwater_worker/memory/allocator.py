@@ -92,7 +92,6 @@ class AllocatorReserve:
         self._look_from = began + pause if self._is_expandable else float("inf")
 
     def _seen(self, device: Device) -> float:
-        """Return what a look sees now; infinite where none succeeds."""
         try:
             return kept_bytes(_segments(device), device.index)
         except Exception:  # noqa: BLE001 - whatever the reason: nothing can be compared

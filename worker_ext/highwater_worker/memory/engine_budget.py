@@ -157,7 +157,6 @@ def _groups(cache: object) -> list[dict[str, Any]] | None:
 
 
 def _layers(cache: object, start: StartPhases | None) -> dict[str, Any] | None:
-    """Return the layers as they were before they were grouped, or, where that was not seen, as they are in groups."""
     if start is not None and start.kv_layers is not None:
         return start.kv_layers
     specs: dict[str, object] = {}

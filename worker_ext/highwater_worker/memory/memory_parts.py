@@ -68,7 +68,6 @@ def refuse_suspended(worker: object) -> None:
 
 
 def look_at_segments(worker: object, device: Device | None, reserve: AllocatorReserve) -> None:
-    """Learn from the allocator's segments what it keeps, if a look is due and the device may be read."""
     if suspending_backend(worker) is None:
         reserve.look(device)
 
@@ -85,7 +84,6 @@ def pinned_bytes(device: Device | None, notes: Notes) -> int | None:
 
 
 def read_kv_cache(worker: object, kind: str, residency: Residency, notes: Notes) -> KvCache:
-    """Return the memory of keys and values; on CPU `residency` measures which pages are there."""
     storages = notes.attempt("kv_cache_bytes", lambda: kv_cache_storages(worker, kind))
     if storages is None:
         return KvCache(None, None)

@@ -82,7 +82,6 @@ def boolean(*, default: bool) -> Field:
 
 
 def choice(*choices: str) -> Field:
-    """Return a field for one of a few words; the first is the default."""
     right = "one of " + ", ".join(f'"{word}"' for word in choices)
     return Field(choices[0], right, lambda value: isinstance(value, str) and value in choices)
 

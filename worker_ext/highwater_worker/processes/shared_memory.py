@@ -86,10 +86,8 @@ def read_shm(
     that finds no room ends the process with SIGBUS. Files that are in use or new are in `owners`. Those of `unlinked`
     have no name any more and are mapped all the same; the sum of their allocated bytes is exact, and divided by their
     sizes. No process has those of `left_over` open. Of those of `not_known` that is not known: not every process that
-    may have them open can be seen. At most `MAX_FILES` files are looked at; `is_cut` says that there are more.
-
-    Raises:
-        OSError: The folder is missing.
+    may have them open can be seen. At most `MAX_FILES` files are looked at; `is_cut` says that there are more. Raises
+    OSError where the folder is missing.
     """
     device, long_ago = os.stat(folder).st_dev, clock() - _NEW_SECONDS
     entries = list(islice(_entries(folder), MAX_FILES))
@@ -154,7 +152,6 @@ class _Users:
         self.are_all_seen = len(pids) <= MAX_PROCESSES and _shows_all(proc)
 
     def mapped(self, device: int) -> dict[int, tuple[str, int]]:
-        """Return the path and the size of each file of a device that a process has mapped, by inode."""
         number = b"%02x:%02x" % (os.major(device), os.minor(device))
         found: dict[int, tuple[str, int]] = {}
         for inode, size, path in self.each(lambda folder: _maps(folder, number)):
@@ -162,7 +159,6 @@ class _Users:
         return found
 
     def each(self, look: Callable[[str], Iterator[T]]) -> Iterator[T]:
-        """Yield what a look at the folder of each process yields."""
         for pid in self._pids:
             try:
                 yield from look(f"{self._proc}/{pid}")

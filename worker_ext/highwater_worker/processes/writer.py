@@ -298,9 +298,8 @@ class _Current:
 def start_process_file(directory: str) -> None:
     """Write this process's file from now on, and its forked children's; a second call does nothing.
 
-    Raises:
-        ValueError: The directory is no absolute path, or lies on another machine.
-        RuntimeError: No thread can be started.
+    Raises ValueError where the directory is no absolute path, or lies on another machine, and RuntimeError where no
+    thread can be started.
     """
     if _Current.writer is not None and _Current.writer.pid == os.getpid():
         return
@@ -323,7 +322,6 @@ def _start(folder: Path) -> None:
 
 
 def worker_made(worker: object) -> None:
-    """Note in this process's file that it has a worker; without a file this does nothing."""
     if _Current.writer is not None:
         _Current.writer.set_worker(worker)
 

@@ -136,7 +136,6 @@ class EncoderIndex:
         return () if row is None else row.movability.storages
 
     def _read(self, worker: object, now: float, change: object, deadline: float | None) -> bool:
-        """Read on, and return whether the pass has reached the cache's end."""
         if self._keys is None:
             if change is not None and change == self._change:
                 self._pass_due = now + _PASS_SECONDS

@@ -48,8 +48,6 @@ _MAX_WAITING = 256  # samples that wait for a disk; older ones are dropped
 
 
 class Call(NamedTuple):
-    """A call that is running, since a time in monotonic seconds, on a thread."""
-
     since: float
     thread: int
     op: str
@@ -318,7 +316,6 @@ class Recorder:
         self._host = read_host(Notes())
 
     def _flush(self) -> None:
-        """Write what the engine's thread handed over."""
         table, self._table = self._table, None
         with suppress(OSError, ValueError):  # there is nowhere to report it, and the next one may be written again
             while self._samples:
@@ -355,7 +352,6 @@ class Recorder:
         return self.steps.calls + self._operations_begun
 
     def _moving(self, now: float, called: tuple[str, float] | None = None) -> dict[str, Any]:
-        """Return the worker's progress: its steps, their outputs, operations of this package, other calls."""
         steps, call, output = self.steps.progress(), self.current, self.steps.outputs.oldest()
         return {
             "steps_begun": steps.begun if steps else None,

@@ -98,7 +98,6 @@ class Stacks:
 
 
 def ordered(dump: str, thread: int) -> str:
-    """Return a dump of `faulthandler`'s with one thread's part first, cut to fit a heartbeat."""
     mark = f"0x{thread:016x}"
     parts = dump.split("\n\n")
     parts.sort(key=lambda part: mark not in part.partition("\n")[0])

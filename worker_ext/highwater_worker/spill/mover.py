@@ -163,7 +163,6 @@ class Mover:
         self.seconds = 0.0
 
     def left(self) -> dict[str, Any]:
-        """Return for a response what was left when time ran out."""
         return {
             "complete": self.remaining_entries == 0,
             "remaining_entries": self.remaining_entries,

@@ -78,8 +78,6 @@ class Target(NamedTuple):
 
 @dataclass
 class Group:
-    """Entries that are views of one storage."""
-
     nbytes: int  # that the device gets back for all of them
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     is_needed: bool = False  # a running request has yet to read one of them

@@ -244,7 +244,6 @@ class _Sections:
         return grid
 
     def chart(self, height: int) -> Group:
-        """Return used bytes of the fullest rank over time, with the resets below it; empty without room."""
         ranks = fullest(self.report.ranks)
         span = self._span(ranks[0]) if ranks else None
         if height < 2 or span is None or not self.is_wide:  # noqa: PLR2004 - a chart of one line is a sparkline

@@ -66,7 +66,6 @@ class View:
         return replace(self, past=merged, events=tuple(newest[:MAX_EVENTS]))
 
     def without_sidecar(self, problem: str, now: float) -> View:
-        """Note that the sidecar does not respond; the last figures stay, with their age."""
         return replace(self, problem=problem, lost_at=self.lost_at if self.lost_at is not None else now)
 
     def age_seconds(self, now: float) -> float | None:
@@ -90,7 +89,6 @@ def _joined(known: Sequence[MemoryPoint], more: Iterable[MemoryPoint]) -> tuple[
 
 
 def past_of(readings: object) -> Past:
-    """Return the readings of ``GET /memory/history`` by rank; what is not in shape is left out."""
     past: dict[RankKey, list[MemoryPoint]] = {}
     for reading in readings if isinstance(readings, list) else ():
         with suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -107,12 +105,10 @@ def past_of(readings: object) -> Past:
 def follow_memory(
     connect: Callable[[], SidecarClient], pause: Callable[[float], bool | None]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``past``, ``report`` and ``event`` as the sidecar sends them, and ``lost`` with why (see `follow`)."""
     return follow(connect, history_of, pause, max_pause_seconds=MAX_PAUSE_SECONDS)
 
 
 def history_of(sidecar: SidecarClient) -> dict[str, Any]:
-    """Return the sidecar's history of the last quarter of an hour, or raise ``SidecarError``."""
     with understood("/memory/history"):
         # By its own clock, which may differ from this machine's.
         now = sidecar.get("/memory/history", {"since": "9999999999"}).get("now")

@@ -43,7 +43,6 @@ def glyphs_of(options: ConsoleOptions) -> Glyphs:
 
 
 def component_cell(console: Console, options: ConsoleOptions, index: int) -> Text:
-    """Return one cell of a component: in its colour, or its letter where the terminal has no colours."""
     component = COMPONENTS[index]
     has_colours = console.color_system is not None and not console.no_color
     return Text(glyphs_of(options).levels[-1] if has_colours else component.letter, component.terminal)
@@ -106,8 +105,6 @@ class AreaChart:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A line from ``since`` to ``until`` with a character at each time."""
-
     times: Iterable[float]
     since: float
     until: float

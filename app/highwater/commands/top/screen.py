@@ -52,7 +52,6 @@ class Screen:
         self._live.update(self._drawn(), refresh=True)
 
     def asked_to_quit(self, seconds: float) -> bool:
-        """Return whether a key to quit is hit within so many seconds, or the terminal is closed."""
         if self._keyboard is None:
             time.sleep(seconds)
             return False

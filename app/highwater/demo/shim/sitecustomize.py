@@ -35,7 +35,6 @@ class TorchvisionFinder:
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Declare the schemas when torchvision is asked for, then leave the finding to the other finders."""
         del path, target
         if fullname == "torchvision":
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not cls]

@@ -120,7 +120,6 @@ def summarize(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
 
 
 def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
-    """Return whether the log or the workers' recorders tell of an orderly end, and nothing of another cause."""
     is_killed = evidence.oom_kills is not None and evidence.oom_kills.count > 0
     has_raised = log.exception is not None and not log.exception.before
     has_cause = _cause(log) is not None or has_raised or bool(log.failed)
@@ -129,7 +128,6 @@ def ended_in_order(evidence: Evidence, log: LogStory) -> bool:
 
 
 def exception_title(exception: QuotedException) -> str:
-    """Return whose exception it is, as a clause: ``the last exception of Worker_TP0 (pid 1037)``."""
     name = exception.process.partition(" pid=")[0] or "a process of the engine"
     name += f" (pid {exception.pid})" if exception.pid is not None else ""
     before = f", {exception.before} before the log's end" if exception.before else ""
@@ -147,7 +145,6 @@ def _cause(log: LogStory) -> LogMessage | None:
 
 
 def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) -> bool:
-    """Return whether every device had room by the readings, and nothing says that memory was short all the same."""
     is_short, names = evidence.kind == "out_of_memory" or names_memory(log), {finding.name for finding in findings}
     return not is_short and not log.failed and "device_had_room" in names and names.isdisjoint(_OF_SHORTAGE)
 
@@ -156,7 +153,6 @@ def _had_room(evidence: Evidence, findings: Sequence[Finding], log: LogStory) ->
 
 
 def case_of(evidence: Evidence, log: LogStory = NO_LOG) -> Case:
-    """Return the last reading of every rank, with the growth until then."""
     ranks = tuple(_rank_case(evidence, rank, _its_own(rank, evidence, log.failed)) for rank in evidence.ranks)
     since_ready = any(rank.first is not None for rank in ranks)
     grown = _growth(evidence, ranks, since_ready=since_ready)
@@ -205,7 +201,6 @@ def _its_own(rank: RankEvidence, evidence: Evidence, failed: Sequence[FailedAllo
 
 
 def latest(evidence: RankEvidence) -> RankReading:
-    """Return the rank's last reading, with what its series has since."""
     reading = evidence.reading
     if reading is None:
         nothing = WorkerMemory(
@@ -235,7 +230,6 @@ def known_points(evidence: RankEvidence) -> tuple[MemoryPoint, ...]:
 
 
 def joined(ranks: tuple[RankEvidence, ...], before: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    """Return each rank's evidence of now, completed by what was known a moment before."""
     known = {(rank_key(rank), rank.pid): rank for rank in before}
     joined = []
     for rank in ranks:
@@ -257,13 +251,11 @@ def harmless(evidence: Evidence) -> Evidence:
 
 
 def _baseline_of(evidence: Evidence, rank: RankEvidence) -> RankReading | None:
-    """Return the first reading of this rank's process after the engine was ready; never another process's."""
     same = (first for first in evidence.baseline if rank_key(first) == rank_key(rank))
     return next((first for first in same if rank.pid is None or first.pid in (None, rank.pid)), None)
 
 
 def _growth(evidence: Evidence, ranks: tuple[RankCase, ...], *, since_ready: bool) -> Mapping[str, int]:
-    """Return by how much each component grew, summed over the ranks whose beginning is known."""
     grown: dict[str, int] = {}
     for known, rank in zip(evidence.ranks, ranks, strict=True):
         points = known_points(known)

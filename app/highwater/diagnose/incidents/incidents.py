@@ -120,7 +120,6 @@ class Incidents:
 
     @property
     def problem(self) -> str | None:
-        """The reason why the last incident could not be written, in one sentence; ``None`` if it could."""
         return self._store.problem
 
     @property
@@ -134,7 +133,6 @@ class Incidents:
 
     @property
     def is_one_open(self) -> bool:
-        """True if the engine was not ready since one of them."""
         return bool(_unended(self._tracked))
 
     @property
@@ -157,7 +155,6 @@ class Incidents:
             await self._in_thread(self._log.engine_ready)
 
     async def heard(self) -> tuple[LogMessage, ...]:
-        """Return the known messages that came into the log since it was last looked at; of an engine that lives."""
         return () if self._log is None else await self._in_thread(partial(self._log.heard, self._monotonic()))
 
     async def failed_starts(self, *, at_once: bool = False) -> tuple[FailedStart, ...]:
@@ -178,11 +175,9 @@ class Incidents:
         return await self._in_thread(partial(self._open, evidence))
 
     async def engine_ready(self) -> tuple[Headline, ...]:
-        """End the open incidents, and return them: the engine is ready. Costs nothing where none is open."""
         return await self._in_thread(self._close) if self.is_one_open else ()
 
     async def headlines(self) -> list[Headline]:
-        """Return all of them, newest first; the headline of an unreadable incident names the problem."""
         listed = await asyncio.to_thread(self._store.headlines)
         # With what was counted since the last write.
         return [one if one.problem else self._tracked.get(one.id, one) for one in listed]
@@ -331,7 +326,6 @@ class Incidents:
         self._tracked = _worth_tracking({**self._tracked, headline.id: headline})
 
     def _rewrite(self, counted: Headline, now: float) -> None:
-        """Write the count, and the log's messages since. Where the incident was removed, nothing is left to write."""
         self._written_at = {counted.id: now}
         incident = self._stored(counted.id)
         if incident is None:
@@ -452,7 +446,6 @@ def _unended(tracked: Mapping[str, Headline]) -> list[Headline]:
 
 
 def _worth_tracking(headlines: Mapping[str, Headline]) -> dict[str, Headline]:
-    """Return those that are open, and the last of each kind; the newest of too many."""
     in_order = [headlines[name] for name in sorted(headlines)]
     last = {headline.kind: headline for headline in in_order}
     worth = [headline for headline in in_order if headline.ended_at is None or last[headline.kind] is headline]

@@ -65,7 +65,6 @@ class OomKillWatch:
             self.total = (self.total or 0) + max(rises)
 
     def look(self, reading: HostReading) -> None:
-        """Compare the counters of the engine's containers with their last values."""
         alive = {one.container for one in reading.processes if one.age_seconds < SILENT_SECONDS}
         # Of one container there may be many looks, which its processes have left: a counter never falls.
         highest: dict[str, tuple[int, ContainerMemory]] = {}

@@ -41,7 +41,6 @@ class Sleep:
 
 
 def wake_up_failed(messages: Iterable[LogMessage], now: Sequence[RankReading], sleep: Sleep) -> Finding | None:
-    """Report that a sleeping engine could not be woken up, where its log says so."""
     heard = LogStory(messages=tuple(messages))
     is_short = names_memory(heard, "device")
     if not is_short and all(message.name != "wake_up_failed" for message in heard.messages):

@@ -116,7 +116,6 @@ class IncidentStore:
                 del self._memory[min(self._memory)]
 
     def remove(self, incident_id: str) -> None:
-        """Forget an incident; what cannot be removed stays."""
         with self._lock:
             self._memory.pop(incident_id, None)
             if self.folder is not None and incident_id in _names(self.folder):
@@ -163,7 +162,6 @@ class IncidentStore:
             raise UnreadableIncident(f"{incident_id} cannot be read: {os_reason(exc)}") from exc
 
     def _flush(self, folder: Path) -> None:
-        """Write the incidents in memory, the oldest first; what cannot be written stays there."""
         for incident_id in sorted(self._memory):
             try:
                 replace_private(_file(folder, incident_id), zlib.decompress(self._memory[incident_id].compressed))
@@ -190,7 +188,6 @@ def _filed(folder: Path) -> dict[str, Headline]:
 
 
 def _headline(folder: Path, incident_id: str) -> Headline:
-    """Return the headline, from the file's first line, or one that names the problem."""
     schema = None
     try:
         start = read_regular(_file(folder, incident_id), MAX_FILE_BYTES, first_bytes=HEAD_BYTES)
@@ -241,7 +238,6 @@ def _why(content: bytes, exc: ValidationError) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    """Return the ids for which there is a file, whatever is in it."""
     try:
         names = os.listdir(folder)
     except OSError:

@@ -26,7 +26,6 @@ WEIGHT_WORDS: Mapping[str, str] = {"likely": "most likely", "clue": "a clue", "n
 
 
 def state(headline: Headline) -> str:
-    """Return since when, how often, until when."""
     parts = [moment(headline.at)]
     if headline.count > 1:
         parts.append(f"{headline.count} times until {moment(headline.last_at)}")
@@ -60,7 +59,6 @@ def headlines_text(
 
 
 def incident_markdown(incident: Incident, *, charts: bool = False) -> str:
-    """Return one incident as Markdown; with charts, for a page, of each rank's used bytes over time."""
     engine = incident.engine
     kind = (incident.kind or "").replace("_", " ")
     who = f"vLLM {engine.version or '(version unknown)'} {engine.model or ''}".rstrip()
@@ -173,7 +171,6 @@ def _table(ranks: Sequence[RankEvidence]) -> str:
 
 
 def _line(rank: RankEvidence, *, drawn: bool) -> str:
-    """Return how used bytes moved over the time that is known."""
     known = [(point.at, point.used_bytes) for point in known_points(rank) if point.used_bytes is not None]
     if not known:
         return ""

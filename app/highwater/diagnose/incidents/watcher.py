@@ -139,7 +139,6 @@ class IncidentWatcher:
             self._follow_log(report)
 
     async def run(self) -> None:
-        """Write what was noticed, until cancelled."""
         while True:
             work = await self._waiting.get()
             try:
@@ -214,7 +213,6 @@ class IncidentWatcher:
         self._ended_in_order()
 
     def _more_ooms(self, report: Report) -> list[tuple[int, int]]:
-        """Return the ranks whose process counts more failures than before."""
         more = []
         for rank in () if report.stale else report.ranks:
             key, count = rank_key(rank), rank.torch.ooms
@@ -227,7 +225,6 @@ class IncidentWatcher:
         return more
 
     def _remember(self, report: Report) -> _LifeKnown | None:
-        """Return what is known of this life of the engine; ``None`` before the first."""
         engine, life = report.engine, self._life
         if engine.traits.is_up and (life is None or life.engine_life != self._engine_life().id):
             if life is not None:
@@ -291,7 +288,6 @@ class IncidentWatcher:
         )
 
     async def _with_host(self, evidence: Evidence) -> Evidence:
-        """Add host memory as it is now, with what the dead have left, and the kernel's kills."""
         host = None
         try:
             host = None if self._read_host is None else await self._read_host()
@@ -306,7 +302,6 @@ class IncidentWatcher:
         return replace(evidence, host=host, oom_kills=kills)
 
     def _follow_log(self, report: Report) -> None:
-        """Have the engine's log read where that is due: for an incident's last lines, or for a start that fails."""
         if self._has_begun:
             self._has_begun = not self._put(self._incidents.engine_began)
         if (report.engine.traits.is_absent or self._unsaid) and not self._is_looking:
@@ -316,7 +311,6 @@ class IncidentWatcher:
             self._put(partial(self._hear, report, self._life))
 
     def _put(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Queue the work; return whether there was room."""
         if self._waiting.full():
             return False
         self._waiting.put_nowait(work)
@@ -441,7 +435,6 @@ def _of_start(report: Report) -> _LifeKnown:
 
 
 def _with_records(ranks: tuple[RankEvidence, ...], records: tuple[RankRecord, ...]) -> tuple[RankEvidence, ...]:
-    """Add what the recorders have of each rank, also of ranks that no report has."""
     if not records:
         return ranks
     known = {rank_key(rank): rank for rank in ranks}

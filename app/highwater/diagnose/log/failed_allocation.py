@@ -86,7 +86,6 @@ class FailedAllocation:
     pid: int | None = None
 
     def may_be_of(self, pid: int | None, total_bytes: int | None) -> bool:
-        """Return whether the allocator of this process, on a device of this size, may have written it."""
         total = self.total_bytes
         if total is None or self.free_bytes is None:
             return False
@@ -171,7 +170,6 @@ class Moment:
     is_timed: bool = True
 
     def next(self, text: str, lines: Iterable[LogLine] = ()) -> Moment:
-        """Return that of the next line of the log, with the lines in it."""
         opens = _OPENS.match(text)
         found = _TIME.match(text, opens.end() if opens is not None else 0)
         for line in lines if found is None else ():
@@ -185,22 +183,18 @@ class Moment:
         return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
 
     def is_near(self, end: Moment) -> bool:
-        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
         gap = self._gap(end)
         return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
 
     def is_old(self, end: Moment, within: float = NEAR_SECONDS) -> bool:
-        """Return whether it is known to be more than so many seconds before the end."""
         gap = self._gap(end)
         return gap is not None and gap.total_seconds() > within
 
     def before(self, end: Moment) -> str:
-        """Return how long before the end it is, as a part of a sentence."""
         gap = self._gap(end)
         return f"{end.number - self.number:,} lines" if gap is None else span_text(gap.total_seconds())
 
     def _gap(self, end: Moment) -> timedelta | None:
-        """Return the time between; ``None`` where it is not known, or the times go backwards."""
         if self.time is None or end.time is None:
             return None
         gap = (end.time - self.time) % _YEAR

@@ -34,7 +34,6 @@ class LogPosition(NamedTuple):
 
 
 def position_of_end(path: Path) -> LogPosition | None:
-    """Return where the log ends now; ``None`` where it does not exist."""
     try:
         return end_of(path)
     except OSError:
@@ -42,7 +41,6 @@ def position_of_end(path: Path) -> LogPosition | None:
 
 
 def end_of(log: Path | BinaryIO) -> LogPosition:
-    """Return where a log ends now, by its path or as an open file."""
     status = log.stat() if isinstance(log, Path) else os.fstat(log.fileno())
     return LogPosition(status.st_dev, status.st_ino, status.st_size)
 
@@ -98,7 +96,6 @@ class WholeLines:
         self._goes_on = dict.fromkeys(("stdout", "stderr"), is_cut)
 
     def of(self, content: bytes) -> list[str]:
-        """Return the lines of the next bytes, of many the last: none that is empty, or continues another."""
         lines = filter(str.strip, content.decode("utf-8", "replace").split("\n"))
         return [line for line in lines if not self._is_piece(line)][-MOST_LINES:]
 
@@ -115,11 +112,7 @@ class WholeLines:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log for reading.
-
-    Raises:
-        OSError: It cannot be opened; ``NotARegularFileError``: it is no file.
-    """
+    """Open a log for reading; raises OSError, of it ``NotARegularFileError`` where it is no file."""
     return os.fdopen(open_regular(path, follows_link=True), "rb")
 
 
@@ -140,7 +133,6 @@ class FollowedLog:
             self._file = None
 
     def skip(self) -> list[str]:
-        """Go to the end; return what is passed over."""
         lines = self.new_lines()
         self._partial = b""
         return lines
@@ -170,7 +162,6 @@ class FollowedLog:
         return self._file is not None and place is not None and place[:2] == end_of(self._file)[:2]
 
     def _rest(self, file: BinaryIO) -> bytes:
-        """Return the added bytes; of more than ``LOOK_BYTES`` the end."""
         file.seek(max(self._offset - len(self._before), 0))
         if end_of(file).offset < self._offset or file.read(len(self._before)) != self._before:
             self._offset, self._partial, self._before = 0, b"", b""  # cut off

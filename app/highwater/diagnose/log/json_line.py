@@ -61,7 +61,6 @@ class JsonLine:
 
 
 def json_line(text: str) -> JsonLine | None:
-    """Return what an object on one line says; ``None`` where it is no object, or says nothing."""
     try:
         found, _ = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):

@@ -93,7 +93,6 @@ class QuotedException:
 
 
 def says_stop(line: LogLine) -> bool:
-    """Return whether the API server or EngineCore logs that it was told to end."""
     if line.file is None:
         return line.level == "INFO" and line.is_api_servers and _UVICORN_STOPS.match(line.message) is not None
     is_its = _STOPS_FILE.fullmatch(line.file.rpartition("/")[2]) and line.opening is None
@@ -101,7 +100,6 @@ def says_stop(line: LogLine) -> bool:
 
 
 def says_serving(line: LogLine) -> bool:
-    """Return whether it shows that the server still answers, or the engine still steps."""
     if line.file is None:
         return line.level == "INFO" and line.is_api_servers and _ACCESS.match(line.message) is not None
     return line.file.endswith("loggers.py") and line.message.startswith("Engine ")
@@ -179,7 +177,6 @@ class LastWords:
         return self._bare
 
     def _writer(self, line: LogLine) -> str:
-        """Return the process as the log names it; a module is not a process."""
         return line.process or ("" if line.file else API_SERVER if self._is_servers else self._bare)
 
     def _read_bare(self, message: str) -> None:

@@ -33,7 +33,6 @@ _QUOTES: Final = re.compile(
 
 
 def quoted(line: LogLine) -> str | None:
-    """Return another process's exception that a line quotes; ``None`` where it quotes none."""
     found = None if line.is_api_servers else _QUOTES.match(line.message)
     if found is None:
         return None
@@ -47,8 +46,6 @@ def in_order(messages: Mapping[str, LogMessage]) -> tuple[LogMessage, ...]:
 
 
 class RecognizedLine(NamedTuple):
-    """A line in a line of the log, and the known message that it has."""
-
     line: LogLine
     known: KnownMessage | None
 
@@ -58,18 +55,15 @@ LogText: TypeAlias = tuple[str, list[RecognizedLine]]
 
 
 def recognized(texts: Iterable[str], reader: Reader) -> Iterator[LogText]:
-    """Yield each line of a log, with the lines in it and the known message of each."""
     for text, lines in reader.read(texts):
         yield text, [RecognizedLine(line, None if line.is_clients else known_message(line)) for line in lines]
 
 
 def merged(before: tuple[LogMessage, ...], after: tuple[LogMessage, ...]) -> tuple[LogMessage, ...]:
-    """Return the messages known before, and those that came since; causes before consequences."""
     return in_order({message.name: message for message in (*after, *before)})
 
 
 def ended_by_signal(messages: Iterable[LogMessage]) -> int | None:
-    """Return the signal that ended a process, where a line says that; ``None`` where none does."""
     for message in messages:
         for line in message.lines:
             found = _EXIT.search(line)

@@ -167,7 +167,6 @@ class Reader:
             yield from self._lines_of(inner)
 
     def _placed(self, line: LogLine) -> LogLine:
-        """Return a record's line with the first line of that record."""
         first = self._open.get(line.process)
         if not line.head or first is None or first.head != line.head:
             self._open = self._open if len(self._open) < _MAX_WRITERS else {}

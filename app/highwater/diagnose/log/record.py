@@ -104,7 +104,6 @@ def is_api_servers_head(head: str) -> bool:
 
 
 def uncoloured(text: str) -> str:
-    """Return the line without colours and its end, cut."""
     return _COLOURS.sub("", text[:_READ]).rstrip("\r\n")
 
 
@@ -167,7 +166,6 @@ _ALIKE: Final = (
 
 
 def may_be_head(head: str) -> bool:
-    """Return whether a record may stand behind this, by what it is made of."""
     if len(head) > MAX_HEAD_LENGTH or _NO_HEAD.search(head):
         return False
     return all(

@@ -69,8 +69,6 @@ def says_ready(line: LogLine) -> bool:
 
 @dataclass(slots=True)
 class _Start:
-    """A start under way: its first line, which of all it is, and what is known of its failure."""
-
     title: str
     number: int
     header: int
@@ -82,7 +80,6 @@ class _Start:
 
     @property
     def is_untold(self) -> bool:
-        """True if it failed, or ended without a word, should another one begin."""
         return not self.is_reported and (self.is_failing or (self.header > 0 and self.told.words.stop is None))
 
     def add(self, text: str, lines: Sequence[RecognizedLine], now: float) -> None:
@@ -97,7 +94,6 @@ class _Start:
             self.is_failing, self.ended_at = True, now
 
     def is_over(self, now: float, *, at_once: bool) -> bool:
-        """Return whether it has failed and its last lines are written; with ``at_once`` they are not awaited."""
         if not self.is_failing:  # by a known message, or an exception that nothing caught
             is_last = self.told.words.is_last and self.header > 0
             return is_last and (at_once or now - self.last_at >= LONG_SILENCE_SECONDS)
@@ -174,14 +170,12 @@ class Starts:
         self._open = _Start(text, self.number, header, StoryTold(of_start=of_start))
 
     def _is_begun_by(self, header: int) -> bool:
-        """Return whether a header begins another start, or belongs to the start under way."""
         last = self._open
         if last is None or last.header == 0 or last.ended_at is not None or header < last.header:
             return True
         return header == last.header and header != _ENGINE_CORE
 
     def _may_be_first(self, line: LogLine, now: float) -> bool:
-        """Return whether it may be an exception that ends a start before its first lines."""
         if self.may_serve or line.file is not None or not line.message.startswith(_TRACEBACK):
             return False
         last = self._open
@@ -228,7 +222,6 @@ class EngineLog:
         return self._starts.failed(now, at_once=at_once, only_last=is_first)
 
     def heard(self, now: float) -> tuple[LogMessage, ...]:
-        """Return the known messages that were added since the last look, of an engine that lives."""
         self._absent_since = None
         lines = list(recognized(self._followed.new_lines(), self._reader))
         for text, found in lines:
@@ -241,7 +234,6 @@ class EngineLog:
     def story(
         self, since: LogPosition | None, until: LogPosition | None = None, *, within: float = NEAR_SECONDS
     ) -> LogStory:
-        """Return the story of the engine that ran since then, by the last lines before ``until``."""
         texts, problem, is_cut = read_tail(self._path, since, until)
         lines = list(recognized(texts, Reader(self._reader)))
         run = of_one_run(lines, begins_ready=since is not None)

@@ -61,7 +61,6 @@ NO_LOG: Final = LogStory()
 
 
 def unheard(log: LogStory) -> str:
-    """Return why the log's silence says nothing, as a clause; empty where it was understood."""
     if log.was_understood:
         return ""
     if log.is_cut:
@@ -74,8 +73,6 @@ def unheard(log: LogStory) -> str:
 
 
 class LogMatches:
-    """The known messages among lines that come one after another."""
-
     def __init__(self) -> None:
         self._seen: dict[str, LogMessage] = {}
         self._last: dict[str, Moment] = {}  # when each was written last, if not the end of a process
@@ -173,12 +170,10 @@ def story_of(
     within: float = NEAR_SECONDS,
     reader: Reader | None = None,
 ) -> LogStory:
-    """Return the story of the lines of one run, read as a reader of the same log has learned to."""
     return told_by(recognized(texts, Reader(reader))).story(problem, is_cut=is_cut, within=within)
 
 
 def told_by(lines: Iterable[LogText]) -> StoryTold:
-    """Return what the lines of one run tell, which a reader has read."""
     told = StoryTold()
     for text, found in lines:
         told.add(text, found)

@@ -80,5 +80,4 @@ def judged(case: Case, internal_error: Failed | None = None) -> list[Finding]:
 
 
 def known_causes(case: Case) -> list[Finding]:
-    """Return the known causes of growth that apply to this case, the weightiest first."""
     return weightiest_first(rule(case) for rule in KNOWN_CAUSES)

@@ -57,7 +57,6 @@ def _cached_bytes(rank: RankCase) -> int | None:
 
 
 def _capacity_bytes(rank: RankCase) -> int | None:
-    """Return the encoder cache's capacity in bytes, by the bytes that it holds for each embedding."""
     cache = rank.now.encoder_cache
     sized = [(entry.bytes, entry.embeds) for entry in rank.entries if entry.bytes and entry.embeds]
     if cache is not None and sized:  # recorders list their entries without embeddings

@@ -44,7 +44,6 @@ def device_full(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def device_had_room(case: Case, evidence: Evidence) -> Finding | None:
-    """Report that every rank had much free: the cause lies elsewhere than in the device's memory."""
     if not case.ranks or names_memory(case.log, "device") or not all(map(_has_room, case.ranks)):
         return None
     least = min(case.ranks, key=lambda rank: rank.free_ratio or 0.0)
@@ -116,12 +115,10 @@ def _against_full(rank: RankCase) -> tuple[str, ...]:
 
 
 def is_device_full(rank: RankCase) -> bool:
-    """Return whether next to nothing was free, as far as that is known."""
     return rank.free_ratio is not None and rank.free_ratio < FULL_RATIO
 
 
 def has_run_out(case: Case) -> bool:
-    """Return whether the device's memory ran out: by the incident, its counters, or what was free at the end."""
     is_killed = case.evidence is not None and case.evidence.oom_kills is not None and case.evidence.oom_kills.count > 0
     is_short = any(is_device_full(rank) or rank.failed_allocation_bytes is not None or rank.ooms for rank in case.ranks)
     return not is_killed and (case.kind == "out_of_memory" or is_short or names_memory(case.log, "device"))

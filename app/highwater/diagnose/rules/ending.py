@@ -65,7 +65,6 @@ def cause_not_known(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def _says_why(case: Case) -> bool:
-    """Return whether the log says why the engine ended, or that it ended by itself: with an exception of its own."""
     raised, evidence = case.log.exception, case.evidence
     is_killed = evidence is not None and evidence.ended_by_signal == signal.SIGKILL
     if raised is not None and not raised.follows and not raised.before and not is_killed:

@@ -86,7 +86,6 @@ def _against_leak(series: SeriesGrowth, case: Case) -> tuple[str, ...]:
 
 
 def growth(case: Case) -> Finding | None:
-    """Report that used memory grew: how fast, which component it is, and what keeps that small."""
     grown = case.grown_bytes
     if grown is None or not case.has_grown:
         return None
@@ -124,7 +123,6 @@ def meaning(component: str, device_type: str | None) -> str:
 
 
 def for_growth(component: str, case: Case) -> tuple[str, ...]:
-    """Return the advice that keeps a component small that grew, the known cause's first."""
     names = for_component(component, case.device_type)
     if component != "non_torch_bytes":
         return names
@@ -134,7 +132,6 @@ def for_growth(component: str, case: Case) -> tuple[str, ...]:
 
 
 def _against_fragments(case: Case) -> tuple[str, ...]:
-    """Return the advice against fragments below PyTorch's allocator, where they may be why non-torch memory grew."""
     ranks = [rank for rank in case.ranks if may_fragment(rank.now)]
     if not ranks or not _had_images(case):
         return ()

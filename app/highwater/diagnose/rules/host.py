@@ -45,18 +45,15 @@ def host_memory(case: Case) -> Finding | None:
 
 
 def fill_text(case: Case) -> str | None:
-    """Return how full host memory was before the end, as a part of a sentence; ``None``: not known."""
     fill, _ = fullest(case)
     return None if fill is None else f"{fill.ratio:.0%} of {_limit(fill)}{_age_text(case, fill)}"
 
 
 def fullest(case: Case) -> tuple[Fill | None, str]:
-    """Return the fullest look at host memory before the end, and where it was; ``None``: not known."""
     return max(_fills(case), key=lambda each: each[0].ratio, default=(None, ""))
 
 
 def looks_text(case: Case) -> str | None:
-    """Return the last value of each process before the end, the freshest first; ``None``: not known."""
     host = None if case.evidence is None else case.evidence.host
     parts = () if host is None else [part for part in host.parts if part.kind == "process"]
     freshest = sorted(parts, key=lambda part: -round(part.at))[:MAX_LOOKS]
@@ -65,7 +62,6 @@ def looks_text(case: Case) -> str | None:
 
 
 def against_full_host(case: Case) -> tuple[str, ...]:
-    """Return the advice for the part that grew, or else for the largest one."""
     trimmed = ("trim_host_budget",) if _spilled_bytes(case) > NOTABLE_BYTES else ()
     host = None if case.evidence is None else case.evidence.host
     queries = getattr(case.load, "mm_cache_queries", None) if host is None else host.caches.queries

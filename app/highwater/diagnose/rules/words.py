@@ -30,7 +30,6 @@ _BEFORE_KV_CACHE: Final = 0.7
 
 
 def names_memory(log: LogStory, which: WhichMemory | None = None) -> bool:
-    """Return whether a known message says that memory was short; ``which`` asks for one of them."""
     found = {_OF_MEMORY[message.name] for message in log.messages if message.name in _OF_MEMORY}
     return which in found if which is not None else bool(found)
 
@@ -88,14 +87,12 @@ def failed_allocation(case: Case, evidence: Evidence) -> Finding | None:
 
 
 def _unused(failed: FailedAllocation, rank: RankCase | None) -> int | None:
-    """Return what PyTorch held that no tensor used: by the message, else by the last reading before it."""
     if failed.reserved_bytes is not None and failed.allocated_bytes is not None:
         return failed.reserved_bytes - failed.allocated_bytes
     return None if rank is None else rank.unused_bytes
 
 
 def _others(failed: FailedAllocation) -> int | None:
-    """Return what others hold of the device, where that is much; ``None`` where it is not, or not known."""
     if failed.total_bytes is None or failed.free_bytes is None or failed.reserved_bytes is None:
         return None
     others = failed.total_bytes - failed.free_bytes - max(failed.reserved_bytes, failed.in_use_bytes or 0)

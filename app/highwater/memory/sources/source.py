@@ -35,7 +35,6 @@ class Source(ABC):
         self._engine = engine
 
     def available(self, capabilities: Capabilities) -> bool:
-        """Return whether this engine has it; every engine does, unless a source says otherwise."""
         del capabilities
         return True
 

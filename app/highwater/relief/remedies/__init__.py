@@ -11,7 +11,6 @@ from highwater.relief.remedies.workers import Release, TrimEncoderCache
 
 
 def all_remedies(*, host_budget_bytes: int | None = None) -> tuple[Remedy, ...]:
-    """Return one of each remedy; the budget is that of ``TrimEncoderCache``."""
     trim = TrimEncoderCache(host_budget_bytes=host_budget_bytes)
     return (Release(), trim, ResetEncoderCache(), ResetMmCache(), ResetPrefixCache())
 

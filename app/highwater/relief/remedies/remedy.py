@@ -71,7 +71,6 @@ class Remedy:
 
     @property
     def path(self) -> str | None:
-        """The drop-in path; ``None`` where vLLM has none."""
         return None
 
     def refusal(self, capabilities: Capabilities, status: EngineStatus, mode: Mode) -> str | None:
@@ -83,7 +82,6 @@ class Remedy:
         raise NotImplementedError
 
     def needs_gate(self, capabilities: Capabilities, mode: Mode) -> bool:
-        """Return whether requests must be held for it. By default not: it runs between two steps."""
         del capabilities, mode
         return False
 
@@ -93,7 +91,6 @@ class Remedy:
 
 
 def operators_only(remedy: Remedy, capabilities: Capabilities, status: EngineStatus) -> str | None:
-    """Return why the policy must leave it to an operator on this vLLM and now, or ``None``."""
     since = remedy.automatic_since
     if status.state == "sleeping":
         return "the engine is asleep: rules leave it alone, and an operator may ask for a release"

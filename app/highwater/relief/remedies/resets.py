@@ -121,7 +121,6 @@ class ResetPrefixCache(_Reset):
         return f"the engine would not do it: {kv_blocks_held(capabilities.kv_connector, usage)}"
 
     async def run(self, engine: Engine, options: RunOptions) -> RunResult:
-        """POST it, again while blocks are in use and patience lasts, and return whether it worked."""
         tries = AsyncRetrying(
             retry=retry_if_result(lambda result: result.reason == _IN_USE),
             stop=stop_after_delay(options.patience_seconds),

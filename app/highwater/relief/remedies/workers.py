@@ -109,8 +109,7 @@ def _fell_short(answers: Answers) -> str | None:
 def _for_the_rest(payload: Mapping[str, Any], answers: Answers) -> Mapping[str, Any]:
     """Bytes to let go become bytes to keep: ranks that came further than others then end where the others do.
 
-    Raises:
-        EngineGarbled: An answer does not say what it holds or what is left: the same request again would move too much.
+    Raises EngineGarbled where an answer does not say what it holds or has left: the same request would move too much.
     """
     if "free_bytes" not in payload:
         return payload
@@ -158,10 +157,8 @@ async def call_workers_in_rounds(
 ) -> RunResult:
     """Call every worker until none has anything left, or ``MAX_SECONDS`` have passed; return what all calls moved.
 
-    ``again`` returns the next call's payload, from the last one's payload and answers.
-
-    Raises:
-        EngineError: The engine gave no usable response to the first call. Later, what was done until then is returned.
+    ``again`` returns the next call's payload, from the last one's payload and answers. Raises EngineError where the
+    engine gave no usable response to the first call; later, what was done until then is returned.
     """
     until = clock() + MAX_SECONDS
     run = await call_workers(engine, op, payload)
