@@ -144,6 +144,7 @@ class Access(SecurityBase):
         return f"this works: curl {method}--oauth2-bearer {token} {url}"
 
     def report(self, request: HTTPConnection, denial: Denial) -> None:
+        """Count the denial, and log it with the peer at a bounded rate."""
         self._denied(denial.reason)
         method, path = request.scope["method"], ascii(request.scope["path"][:_LOGGED_CHARACTERS])
         peer = peer_of(request) or "an unknown peer"

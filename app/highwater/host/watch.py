@@ -98,6 +98,7 @@ class HostWatch:
             return self._past.facts(reading, processor_caches(reading, self._counts()))
 
     async def report(self) -> HostReport:
+        """Return the report on a reading that is at most a second old."""
         now = await self.read()
         age = round(max(0.0, self._monotonic() - now.read_at), 3)
         # For hundreds of processes it takes milliseconds, and streams pass on this loop.

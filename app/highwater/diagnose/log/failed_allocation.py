@@ -183,6 +183,7 @@ class Moment:
         return self if self.is_timed or not later.is_timed else Moment(self.number, later.time)
 
     def is_near(self, end: Moment) -> bool:
+        """Return whether it is at most a minute before the end; where the log has no times, lines count."""
         gap = self._gap(end)
         return end.number - self.number < NEAR_LINES if gap is None else gap <= timedelta(seconds=NEAR_SECONDS)
 
