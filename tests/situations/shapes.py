@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -251,7 +252,131 @@ def ramp_with_pauses(dice: Dice) -> Course:
     def grown(at: float) -> float:
         return at // (on + off) * on + min(at % (on + off), on)
 
-    return Course(dice.total, full, lambda at: min(dice.start + pace * grown(at), dice.total), lambda _: full)
+    return Course(
+        dice.total,
+        full,
+        lambda at: min(dice.start + pace * grown(at), dice.total),
+        lambda at: seconds if at < on else full,
+        turns=(on,),
+    )
+
+
+def ramp_with_jump(dice: Dice) -> Course:
+    """Two ramps of one pace, and between them a step."""
+    pace, share = dice.pace(), dice.random.uniform(0.1, 0.4)
+    seconds = dice.room / pace * (1 - share)
+    at = seconds * dice.random.uniform(0.2, 0.8)
+    shake = dice.noise(pace * dice.step / 4)
+    return Course(
+        dice.total,
+        seconds,
+        lambda now: min(dice.start + pace * now + dice.room * share * (now >= at) + shake(now), dice.total),
+        lambda now: dice.room / pace if now < at else seconds,
+        turns=(at,),
+    )
+
+
+def rising_saw(dice: Dice) -> Course:
+    """Each request takes and gives back; the floor below rises, and at the end a tooth meets the device's end."""
+    pace, period = dice.pace(), dice.random.uniform(2, 30) + 2 * dice.step
+    size = dice.room * dice.random.uniform(0.02, 0.3)
+    end = next(n / 20 for n in range(10**7) if pace * n / 20 + size * (n / 20 / period % 1) >= dice.room)
+    return Course(
+        dice.total,
+        end,
+        lambda at: min(dice.start + pace * at + size * (at / period % 1), dice.total),
+        lambda _: end,
+        turns=(period,),
+        judged_from=period,
+    )
+
+
+def images_by_chance(dice: Dice) -> Course:
+    """Images of several sizes at times by chance, as users send them."""
+    pace, gap = dice.pace(), dice.random.uniform(0.3, 4)
+    at, held, events = 0.0, 0.0, []
+    while held < dice.room:
+        at += dice.random.expovariate(1 / gap)
+        held += pace * gap * dice.random.choice((0.5, 1.0, 1.5))
+        events.append((at, held))
+    times = [one for one, _ in events]
+
+    def used(now: float) -> float:
+        done = bisect_right(times, now)
+        return min(dice.start + (events[done - 1][1] if done else 0.0), dice.total)
+
+    return Course(dice.total, at, used, lambda _: at, grower="encoder_cache_bytes")
+
+
+def load_with_rests(dice: Dice) -> Course:
+    """It grows while there is load; the engine idles between."""
+    pace = dice.pace()
+    busy = dice.room / pace * dice.random.uniform(0.05, 0.4)
+    idle = busy * dice.random.uniform(0.3, 2)
+    times = [(n * (busy + idle), n * busy) for n in range(int(dice.room / pace / busy) + 1)]
+    full = next(at + dice.room / pace - done for at, done in reversed(times) if done < dice.room / pace)
+    turns = tuple(turn for at, _ in times for turn in (at + busy, at + busy + idle) if turn < full)
+
+    def grown(at: float) -> float:
+        return at // (busy + idle) * busy + min(at % (busy + idle), busy)
+
+    return Course(
+        dice.total,
+        full,
+        lambda at: min(dice.start + pace * grown(at), dice.total),
+        lambda at: dice.room / pace if at < busy else full,
+        turns=turns,
+    )
+
+
+def noisy_ramp(dice: Dice) -> Course:
+    """Noise of a twentieth of all growth."""
+    pace = dice.pace()
+    return line(dice, pace, dice.room / 20, dice.room / pace)
+
+
+def jittering_ramp(dice: Dice) -> Course:
+    """A slow one, of a counter that jitters by some MiB."""
+    pace = dice.random.uniform(0.5, 8) * MIB
+    return line(dice, pace, dice.random.uniform(1, 8) * MIB, min(max(600.0, 60 * dice.step), dice.room / pace))
+
+
+def exponential(dice: Dice) -> Course:
+    seconds = dice.ramp_seconds()
+    return Course(
+        dice.total,
+        seconds,
+        lambda at: dice.start + dice.room * math.expm1(3 * at / seconds) / math.expm1(3),
+        lambda _: seconds,
+    )
+
+
+def two_paces(dice: Dice) -> Course:
+    """A ramp that goes on at another pace."""
+    pace, other = dice.pace(), dice.random.choice((0.25, 0.5, 2, 4))
+    turn = dice.room / pace * dice.random.uniform(0.2, 0.7)
+    end = turn + (dice.room / pace - turn) / other
+    return Course(
+        dice.total,
+        end,
+        lambda at: min(dice.start + pace * (min(at, turn) + other * max(at - turn, 0)), dice.total),
+        lambda at: dice.room / pace if at < turn else end,
+        turns=(turn,),
+    )
+
+
+def load_that_begins(dice: Dice) -> Course:
+    """A ramp after a rest."""
+    pace, rest = dice.pace(), dice.random.uniform(20, 400)
+    end = rest + dice.room / pace
+    shake = dice.noise(pace * dice.step / 4)
+    return Course(
+        dice.total,
+        end,
+        lambda at: min(dice.start + pace * max(at - rest, 0.0) + shake(at), dice.total),
+        lambda _: end,
+        judged_from=rest,
+    )
 
 
 def slow_rhythm(dice: Dice) -> Course:
@@ -280,11 +405,17 @@ SHAPES: Final[dict[str, Shape]] = {
     "load that stops": load_stops,
     "noise alone": noise_alone,
     "cache to its budget": cache_to_its_budget,
-}
-# Of these no straight line tells when the device is full: their errors are counted, and held to no bound.
-UNFORESEEN: Final[dict[str, Shape]] = {
     "accelerating": accelerating,
     "slowing": slowing,
     "ramp with pauses": ramp_with_pauses,
     "slow rhythm": slow_rhythm,
+    "ramp with a jump": ramp_with_jump,
+    "rising saw": rising_saw,
+    "images by chance": images_by_chance,
+    "load with rests": load_with_rests,
+    "noisy ramp": noisy_ramp,
+    "jittering ramp": jittering_ramp,
+    "exponential": exponential,
+    "two paces": two_paces,
+    "load that begins": load_that_begins,
 }

@@ -9,7 +9,7 @@ import pytest
 
 from tests.situations import busy
 from tests.situations.forecast import SEEDS, Outcome, outcome_of
-from tests.situations.shapes import SHAPES, UNFORESEEN
+from tests.situations.shapes import SHAPES
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -47,7 +47,7 @@ def test_a_growth_that_quickens_gets_no_forecast():
 
 def test_the_page_has_a_row_for_each_shape():
     page = Path("docs/growth.md").read_text(encoding="utf-8")
-    shapes = (*SHAPES, *UNFORESEEN, *busy.SHAPES, *busy.INDISTINCT)
+    shapes = (*SHAPES, *busy.SHAPES, *busy.INDISTINCT)
     assert [shape for shape in shapes if f"| {shape} " not in page] == []
 
 

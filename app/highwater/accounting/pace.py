@@ -22,6 +22,10 @@ SLOWEST_BYTES_PER_SECOND = 64 * KIB  # slower is noise
 _MIN_READINGS, _ENOUGH_READINGS, _MAX_BLOCKS = 4, 8, 24
 _TAIL_SECONDS = 3.0
 # A slope over its standard error; the least ratio of neighbouring parts' paces, with few readings; and of the newest's.
+# Up to that share of the growth above its lowest memory rests.
+_REST_SHARE: Final = 1 / 20
+# Errors of a wave are like their neighbours' by so much, and more than that share of the growth.
+_WAVY, _EXACT = 0.6, 1e-5
 _MIN_CERTAINTY, _EVEN, _EVEN_OF_FEW, _GOES_ON = 8.0, 0.75, 0.9, 0.8
 
 _Points: TypeAlias = Sequence[tuple[float, float]]
@@ -77,25 +81,31 @@ class Pace(NamedTuple):
     """A pace, and the line that it is of.
 
     Attributes:
-        now: The used bytes now, by the line; ``scatter``: how far readings are from it.
-        to_come: The bytes that still come if it goes on to slacken as it does; infinite where it does not.
-        gain: By how much the pace surely grows each second; 0 where it does not.
+        now: The used bytes now, by the line.
+        late: The pace now, as it bends; ``bend``: by what share of itself it surely grows each second, negative where
+            it slackens.
+        wander: By how many seconds of its pace memory is off the line after a second, by chance; after four seconds by
+            twice as many.
         is_kinked: Whether it has slackened before: memory may be levelling off.
+        is_wavy: Whether readings are above the line for long, and then below it.
     """
 
     bytes_per_second: float
     first: int = 0  # the first reading of its window
     seconds: float = 0.0  # the length of the window
     now: float = 0.0
-    scatter: float = 0.0
-    to_come: float = math.inf
-    gain: float = 0.0
+    late: float = 0.0
+    bend: float = 0.0
+    wander: float = 0.0
     is_kinked: bool = False
+    is_wavy: bool = False
 
 
 def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
     at = track.at
-    start = bisect_left(at, track.cut_at) if patience.is_strict else 0
+    start = began(track) if patience.is_strict else 0
+    if patience.is_strict and _is_flat(track, bisect_left(at, track.cut_at), SLOWEST_BYTES_PER_SECOND):
+        return Pace(0.0)
     tried, is_kinked = -1, False
     for window in patience.windows:
         first = max(start, bisect_right(at, at[-1] - window) - 1) if at else 0
@@ -106,8 +116,6 @@ def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
         # Beside a longer history a few readings lie on a line by chance.
         if len(at) - first < (_MIN_READINGS if first == start else _ENOUGH_READINGS):
             return None
-        if tried < 0 and _is_flat(track, start, SLOWEST_BYTES_PER_SECOND):
-            return Pace(0.0)
         if first != tried:
             tried, line = first, _Line(track, first)
             if line.certainty >= _MIN_CERTAINTY * (1 if first == start else 2) and line.is_even and line.goes_on:
@@ -116,13 +124,26 @@ def pace_of(track: Track, patience: Patience = STEADY) -> Pace | None:
     return None
 
 
+def began(track: Track) -> int:
+    """Return the reading since the last cut at which the growth began, after any rest or fall."""
+    at, start = track.at, bisect_left(track.at, track.cut_at)
+    used = track.used[start:]
+    low = min(used, default=0.0)
+    most = low + (used[-1] - low) * _REST_SHARE if used else 0.0
+    last = start + max((place for place, one in enumerate(used) if one <= most), default=0)
+    # The first twentieth of a ramp is no rest.
+    return last if used and at[last] - at[start] > 2 * _REST_SHARE * (at[-1] - at[start]) else start
+
+
 class _Line:
     def __init__(self, track: Track, first: int) -> None:
         self._track, self._first = track, first
         self._seconds = track.at[-1] - track.at[first]
         blocks, thirds = track.blocks(first, _MAX_BLOCKS), track.blocks(first, 3)
         self._count = len(blocks)
-        self.slope, error, self._scatter = _fitted(blocks)
+        self.slope, error, scatter, alike = _fitted(blocks)
+        self.is_wavy = alike > _WAVY and scatter > _EXACT * abs(self.slope) * self._seconds
+        self.wander = _wander(blocks, self.slope) / max(abs(self.slope), 1e-9)
         # Of few readings many lie on a line by chance.
         self.certainty = abs(self.slope) / max(error, 1e-9) / (1 + 4 / max(self._count - 2, 1))
         paces = [(used - earlier) / (at - before) for (before, earlier), (at, used) in pairwise(thirds)]
@@ -145,7 +166,7 @@ class _Line:
             return False
         for seconds in (min(_TAIL_SECONDS, self._seconds / 2), self._seconds / 3):
             tail = min(bisect_left(at, at[-1] - seconds), len(at) - _MIN_READINGS)
-            slope, error, _ = _fitted(track.blocks(tail, _MAX_BLOCKS))
+            slope, error, *_ = _fitted(track.blocks(tail, _MAX_BLOCKS))
             ratio, doubt = slope / self.slope, 2 * error / abs(self.slope)
             if ratio + doubt < _GOES_ON or ratio - doubt > 1 / _GOES_ON:
                 return False
@@ -153,28 +174,49 @@ class _Line:
 
     def pace(self, *, is_kinked: bool) -> Pace:
         at, used = self._late
-        to_come = math.inf
-        if self.ratio < (1 if is_kinked else 1 - self._doubt):
-            to_come = self._pace_late * self._seconds / 3 * self.ratio / (1 - self.ratio)
-        gain = 3 * self._pace_late * (1 - 1 / self.ratio) / self._seconds if self.ratio > 1 + 3 * self._doubt else 0.0
+        bend = 0.0
+        if self.ratio < (1 if is_kinked else 1 - self._doubt) or self.ratio > 1 + 3 * self._doubt:
+            bend = 3 * math.log(self.ratio) / self._seconds
+        late = self._pace_late * math.exp(bend * self._seconds / 3)
         now = used + self.slope * (self._track.at[-1] - at)
-        return Pace(self.slope, self._first, self._seconds, now, self._scatter, to_come, gain, is_kinked)
+        return Pace(
+            self.slope,
+            self._first,
+            self._seconds,
+            now,
+            late,
+            bend,
+            self.wander,
+            is_kinked=is_kinked,
+            is_wavy=self.is_wavy,
+        )
 
 
 def _is_flat(track: Track, start: int, slower_than: float) -> bool:
-    first = bisect_right(track.at, track.at[-1] - FLAT_SECONDS) - 1
+    first = bisect_right(track.at, track.at[-1] - FLAT_SECONDS) - 1 if len(track.at) - start >= _MIN_READINGS else -1
     return first >= start and max(track.used[first:]) - min(track.used[first:]) < slower_than * FLAT_SECONDS
 
 
-def _fitted(points: _Points) -> tuple[float, float, float]:
-    """Return a least-squares slope, its standard error, and the scatter; errors like their neighbours' count less."""
+def _wander(points: _Points, slope: float) -> float:
+    """Return by how many bytes they go astray in a second, as a random walk does: noise does not add up."""
+    squares = [
+        fmean([(used - earlier - slope * (at - before)) ** 2 for (before, earlier), (at, used) in pairs] or [0.0])
+        for pairs in (zip(points, points[lag:], strict=False) for lag in (1, 2, 4))
+    ]
+    added = max(squares[1] - squares[0], (squares[2] - squares[0]) / 3, 0.0)
+    return math.sqrt(added * len(points) / max(points[-1][0] - points[0][0], 1e-9))
+
+
+def _fitted(points: _Points) -> tuple[float, float, float, float]:
+    """Return a least-squares slope, its standard error, the scatter, and how far errors are like their neighbours."""
     at, used = fmean(at for at, _ in points), fmean(used for _, used in points)
     width = sum((one - at) ** 2 for one, _ in points)
     if len(points) < 3 or not width:  # noqa: PLR2004 - through two points there is always a line
-        return 0.0, math.inf, math.inf
+        return 0.0, math.inf, math.inf, 0.0
     slope = sum((one - at) * (size - used) for one, size in points) / width
     errors = [size - used - slope * (one - at) for one, size in points]
     square = sum(error * error for error in errors)
     alike = min(max(sum(a * b for a, b in pairwise(errors)) / square, 0.0), 0.9) if square else 0.0
     variance = square / (len(points) - 2)
-    return slope, math.sqrt(variance / width * (1 + alike) / (1 - alike)), math.sqrt(variance)
+    # Errors that are like their neighbours' count less.
+    return slope, math.sqrt(variance / width * (1 + alike) / (1 - alike)), math.sqrt(variance), alike

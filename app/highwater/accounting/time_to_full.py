@@ -1,31 +1,35 @@
 """The forecast: when a rank's device is full at its pace, and which component fills it. Pure.
 
-There is none below a level that memory has come down from within ``TRACK_SECONDS``, by a relief or by itself: it may do
-so again. And none before memory has grown for a sixth of the time foretold, or for a minute.
+It is given where nothing that the readings of the last ``TRACK_SECONDS`` show makes it wrong by a third: no bend, wave,
+step, noise, fall or rest, and no growth that goes by chance. And not before memory has grown for a sixth of the time
+foretold, or for a minute.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import replace
+from itertools import accumulate
 from operator import sub
 from statistics import fmean
 from typing import Final
 
 from highwater.accounting.components import COMPONENT_NAMES
 from highwater.accounting.encoder_cache import budget_bytes
-from highwater.accounting.pace import SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, pace_of
+from highwater.accounting.pace import SLOWEST_BYTES_PER_SECOND, STEADY, Pace, Track, began, pace_of
 from highwater.readings.growth import RankGrowth
 from highwater.readings.rank import RankReading
 
 TRACK_SECONDS: Final = STEADY.windows[0]
 HORIZON_SECONDS = 86_400.0  # further away is no forecast
 _WATCHED_SHARE, _WATCHED_SECONDS = 1 / 6, 60.0
-# What is left must be that much more than one step of the growth, than the scatter around it, and than what still comes
-# of a growth that slackens; and one that quickens may not use it up in that share of the time: else the forecast is
-# wrong by a third.
-_STEPS, _SCATTERS, _SLACK, _SOON = 4.0, 10.0, 2.5, 0.8
+# What is left must be so many times one step of the growth, and the root of the mean square off the line: a saw's teeth
+# end 1.73 of these above it.
+_STEPS, _SPREADS, _NOISE = 4.0, 7.0, 8.0
+# So much may a forecast be off, as a share of it, by rests and, at so many standard errors, by chance; and by a bend.
+_DOUBT, _WANDERS, _BENT = 0.25, 4.0, 0.2
+_REST_SECONDS: Final = 3.0
 _CACHE, _PASSED = "encoder_cache_bytes", 1.1  # beyond so many times its budget a cache is not held to it
 
 
@@ -76,17 +80,83 @@ def forecast(track: Track, pace: Pace, free_bytes: int | None) -> float | None:
     left = seconds_until(room, pace.bytes_per_second)
     if room is None or left is None:
         return None
-    watched = left * _WATCHED_SHARE
-    if pace.seconds < (watched if pace.is_kinked else min(watched, _WATCHED_SECONDS)):
-        return None
-    used, first = track.used, pace.first
+    least = left * _WATCHED_SHARE
+    is_watched = pace.seconds >= (least if pace.is_kinked else min(least, _WATCHED_SECONDS))
+    # A line that waves tells no further than it has been watched; what wanders adds up, as images by chance do.
+    is_steady = (pace.seconds >= left or not pace.is_wavy) and (
+        pace.wander * math.sqrt(1 / max(left, 1e-9) + 1 / pace.seconds) <= _DOUBT / _WANDERS
+    )
+    foretells = is_watched and is_steady and _bends_little(pace, room, left) and _is_fine(track, pace, room)
+    return left if foretells and _is_first(track, pace, left) else None
+
+
+def _bends_little(pace: Pace, room: float, left: float) -> bool:
+    """Return whether the pace, if it goes on to bend as it does, fills the device about when the line does."""
+    bent = 0.0 if pace.late <= 0 else pace.bend * room / pace.late
+    if pace.late <= 0 or bent <= -1:
+        return False  # it slackens so much that it never does
+    due = math.log1p(bent) / pace.bend if pace.bend else room / pace.late
+    return (1 - _BENT) * left <= due <= (1 + _BENT) * left
+
+
+def _is_fine(track: Track, pace: Pace, room: float) -> bool:
+    """Return whether steps, and what readings are off the line by, are small beside the room.
+
+    Nor may memory have come down by itself before: it may do so again, unless it has grown for twice as long since.
+    """
+    at, used, first = track.at, track.used, pace.first
     step = max(map(sub, used[first + 1 :], used[first:])) - (used[-1] - used[first]) / (len(used) - 1 - first)
-    if room < max(_STEPS * step, _SCATTERS * pace.scatter) or _SLACK * room > pace.to_come:
-        return None
-    soon = _SOON * left
-    is_too_quick = room < (pace.bytes_per_second + pace.gain * (pace.seconds + soon) / 2) * soon
-    is_new = used[-1] - max(used[:first], default=-math.inf) >= pace.bytes_per_second * pace.seconds / 2
-    return left if is_new and not is_too_quick else None
+    ends = pace.now - pace.bytes_per_second * at[-1]
+    errors = [size - ends - pace.bytes_per_second * one for one, size in zip(at[first:], used[first:], strict=True)]
+    spread = math.sqrt(fmean(error * error for error in errors))
+    grown = pace.bytes_per_second * pace.seconds
+    start = bisect_left(at, track.cut_at)
+    falls = [*map(sub, accumulate(used[start : first + 1], max), used[start : first + 1])]
+    fallen, new = max(falls), used[-1] - max(used[:first], default=-math.inf)
+    since = at[start + falls.index(fallen)]
+    # Noise falls from its highest to its lowest.
+    has_outgrown = new >= fallen and at[-1] - since >= 2 * (since - at[start])
+    is_new = new >= grown / 2 and (fallen <= _NOISE * spread or has_outgrown)
+    return is_new and room >= max(_STEPS * step, _SPREADS * spread)
+
+
+def _is_first(track: Track, pace: Pace, left: float) -> bool:
+    """Return whether the growth before the window, and its rests, foretell no other pace."""
+    at, now, begin = track.at, track.at[-1], began(track)
+    rests, grows_from = _rests(track, begin, pace.bytes_per_second), at[begin]
+    if rests and rests[0][0] <= grows_from:  # it comes before all growth, and foretells nothing
+        grows_from = rests.pop(0)[1]
+    if any(end - one > _DOUBT * left for one, end in rests if one >= at[pace.first]):
+        return False
+    earlier = [rest for rest in rests if rest[0] < at[pace.first]]
+    rested = sum(end - one for one, end in earlier)
+    if earlier:
+        between = max((earlier[-1][1] - grows_from - rested) / len(earlier), 1.0)
+        # Where a rest begins is known to two readings.
+        unsure = max(_REST_SECONDS, 2 * pace.seconds / (len(at) - 1 - pace.first))
+        to_come = (now + left + unsure - earlier[-1][1]) // between
+        if to_come * rested / len(earlier) > _DOUBT * left:
+            return False
+    mean = (pace.now - track.used[begin]) / max(now - grows_from - rested, 1e-9)
+    before = at[pace.first] - grows_from
+    is_same = pace.first - begin <= 1 or abs(mean / pace.bytes_per_second - 1) <= _BENT
+    return is_same or (pace.seconds >= max(left, before) and not earlier)
+
+
+def _rests(track: Track, first: int, bytes_per_second: float) -> list[tuple[float, float]]:
+    """Return the stretches, three seconds and longer, in which next to nothing was added."""
+    at, used, rests = track.at, track.used, []
+    low = high = used[first]
+    for place in range(first, len(at) + 1):
+        if place < len(at):
+            low, high = min(low, used[place]), max(high, used[place])
+            if high - low <= bytes_per_second * _REST_SECONDS / 4:
+                continue
+        if at[place - 1] - at[first] >= _REST_SECONDS:
+            rests.append((at[first], at[place - 1]))
+        if place < len(at):
+            first, low, high = place, used[place], used[place]
+    return rests
 
 
 def refill_seconds(track: Track) -> float | None:

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from highwater.commands.plan_live import ask_sidecar, end_with, grant_for_model, print_json
-from highwater.commands.sizes import device_size_option, vllm_size_option
+from highwater.commands.sizes import count_option, device_size_option, vllm_size_option
 from highwater.exit_codes import DOES_NOT_FIT, INVALID, OK
 from highwater.plan.errors import PlanError
 from highwater.plan.flags import EngineFlags
@@ -50,6 +50,7 @@ def _json_object(context: click.Context, parameter: click.Parameter, value: str 
 
 
 _size: Final = partial(click.option, callback=vllm_size_option)
+_number: Final = partial(click.option, callback=count_option)
 _STATUS: Final = (
     "Exit status: 0 it fits, 1 it does not or may not, 2 the input is refused; without bytes to compare, 0."
 )
@@ -73,9 +74,9 @@ _STATUS: Final = (
 @click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
 @_size("--kv-cache-memory-bytes", metavar="SIZE", help="bytes for the KV cache of one rank")
 @click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
-@_size("--max-model-len", metavar="N", help="the longest sequence")
-@_size("--max-num-batched-tokens", metavar="N", help="the tokens of one step")
-@_size("--max-num-seqs", metavar="N", help="the requests of one step")
+@_number("--max-model-len", metavar="N", help="the longest sequence")
+@_number("--max-num-batched-tokens", metavar="N", help="the tokens of one step")
+@_number("--max-num-seqs", metavar="N", help="the requests of one step")
 @click.option("-tp", "--tensor-parallel-size", "--tp", type=int, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", "--pp", type=int, default=1, show_default=True)
 @click.option("-dp", "--data-parallel-size", type=int, default=1, show_default=True)

@@ -95,15 +95,18 @@ def _fits(answer: Mapping[str, Any]) -> bool | None:
 
 def _plan_text(answer: Mapping[str, Any]) -> str:
     kv = answer["kv_cache"]
-    length = answer["flags"]["max_model_len"]
+    length, fits = answer["flags"]["max_model_len"], _fits(answer)
+    longest = f"the longest that fits is {kv['max_model_len_that_fits']:,}."
+    # The card decides, unless the length is too long whatever the card holds.
+    by_card = None if fits is False and kv["max_model_len_that_fits"] else kv.get("on_card")
     lines = [
         f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
         + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
         {
-            True: f"It fits: the KV cache holds a request of {length:,} tokens.",
-            False: f"It does not fit: the longest that fits is {kv['max_model_len_that_fits']:,}.",
-            None: f"It may not fit: by the estimate the longest that fits is {kv['max_model_len_that_fits']:,}.",
-        }[_fits(answer)],
+            True: f"It fits: the KV cache holds a request of {length:,} tokens. {by_card or ''}".rstrip(),
+            False: f"It does not fit: {by_card or longest}",
+            None: f"It may not fit: {by_card or f'by the estimate {longest}'}",
+        }[fits],
         "",
         f"KV cache        {_available_text(answer)}",
         f"blocks          {kv['blocks']:,} of {kv['bytes_per_block']:,} bytes, {kv['grades']['blocks']}",

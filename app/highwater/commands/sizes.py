@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 import click
@@ -11,7 +12,7 @@ import click
 from highwater.units import GIB
 
 _Callback: TypeAlias = Callable[[click.Context, click.Parameter, str | None], int | None]
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -46,6 +47,14 @@ def vllm_size(text: str) -> int:
     return size
 
 
+def _count(text: str) -> int:
+    """Return a whole number, written as vLLM takes it (``32k``, ``32K``). Raises ValueError."""
+    if "." not in text and "b" not in text.lower():
+        with suppress(ValueError):
+            return vllm_size(text)
+    raise ValueError(f"{text!r} is no count of 1 or more; write it as 32768, 32K (times 1024) or 32k (times 1000)")
+
+
 def _callback(read: Callable[[str], int]) -> _Callback:
     def size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
         try:
@@ -67,4 +76,5 @@ def device_size(text: str) -> int:
 
 size_option: Final = _callback(size_given)
 vllm_size_option: Final = _callback(vllm_size)
+count_option: Final = _callback(_count)
 device_size_option: Final = _callback(device_size)

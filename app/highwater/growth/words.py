@@ -18,6 +18,8 @@ _HORIZON_SECONDS: Final = 366 * 86_400.0
 _BY_WORK: Final = (
     f" (by the lowest value of each {WINDOW_SECONDS:.0f} s with as many requests, for lack of idle floors)"
 )
+_OVER: Final = "its process has ended, so that no floor is added"
+_TOO_SOON: Final = "its floors were too few, or rose in too many ways, for a verdict"
 _ALIKE: Final = "; requests that each hold more bytes, such as larger images, look the same"
 
 
@@ -47,7 +49,7 @@ def series_growth(
         place=key.place,
         unit=key.unit,
         verdict=judgement.kind,
-        text=_text(key, judgement, rate, is_over=is_over) + (_BY_WORK if judgement.ground == "equal_work" else ""),
+        text=_text(key, judgement, rate, is_over=is_over),
         ground=judgement.ground,
         value=judgement.value,
         grown=judgement.grown,
@@ -57,7 +59,7 @@ def series_growth(
         step=None if step is None else step.size,
         step_at=None if step is None else step.until.wall,
         step_by=None if step is None else step.what,
-        advice=None if measured is None or not is_growing else measured.advice,
+        advice=None if measured is None or is_over or not is_growing else measured.advice,
         exhausted_at=exhausted_at,
         limit_by=measured.limit_by if measured is not None and exhausted_at is not None else None,
         floors=window.floors,
@@ -68,7 +70,14 @@ def series_growth(
 
 
 def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
-    """Return one sentence, without the series' name; in the past tense where its process has ended."""
+    """Return one sentence, without the series' name; where its process has ended, in the past tense and with that."""
+    if is_over and judgement.kind == "not_known":  # what would settle it comes too late
+        return f"{_TOO_SOON}; {_OVER}"
+    by_work = _BY_WORK if judgement.ground == "equal_work" else ""
+    return f"{_clause(key, judgement, rate, is_over=is_over)}{by_work}{f'; {_OVER}' if is_over else ''}"
+
+
+def _clause(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_over: bool) -> str:
     kind, leak, step, bound = judgement.kind, judgement.leak, judgement.step, judgement.bound
     value, grown = amount_text(judgement.value, key.unit), amount_text(judgement.grown, key.unit, signed=True)
     if leak is not None and rate is not None:
@@ -80,11 +89,13 @@ def _text(key: SeriesKey, judgement: Judgement, rate: GrowthRate | None, *, is_o
         )
     if step is not None:
         cause = "with no known event near it" if step.what is None else f"at: {step.what}"
-        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and does not move otherwise"
+        moves = "did" if is_over else "does"
+        return f"it made one step of {amount_text(step.size, key.unit)}, {cause}, and {moves} not move otherwise"
     if kind == "plateau" and bound is None:
-        return f"it grew by {grown} and has levelled off at {value}"
+        return f"it grew by {grown} and {'had' if is_over else 'has'} levelled off at {value}"
     if bound is not None:
-        return f"it grows by design, up to {amount_text(bound.limit, key.unit)} ({bound.what}): {grown} so far"
+        grows, so_far = ("grew", "in all") if is_over else ("grows", "so far")
+        return f"it {grows} by design, up to {amount_text(bound.limit, key.unit)} ({bound.what}): {grown} {so_far}"
     if kind == "flat":
         window = span_text(judgement.window_seconds)
         return f"it {'moved' if is_over else 'moves'} by {grown} in {window}, without a trend"

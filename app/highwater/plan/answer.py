@@ -62,10 +62,12 @@ def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = 
 def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
     """Return a plan of a running engine for programs, as `POST /memory/plan` does."""
     pool, available = plan.pool, plan.available
-    figures = _figures(pool, min(group.block_size for group in pool.groups), fits=pool.fits)
+    figures = _figures(pool, min(group.block_size for group in pool.groups), fits=plan.fits)
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
     sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
     grades: dict[str, Grade] = {name: "exact" if name in _OF_LAYERS else sized for name in figures}
+    if plan.card is not None:
+        grades["fits"] = "estimated"
     return {
         "schema": SCHEMA,
         "vllm_version": engine.version,
@@ -81,7 +83,8 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
             **figures,
             "available_bytes_low": available.low,
             "available_bytes_high": available.high,
-            "refusal": None if pool.refusal is None else pool.refusal.message,
+            "refusal": plan.refusal,
+            "on_card": None if plan.card is None else plan.card.why,
             "grades": {**grades, "available_bytes": available.grade},
         },
         "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),

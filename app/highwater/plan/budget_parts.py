@@ -83,7 +83,7 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     "graphs_uncounted": ("graphs beyond that", "engine", "capture_model", ""),
     "others": (
         "in use before the start", "engine", "init_snapshot",
-        "in use before the engine's first look: other processes, and this one's own contexts",
+        "in use before the engine's first look: other processes, and this one's contexts, buffers and handles",
     ),
 }  # fmt: skip
 

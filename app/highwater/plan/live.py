@@ -12,12 +12,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits
+from highwater.plan.card import OnCard
 from highwater.plan.errors import OFFLINE, PlanError, short
 from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine
-from highwater.plan.live_bytes import LiveBytes, bytes_under
+from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
 from highwater.plan.live_layers import layers_under
 from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.plan.wish import Granted, Images, Wish, grant
@@ -36,9 +37,22 @@ class LivePlan:
     flags: EngineFlags  # all flags, the changed ones among them
     changed: Mapping[str, Any]  # the flags that differ from the running engine's
     pool: KvPool
+    card: OnCard | None  # None: vLLM sizes the KV cache by its share of the card, or it is as the engine has it
     available: LiveBytes  # the bytes that the pool was planned with
     encoder: EncoderLimits | None  # the encoder's budget under these flags; None for a model of text
     notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """True if vLLM starts; None where what it takes of the card is not known, or not known well enough."""
+        return self.card.fits if self.pool.fits and self.card is not None else self.pool.fits
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason that vLLM does not start: the card's, whatever the length, or its own of the length."""
+        if self.card is not None and self.card.fits is False:
+            return self.card.why
+        return None if self.pool.refusal is None else self.pool.refusal.message
 
 
 def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_prompt: int | None = None) -> LivePlan:
@@ -67,10 +81,16 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
     deciding = deciding_workers(workers, available.each)
     layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
     pool = plan_pool(layers, sizes, limits, generation_of(engine.version))
+    card = card_under(
+        engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), images_changed=images is not None
+    )
+    if card is not None and card.fits is False:
+        pool = replace(pool, fits=False, max_model_len_that_fits=0)
     return LivePlan(
         flags=flags,
         changed=changed if images is None else {**changed, "limit_mm_per_prompt": {"image": images}},
         pool=pool,
+        card=card,
         available=available,
         encoder=encoder,
         notes=_notes(engine, changed, pool),

@@ -9,14 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from highwater.accounting.engine_budget import StartMemory
+from highwater.plan.card import OnCard, fullest, judge_card
 from highwater.plan.errors import OFFLINE, PlanError
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.figure import Grade
+from highwater.plan.figure import Grade, estimated, measured
+from highwater.plan.flags import EngineFlags
 from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveEngine
+
+# Flags whose KV cache vLLM makes without a look at the card.
+_GIVEN: Final = ("kv_cache_memory_bytes", "num_gpu_blocks_override")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +44,7 @@ def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *,
     Raises PlanError: the start did not report what a flag needs, or vLLM would refuse to start.
     """
     if "kv_cache_memory_bytes" in changed:
-        note = "vLLM takes kv_cache_memory_bytes as it is given: nothing checks that the rest has room beside it."
-        return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * workers, grade="exact", notes=(note,))
+        return LiveBytes(each=(changed["kv_cache_memory_bytes"],) * workers, grade="exact")
     have = engine.available_bytes
     # Of ranks that do not run yet, nothing is known but the fewest bytes of those that do.
     each = have if len(have) == workers else (min(have),) * workers
@@ -59,6 +63,51 @@ def bytes_under(engine: LiveEngine, changed: Mapping[str, Any], workers: int, *,
     if ratios or images_changed:
         carried.change_activation(ratios.get("max_num_batched_tokens", 1.0), ratios.get("max_num_seqs", 1.0))
     return carried.bytes()
+
+
+def card_under(
+    engine: LiveEngine,
+    flags: EngineFlags,
+    changed: Mapping[str, Any],
+    caches: Mapping[int, int],
+    *,
+    images_changed: bool,
+) -> OnCard | None:
+    """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
+
+    ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of the
+    card, or nothing that takes memory was changed.
+    """
+    is_given = flags.kv_cache_memory_bytes is not None or flags.num_gpu_blocks_override is not None
+    if not is_given or (changed.keys() <= {"max_model_len"} and not images_changed):
+        return None
+    left, why = None, "the engine's start did not measure it"
+    try:
+        if engine.flags.kv_cache_memory_bytes is None:
+            shared = {key: value for key, value in changed.items() if key not in _GIVEN}
+            left = bytes_under(engine, shared, max(caches) + 1, images_changed=images_changed)
+    except PlanError as exc:
+        why = str(exc)
+    split, cards = engine.flags.tensor_parallel_size / flags.tensor_parallel_size, []
+    for number, cache in caches.items():
+        worker = engine.workers[min(number, len(engine.workers) - 1)]
+        start, seen, rest = worker.budget.memory, worker.reading.components.weights_bytes, None
+        total = start.total_bytes or worker.reading.total_bytes
+        if total is None:
+            return OnCard(fits=None, why="The engine does not report the bytes of its device: nothing was compared.")
+        whole = seen if start.weights_bytes is None else start.weights_bytes
+        part = None if whole is None else round(whole * split)
+        # Some weights stay whole on each rank.
+        weights = None if part is None or whole is None else estimated(min(whole, part), part, whole, "")
+        if part is not None and part == whole:
+            weights = measured(part, "")
+        if left is not None and part is not None and start.requested_bytes is not None and start.init_free_bytes:
+            beside, likely = start.requested_bytes - part, left.each[number]
+            high, low = (likely if one is None else one for one in (left.high, left.low))
+            rest = estimated(beside - high, beside - likely, beside - low, "")
+        used = 0 if start.init_free_bytes is None else max(total - start.init_free_bytes, 0)
+        cards.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
+    return fullest(cards)
 
 
 class _Carried:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from highwater.plan import ascend
+from highwater.plan.card import OnCard, fullest, judge_card
 from highwater.plan.checkpoint import Tensor
 from highwater.plan.errors import PlanError
 from highwater.plan.estimates import (
@@ -85,14 +86,6 @@ class OfflinePlan:
         if low.fits != high.fits:
             return None
         return self.on_card.fits if low.fits and self.on_card is not None else low.fits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnCard:
-    """The room that a card has for a start, where vLLM does not size the KV cache by what is left of the card."""
-
-    fits: bool | None  # None: between the bounds of an estimate, or not known
-    why: str  # the figures, in a sentence
 
 
 def read_config(place: str) -> Mapping[str, Any]:
@@ -233,31 +226,21 @@ def _on_card(flags: EngineFlags, left: _Left, pool: KvPool) -> OnCard | None:
     is_sized = flags.kv_cache_memory_bytes is None and flags.num_gpu_blocks_override is None
     if total is None or left.available is None or is_sized:
         return None
-    joined, others = (", ", f" and the {size_text(used)} in use by others") if used else (" and ", "")
     for cache, budget in zip_longest(pool.cache_bytes, left.budgets):
-        free, of_card = total - used - cache, f"the card's {size_text(total)}"
-        kept = f"the KV cache ({size_text(cache)}){others}"
-        least = 0 if budget is None else budget.weights.low
-        if free < least:
-            weights = f"the weights (at least {size_text(least)}){joined}" if least else ""
-            fits, why = False, f"vLLM runs out of memory: {of_card} do not hold {weights}{kept}."
-        elif budget is None or left.why_unknown is not None:
-            fits, why = None, f"What a start takes of {of_card} beside {kept} is not known: {left.why_unknown}."
-        else:
-            more = size_text(max(free - budget.weights.bytes, 0))
-            rest = add((budget.activation, budget.non_torch, budget.graphs), "beside weights and KV cache")
-            weights = f"the weights ({size_text(budget.weights.bytes)}, {budget.weights.grade})"
-            # No lower bound of given bytes: the start may be refused for what others have in use.
-            may_start = flags.kv_cache_memory_bytes is None or budget.available.low > 0
-            fits = (free - budget.weights.high >= rest.high and may_start) or None
-            need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
-            need = "unknown size, as that of the largest image, video or sound is" if rest.high >= total else need
-            why = (
-                f"Of {of_card}, {more} are left beside {weights}{joined}{kept} for"
-                f" activations, graphs and memory outside torch of {need}."
+        parts = () if budget is None else (budget.activation, budget.non_torch, budget.graphs)
+        cards.append(
+            judge_card(
+                total,
+                used,
+                cache,
+                None if budget is None else budget.weights,
+                add(parts, "beside weights and KV cache"),
+                why_unknown=left.why_unknown,
+                # No lower bound of given bytes: the start may be refused for what others have in use.
+                may_start=flags.kv_cache_memory_bytes is None or budget is None or budget.available.low > 0,
             )
-        cards.append(OnCard(fits=fits, why=why))
-    return min(cards, key=lambda card: (False, None, True).index(card.fits))
+        )
+    return fullest(cards)
 
 
 def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[str, ...], str | None]:
@@ -267,6 +250,8 @@ def _beside_others(flags: EngineFlags, generation: Generation) -> tuple[tuple[st
         return (), None
     if total is None or flags.platform == "cpu":
         raise PlanError("--in-use: it is of a card, whose memory is needed: give --device")
+    if used > total:
+        raise PlanError(f"--in-use: {size_text(used)} are more than --device, {size_text(total)}, has")
     version, release = generation.version, generation.release[:2]
     share = share_of(flags, generation)
     wanted = requested_bytes(total, share, release, flags.platform)

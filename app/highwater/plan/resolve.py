@@ -150,24 +150,38 @@ def _check(flags: EngineFlags, model: Model) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number of 1 or more is needed")
         if value is not None and value > _MAX_NUMBER:
-            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; {_MAX_NUMBER} at most")
+            flag = {"device_bytes": "device", "in_use_bytes": "in-use"}.get(key, key.replace("_", "-"))
+            raise PlanError(f"--{flag}: {value!r}; {_MAX_NUMBER} at most")
     share = flags.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
     if flags.compute_capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", flags.compute_capability):
         raise PlanError(f"--compute-capability: {flags.compute_capability!r}; write it as 9.0")
+    if flags.block_size is not None and flags.platform != "cpu" and flags.block_size % 16:
+        raise PlanError(f"--block-size: {flags.block_size}; attention kernels take multiples of 16")
+    _check_ranks(flags, model)
+
+
+def _check_ranks(flags: EngineFlags, model: Model) -> None:
     ranks, stages = flags.tensor_parallel_size, flags.pipeline_parallel_size
     if model.attention_heads % ranks:
         raise PlanError(
             f"--tensor-parallel-size: {ranks}; the model's {model.attention_heads} attention heads must be divisible"
             " by it, vLLM refuses to start"
         )
+    context = flags.decode_context_parallel_size
+    # vllm 0.32.0 config/parallel.py and config/model.py: its ranks are tensor-parallel ranks, and hold the same heads.
+    most = ranks if model.is_latent or not model.kv_heads else ranks // model.kv_heads
+    if flags.prefill_context_parallel_size == 1 and context > 1 and (ranks % context or context > most):
+        least = "" if most == ranks else f" and at least {context} times the {model.kv_heads} KV heads"
+        raise PlanError(
+            f"--decode-context-parallel-size: {context}; vLLM refuses it: --tensor-parallel-size, {ranks}, must be a"
+            f" multiple of it{least}"
+        )
     if stages > model.layers:
         raise PlanError(f"--pipeline-parallel-size: {stages}; the model has {model.layers} layers")
     if stages > 1 and model.is_encoder_decoder:
         raise PlanError(f"--pipeline-parallel-size: {stages}; vLLM does not spread this model over stages, use 1")
-    if flags.block_size is not None and flags.platform != "cpu" and flags.block_size % 16:
-        raise PlanError(f"--block-size: {flags.block_size}; attention kernels take multiples of 16")
 
 
 def _length(flags: EngineFlags, model: Model) -> int:

@@ -27,7 +27,6 @@ VERDICT_TITLES: Final[Mapping[GrowthKind, str]] = {
     "flat": "flat",
 }
 _WHOLE: Final = 100
-_OVER: Final = "the process has ended, so that no floor is added"
 # So many series are named before the sentence that they share.
 _NAMED: Final = 3
 
@@ -94,8 +93,6 @@ def growth_table(series: Sequence[SeriesGrowth], causes: Sequence[str] = ()) -> 
         if one.verdict != "flat":
             advice = f". First: {one.advice}" if one.advice is not None else ""
             said = f"{one.text}{exhaustion_text(one)}{advice}"
-            if one.is_over:  # what would settle it, or help, comes too late
-                said = _OVER if one.verdict == "not_known" else f"{one.text}; {_OVER}"
             titles.setdefault(said, []).append(series_title(one))
     # Of many that share a sentence the number is enough: the table above has their names.
     lines = (

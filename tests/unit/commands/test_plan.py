@@ -47,7 +47,13 @@ def test_what_is_refused_ends_with_2_and_names_the_flag():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--max-model-len", "many"), "is not a size"),
+        (("--max-model-len", "many"), "'many' is no count of 1 or more; write it as 32768, 32K"),
+        (("--max-model-len", "-1"), "'-1' is no count of 1 or more"),
+        (("--max-num-seqs", "1.5"), "'1.5' is no count of 1 or more"),
+        (("--device", "\u0668\u0660GiB"), "'\u0668\u0660GiB' is not a size"),
+        (("--device", "9" * 20 + "GiB"), "--device: "),
+        (("--device", "8GiB", "--in-use", "9GiB"), "--in-use: 9.00 GiB are more than --device, 8.00 GiB, has"),
+        (("-dcp", "7"), "--decode-context-parallel-size: 7; vLLM refuses it"),
         (("--kv-cache-memory-bytes", "0"), "is zero"),
         (("--platform", "abacus"), "is not one of"),
         (("--vllm-version", "0.1.0"), "older than the oldest version known"),

@@ -75,7 +75,7 @@ SMALL = {**LLAMA_8B, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_
         ("5200MiB", ("--kv-cache-memory-bytes", "1GiB"), 1, "refuses to start"),
         ("4800MiB", (), 1, "between                                         0 B and"),
         ("1GiB", ("--platform", "ascend", "--vllm-version", "0.13.0"), 1, "takes the 1.00 GiB in use by others off"),
-        ("9GiB", ("--platform", "ascend"), 1, "refuses to start"),
+        ("9GiB", ("--platform", "ascend"), 2, "--in-use: 9.00 GiB are more than --device, 8.00 GiB, has"),
         ("7900MiB", ("--kv-cache-memory-bytes", "2GiB"), 1, "It does not fit: vLLM 0.15.0 refuses to start: 288 MiB"),
         ("7900MiB", (), 1, "KV cache of one rank                                     not known"),
         ("4800MiB", ("--kv-cache-memory-bytes", "64MiB"), 1, "It may not fit. Of the card's 8.00 GiB"),

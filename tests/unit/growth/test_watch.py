@@ -140,6 +140,22 @@ async def test_the_verdict_on_an_engine_that_is_gone_is_about_the_past():
     found = watched.watch.verdicts()[0]
     assert (found.verdict, found.is_over, found.exhausted_at) == ("leak", True, None)
     assert found.text.startswith("it leaked ")
+    assert found.text.endswith("its process has ended, so that no floor is added")
+
+
+async def test_of_an_engine_that_is_gone_no_further_floor_is_promised():
+    """Nor in the data: every sentence is of the past."""
+    watched = Watched()
+    await watched.burst(1, rank(tensors=GIB))
+    assert "one is taken" in watched.watch.verdicts()[0].text
+    gone = report()
+    await watched.see(replace(gone, stale=True, engine=replace(gone.engine, state="gone")))
+    for one in watched.watch.verdicts():
+        assert (one.verdict, one.is_over) == ("not_known", True)
+        assert one.text == (
+            "its floors were too few, or rose in too many ways, for a verdict; "
+            "its process has ended, so that no floor is added"
+        )
 
 
 async def test_another_process_begins_anew():

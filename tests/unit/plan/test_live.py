@@ -74,6 +74,42 @@ def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> Non
     assert (plan.pool.blocks, plan.available.grade) == (1_000, "exact")
 
 
+@pytest.mark.parametrize(
+    ("given", "fits", "said"),
+    [
+        ({"kv_cache_memory_bytes": 40 * GIB}, True, "11.42 GiB are left"),
+        # 60.61 GiB were free before: 9.19 GiB of weights leave 51.42, of which the start took 4.42 more.
+        ({"kv_cache_memory_bytes": 50 * GIB}, None, "1.42 GiB are left"),
+        ({"kv_cache_memory_bytes": 52 * GIB}, False, "vLLM runs out of memory"),
+        ({"num_gpu_blocks_override": 52 * GIB // (9 * 1024**2)}, False, "vLLM runs out of memory"),
+        ({"kv_cache_memory_bytes": 2**47, "max_num_seqs": 64}, False, "vLLM runs out of memory"),
+    ],
+)
+def test_a_cache_of_given_bytes_is_judged_by_the_card(story: LiveEngine, given, fits, said) -> None:
+    """vLLM takes them without a look at the rest; of the card, weights and what the start measured are known."""
+    plan = plan_live(story, given)
+    answer = live_json(story, plan)["kv_cache"]
+    assert (answer["fits"], said in answer["on_card"]) == (fits, True), answer["on_card"]
+    assert (answer["max_model_len_that_fits"] == 0) == (fits is False)
+    assert (answer["refusal"] is not None) == (fits is False)
+
+
+def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveEngine) -> None:
+    """Nor is an engine that runs with given bytes taken to have measured what else it needs."""
+    budget = story.workers[0].budget
+    given = replace(
+        budget,
+        memory=replace(budget.memory, requested_bytes=None, peak_activation_bytes=None),
+        kv_cache=replace(budget.kv_cache, given_bytes=int(45 * GIB)),
+    )
+    engine = live_engine([replace(worker, budget=given) for worker in story.workers])
+    more = plan_live(engine, {"kv_cache_memory_bytes": int(46 * GIB)})
+    assert more.fits is None
+    assert "is not known" in more.card.why
+    assert plan_live(engine, {"max_model_len": 32_768}).fits is True
+    assert plan_live(engine, {"kv_cache_memory_bytes": int(60 * GIB)}).fits is False
+
+
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
     """What the start measured beside the KV cache stays: the grade says that it was measured before."""
     plan = plan_live(story, {"gpu_memory_utilization": 0.9})

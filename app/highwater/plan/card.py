@@ -1,0 +1,60 @@
+"""Whether a card holds a start whose KV cache was given: vLLM takes bytes and blocks without a look at the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from highwater.plan.figure import Figure
+from highwater.units import size_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnCard:
+    """The room that a card has for a start, where vLLM does not size the KV cache by what is left of the card."""
+
+    fits: bool | None  # None: between the bounds of an estimate, or not known
+    why: str  # the figures, in a sentence
+
+
+def judge_card(
+    total: int,
+    used: int,
+    cache: int,
+    weights: Figure | None,
+    rest: Figure | None,
+    *,
+    why_unknown: str | None = None,
+    may_start: bool = True,
+) -> OnCard:
+    """Judge one card of ``total`` bytes, of which others use ``used``; all in bytes.
+
+    The least weights alone prove that it is too full. ``rest`` are activation, graphs and memory outside torch; where
+    that or the weights are not known, or for ``why_unknown``, nothing proves that it fits.
+    """
+    joined, others = (", ", f" and the {size_text(used)} in use by others") if used else (" and ", "")
+    free, of_card = total - used - cache, f"the card's {size_text(total)}"
+    kept = f"the KV cache ({size_text(cache)}){others}"
+    least = 0 if weights is None else weights.low
+    if free < least:
+        shown = f"the weights (at least {size_text(least)}){joined}" if least else ""
+        return OnCard(fits=False, why=f"vLLM runs out of memory: {of_card} do not hold {shown}{kept}.")
+    if weights is None or rest is None or why_unknown is not None:
+        return OnCard(fits=None, why=f"What a start takes of {of_card} beside {kept} is not known: {why_unknown}.")
+    need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
+    if rest.low == rest.high:
+        need = f"{size_text(rest.bytes)}, as measured"
+    if rest.high >= total:
+        need = "unknown size, as that of the largest image, video or sound is"
+    return OnCard(
+        fits=(free - weights.high >= rest.high and may_start) or None,
+        why=(
+            f"Of {of_card}, {size_text(max(free - weights.bytes, 0))} are left beside the weights"
+            f" ({size_text(weights.bytes)}, {weights.grade}){joined}{kept} for activations, graphs and memory outside"
+            f" torch of {need}."
+        ),
+    )
+
+
+def fullest(cards: Iterable[OnCard]) -> OnCard:
+    return min(cards, key=lambda card: (False, None, True).index(card.fits))
