@@ -29,13 +29,15 @@ def failure_text(failure: EngineError, url: str, *, is_up: bool, was_there: bool
 
 def stopped_text(at: float) -> str:
     """``at``: when the engine was seen to have ended in order, in Unix seconds."""
-    return f"stopped in order at {time.strftime('%H:%M:%S', time.localtime(at))}; start it again"
+    return f"stopped in order at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}; start it again"
 
 
-def dead_text(failure: str, seconds: float, *, sees_starts: bool) -> str:
-    """``seconds``: since the engine ended; ``sees_starts``: a start of it would be seen."""
+def dead_text(failure: str, seconds: float, *, sees_starts: bool, was_seen: bool) -> str:
+    """``seconds``: since the engine ended; ``sees_starts``: a start of it would be seen; ``was_seen``: it responded."""
     unseen = "or loading again, which only recorders that start with the engine would show"
-    return f"dead for {span_text(seconds)}, {'and no restart of it is seen' if sees_starts else unseen}: {failure}"
+    left = "" if was_seen else " by the files that it left"
+    again = "and no restart of it is seen" if sees_starts else unseen
+    return f"dead for {span_text(seconds)}{left}, {again}: {failure}"
 
 
 def kv_blocks_held(connector: str | None, usage: float | None) -> str:

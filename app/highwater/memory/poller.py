@@ -224,9 +224,9 @@ class Poller:
         if verdict.since != before.since:
             self._state_since = self._rounds.wall_clock() - (self._clock() - (verdict.since or 0.0))
         load = outcome.observation.load
-        starved = self._replicas.starved(
-            {} if load is None or outcome.failure is not None else load.engines, self._clock()
-        )
+        starved: tuple[str, ...] = ()
+        if load is not None and outcome.failure is None and not STATES[verdict.state].is_held:
+            starved = self._replicas.starved(load.engines, outcome.records, self._clock())
         for sentence in starved if not was.engine.starved else ():
             log.warning("%s", sentence)
         hint = "; ".join(filter(None, (*starved, self._hint(outcome, ranks or (), missing))))
@@ -289,6 +289,8 @@ class Poller:
             return None
         # A start that this sidecar has followed to its end is another matter.
         records = outcome.records or recorders.left
+        if not recorders.are_here(records):
+            return None  # another container's, or another pod's
         is_unseen = {record.identity.instance for record in records} != {outcome.recorder_instance}
         if outcome.records:
             is_unseen = workers_left(records, 0) is None and all(map(is_up_by_recorder, records))
@@ -433,7 +435,8 @@ class Poller:
         text = failure_text(failure, url, is_up=STATES[verdict.state].is_up, was_there=known)
         dead_seconds = self._clock() - (verdict.since or 0.0) if verdict.state == "gone" else ended
         if dead_seconds is not None:
-            return dead_text(text, dead_seconds, sees_starts=self._sees_starts)
+            was_seen = verdict.has_answered or bool(self.life.processes)
+            return dead_text(text, dead_seconds, sees_starts=self._sees_starts, was_seen=was_seen)
         return text + (self.unseen_starts if is_silent and not known else "")
 
     def _hint(self, outcome: Round, ranks: Sequence[RankReading], missing: Sequence[MissingRank]) -> str | None:

@@ -48,13 +48,14 @@ class OtherRing:
 
 
 def last_life(others: Iterable[OtherRing], host: str) -> tuple[RankRecord, ...]:
-    """Return the ranks of the life that wrote last; empty where one writes, whoever's it is.
+    """Return the ranks of the life that wrote last; empty where one writes, whoever's it is, or may: unread files.
 
     Where the engine's processes have this ``host``'s name, as in a pod, those of others are another engine's.
     """
     lives: dict[str, list[RankRecord]] = {}
-    for record in [other.record for other in others if other.record is not None]:
-        if record.status == "alive":
+    for other in others:
+        record = other.record
+        if record is None or record.status == "alive":
             return ()
         lives.setdefault(record.identity.instance, []).append(record)
     local = [life for life in lives.values() if any(record.identity.host == host for record in life)]

@@ -80,7 +80,9 @@ class RankFile:
         self._shares_clock = machine.is_boot(ring.identity.boot_id)
         # Where the process was seen, or its PID namespace is ours, its absence means that it has ended; elsewhere a
         # PID namespace may hide it.
-        is_shown = machine.shares_processes(ring.identity.boot_id, ring.identity.pid_namespace)
+        is_shown = ring.identity.pid_started is not None and machine.shares_processes(
+            ring.identity.boot_id, ring.identity.pid_namespace
+        )
         self._was_seen = is_shown or (self._shares_clock and self._process_state() is not None)
         # On our monotonic clock: when something new was read last, and when the file had been read before that. The
         # last record is no older than the one and no younger than the other, whatever the clocks in it say.

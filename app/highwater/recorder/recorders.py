@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -71,6 +71,7 @@ class Recorders:
         self.records: tuple[RankRecord, ...] = ()
         self.left: tuple[RankRecord, ...] = ()
         self.show_starts = False
+        self.host = socket.gethostname()
         self._engine = engine
         self._folder = folder
         self._rate = rate
@@ -101,6 +102,9 @@ class Recorders:
 
     def coverage(self, expected: int | None) -> Coverage:
         return coverage(self.records, expected) if self.are_followed else Coverage()
+
+    def are_here(self, records: Iterable[RankRecord]) -> bool:
+        return any(record.identity.host == self.host for record in records)
 
     @property
     def are_followed(self) -> bool:
@@ -138,13 +142,16 @@ class Recorders:
         if self.are_followed and (has_writer or not self.records):
             return
         others = await asyncio.to_thread(self.files.others)
-        self.left = last_life(others, socket.gethostname())
+        self.left = last_life(others, self.host)
         self.show_starts |= any(record.identity.self_started for record in self.left)
+        # Where an engine's processes have this host's name, as in a pod, those of others are another engine's.
+        here = {other.instance for other in others if other.record is not None and self.are_here((other.record,))}
         alive = {
             other.instance
             for other in others
             if other.is_alive
             and other.instance != former
+            and (other.instance in here or not (here or self.are_here(self.records)))
             and (not self_started or (other.record is not None and other.record.identity.self_started))
         }
         self._ambiguity = None

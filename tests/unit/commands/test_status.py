@@ -106,7 +106,7 @@ def test_an_engine_that_stopped_in_order_is_calm():
     """With when, and what to do; nothing else of it is a worry. A death has no such time."""
     told = report(state="gone", stale=True)
     told = replace(told, engine=replace(told.engine, stopped_at=NOW))
-    at = time.strftime("%H:%M:%S", time.localtime(NOW))
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW))
     screen = status_text(told, judged(told), None, now=NOW + 60)
     assert screen.startswith(f"ATTENTION: the engine stopped in order at {at}; start it again\n")
     assert ": stopped in order, 2 of 2 ranks" in screen

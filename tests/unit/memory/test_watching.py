@@ -20,9 +20,10 @@ HOUR = 3600
 
 
 @pytest.fixture
-def watch(tmp_path) -> Iterator[object]:
+def watch(tmp_path, monkeypatch) -> Iterator[object]:
     """A maker of cores whose workers start their recorders by themselves; what they hold open is closed."""
     cores: list[Core] = []
+    monkeypatch.setattr("socket.gethostname", lambda: "node-a")  # as in a pod
 
     def make(*, is_up: bool = True, **knobs) -> Core:
         core = core_on(recorder_dir=tmp_path, **knobs)
@@ -199,7 +200,7 @@ async def test_a_replica_that_schedules_nothing_while_others_work_is_named_and_r
     reasons = " (vLLM: capacity 3)" if second[3] else ""
     assert sentence == (
         "data-parallel engine 1 (of 2) has scheduled nothing for 14 s while others work: "
-        f"3 waiting, none running{reasons}"
+        f"3 waiting, none running{reasons}; no recorder shows its steps, and after an abort its counts may be old"
     )
     assert (reports[-1].engine.hint, verdict.code, verdict.reasons) == (sentence, 1, (sentence,))
     core.fake.second = (0, 3, 60, {})
@@ -431,7 +432,9 @@ async def test_what_a_killed_api_server_leaves_is_not_loading(watch, tmp_path):
     core.poller.engine_lives = lambda: (core.clock.now, orphans)
     report = (await rounds(core, 3))[-1]
     assert (report.engine.state, report.engine.is_loading) == ("gone", False)
-    assert (report.engine.hint or "").startswith("dead for 2.0 s, and no restart of it is seen: nothing answers")
+    assert (report.engine.hint or "").startswith(
+        "dead for 2.0 s by the files that it left, and no restart of it is seen: nothing answers"
+    )
 
 
 async def test_a_start_that_its_processes_show_ends_the_end_until_it_has_failed(watch):
@@ -624,7 +627,8 @@ async def test_a_sidecar_that_begins_beside_a_dead_engine_says_so(watch, tmp_pat
     hints = [report.engine.hint for report in (reports[0], reports[-1])]
     expected = ("1 min 31 s", "2 min 10 s") if is_minutes else ("6.0 s", "45 s")
     for hint, span in zip(hints, expected, strict=True):
-        assert hint.startswith(f"dead for {span}, and no restart of it is seen: nothing answers any more at ")
+        told = f"dead for {span} by the files that it left, and no restart of it is seen: nothing answers any more at "
+        assert hint.startswith(told)
     assert core.summaries("state") == [f"engine starting -> gone: {hints[0]}"]
     load(core, tmp_path / "recorder", "b" * 16, phase("init", core.clock.now))
     assert (await rounds(core, 2))[-1].engine.state == "starting"
@@ -670,10 +674,41 @@ async def test_a_recorder_that_has_been_silent_for_seconds_has_not_ended(watch, 
     assert (states[:20], states[-5:]) == (["starting"] * 20, [last] * 5)
 
 
-async def test_in_a_pod_files_of_other_hosts_are_another_engines(watch, tmp_path, monkeypatch):
+async def test_files_of_another_host_are_no_evidence_of_this_one(watch, tmp_path, monkeypatch):
+    """A folder that pods of a node share: ours has not written yet, and the other's engine has ended."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 60.0)
+    core.recorders.host = "node-b"
+    assert (await rounds(core, 3))[-1].engine.state == "starting"
+
+
+async def test_another_hosts_recorders_are_not_followed_when_ours_have_ended(watch, tmp_path):
+    core = watch(dev_mode=False)
+    await rounds(core, 2)
+    core.fake.down = True
+    for worker in core.fake.workers:
+        core.fake.kill(worker)
+    await rounds(core, 3)
+    core.fake.start_again()
+    identity = core.fake._identity
+    core.fake._identity = lambda worker: identity(worker) | {"host": "node-b"}
+    core.fake.start_recorders(tmp_path / "recorder", "b" * 16)
+    core.fake.down = True
+    report = (await rounds(core, 5))[-1]
+    assert (report.engine.state, report.engine.is_loading) == ("gone", False)
+
+
+async def test_a_file_that_cannot_be_read_may_be_of_an_engine_that_loads(watch, tmp_path):
+    """Of another version of the worker package, say: it is named, and nobody is said to be dead."""
+    core = watch(is_up=False, dev_mode=False)
+    left(core, tmp_path / "recorder", 60.0)
+    (tmp_path / "recorder" / f"highwater-{'c' * 16}-77.ring").write_bytes(b"HWRING" + bytes(90))
+    assert (await rounds(core, 3))[-1].engine.state == "starting"
+
+
+async def test_in_a_pod_files_of_other_hosts_are_another_engines(watch, tmp_path):
     """The folder may be a node's."""
     core = watch(is_up=False, dev_mode=False)
-    monkeypatch.setattr("socket.gethostname", lambda: "node-a")
     at = left(core, tmp_path / "recorder", 60.0)
     core.fake.start_again()
     identity = core.fake._identity

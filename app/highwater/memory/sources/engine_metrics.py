@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from highwater.errors import EngineGarbled
 from highwater.memory.sources.source import Observation, Source
 from highwater.readings.engine import EngineLoad, WorkCounts
+from highwater.text.printable import plain
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -31,6 +32,9 @@ _WANTED = (
     *(*TOKENS, REQUESTS, MM_CACHE_QUERIES, MM_CACHE_HITS),
 )
 
+_INDEX = re.compile(r"[0-9]{1,6}", re.ASCII)  # of a data-parallel engine
+_MOST_OF_A_REASON = 40
+
 _Sample: TypeAlias = tuple[str, Mapping[str, str], float]
 
 
@@ -46,10 +50,11 @@ class EngineMetrics(Source):
 def parse_load(text: str) -> EngineLoad:
     """Sums over the engines; the KV usage is the fullest engine's. Raises EngineGarbled: it is no exposition."""
     try:
-        samples = [sample for sample in _samples(text.splitlines()) if math.isfinite(sample[2])]
+        # Beyond that a float counts no single request or token.
+        samples = [sample for sample in _samples(text.splitlines()) if abs(sample[2]) <= 2.0**53]
     except ValueError as exc:
         raise EngineGarbled(f"GET /metrics is no Prometheus exposition: {exc}") from exc
-    names = sorted({labels["engine"] for _, labels, _ in samples if "engine" in labels})
+    names = sorted({labels["engine"] for _, labels, _ in samples if _INDEX.fullmatch(labels.get("engine", ""))})
     each = {name: _load([one for one in samples if one[1].get("engine") == name]) for name in names}
     return replace(_load(samples), engines=each if len(each) > 1 else {})
 
@@ -63,7 +68,7 @@ def _load(samples: Sequence[_Sample]) -> EngineLoad:
     reasons = Counter[str]()
     for name, labels, value in samples:
         if name == WAITING_BY_REASON:
-            reasons[labels.get("reason", "")] += int(value)
+            reasons[plain(labels.get("reason", ""), _MOST_OF_A_REASON)] += int(value)
     queries, hits = total(MM_CACHE_QUERIES), total(MM_CACHE_HITS)
     return EngineLoad(
         requests_running=_whole(total(RUNNING)),

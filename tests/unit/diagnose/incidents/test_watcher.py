@@ -239,7 +239,7 @@ async def test_an_engine_that_ends_in_order_is_an_event(one):
     assert "the engine ended in order: every worker closed its recorder" in one.core.summaries("state")
     engine = (await one.tick()).engine
     assert (engine.state, engine.stopped_at, engine.traits.level) == ("gone", one.clock.now - 2.0, "warn")
-    at = time.strftime("%H:%M:%S", time.localtime(engine.stopped_at))
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(engine.stopped_at))
     assert engine.hint.startswith(f"stopped in order at {at}; start it again. Nothing answers at ")
     assert in_words(engine) == f"the engine was {engine.hint}"
     one.fake.down = False
