@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from highwater.accounting.engine_budget import EncoderLimits, EngineBudget
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, StartMemory
 from highwater.plan.answer import live_json
 from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens
@@ -108,6 +108,21 @@ def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveE
     assert "is not known" in more.card.why
     assert plan_live(engine, {"max_model_len": 32_768}).fits is True
     assert plan_live(engine, {"kv_cache_memory_bytes": int(60 * GIB)}).fits is False
+
+
+def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(story: LiveEngine) -> None:
+    """As that of a CPU with given bytes; where neither says it, nothing was compared, and that is said."""
+    given = replace(story.workers[0].budget, memory=StartMemory())
+    seen = replace(story, workers=tuple(replace(worker, budget=given) for worker in story.workers))
+    assert plan_live(seen, {"kv_cache_memory_bytes": 200 * GIB}).fits is False
+    blind = replace(
+        seen, workers=tuple(replace(one, reading=replace(one.reading, total_bytes=None)) for one in seen.workers)
+    )
+    plan = plan_live(blind, {"kv_cache_memory_bytes": 200 * GIB})
+    assert (plan.fits, plan.card.why) == (
+        None,
+        "The engine does not report the bytes of its device: nothing was compared.",
+    )
 
 
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
