@@ -77,7 +77,7 @@ def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> Non
 @pytest.mark.parametrize(
     ("given", "fits", "said"),
     [
-        ({"kv_cache_memory_bytes": 40 * GIB}, True, "11.42 GiB are left"),
+        ({"kv_cache_memory_bytes": 46 * GIB}, True, "5.42 GiB are left"),
         # 60.61 GiB were free before: 9.19 GiB of weights leave 51.42, of which the start took 4.42 more.
         ({"kv_cache_memory_bytes": 50 * GIB}, None, "1.42 GiB are left"),
         ({"kv_cache_memory_bytes": 52 * GIB}, False, "vLLM runs out of memory"),
@@ -100,13 +100,16 @@ def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveE
     given = replace(
         budget,
         memory=replace(budget.memory, requested_bytes=None, peak_activation_bytes=None),
-        kv_cache=replace(budget.kv_cache, given_bytes=int(45 * GIB)),
+        kv_cache=replace(budget.kv_cache, given_bytes=story.available_bytes[0]),
     )
     engine = live_engine([replace(worker, budget=given) for worker in story.workers])
     more = plan_live(engine, {"kv_cache_memory_bytes": int(46 * GIB)})
     assert more.fits is None
     assert "is not known" in more.card.why
-    assert plan_live(engine, {"max_model_len": 32_768}).fits is True
+    for no_more in ({"max_model_len": 32_768}, {"max_num_seqs": 4}, {"kv_cache_memory_bytes": int(30 * GIB)}):
+        plan = plan_live(engine, no_more)
+        assert (plan.fits, plan.card) == (True, None)
+    assert plan_live(engine, {"max_num_batched_tokens": 65_536}).fits is None
     assert plan_live(engine, {"kv_cache_memory_bytes": int(60 * GIB)}).fits is False
 
 
