@@ -337,7 +337,7 @@ def noisy_ramp(dice: Dice) -> Course:
 
 def jittering_ramp(dice: Dice) -> Course:
     """A slow one, of a counter that jitters by some MiB."""
-    pace = dice.random.uniform(0.5, 8) * MIB
+    pace = dice.random.uniform(1, 8) * MIB
     return line(dice, pace, dice.random.uniform(1, 8) * MIB, min(max(600.0, 60 * dice.step), dice.room / pace))
 
 

@@ -114,7 +114,10 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
             chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
             images = chosen.pop("limit_mm_per_prompt", {}).get("image")
             return {**live_json(live, plan_live(live, chosen, images)), "wish": wish_json(granted)}
-        return live_json(live, plan_live(live, flags, body.images_per_prompt))
+        answer = live_json(live, plan_live(live, flags, body.images_per_prompt))
+        if report.engine.traits.is_absent:
+            answer["notes"].insert(0, f"The engine does not run ({report.engine.state}): this is of its last start.")
+        return answer
     except PlanError as exc:
         raise CannotPlan(str(exc)) from exc
 

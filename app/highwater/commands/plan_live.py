@@ -100,7 +100,7 @@ def _plan_text(answer: Mapping[str, Any]) -> str:
     # The card decides, unless the length is too long whatever the card holds.
     by_card = None if fits is False and kv["max_model_len_that_fits"] else kv.get("on_card")
     lines = [
-        f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it runs"
+        f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it started"
         + (f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer["command_line"] else ""),
         {
             True: f"It fits: the KV cache holds a request of {length:,} tokens. {by_card or ''}".rstrip(),
@@ -133,7 +133,8 @@ def _wish_text(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> str:
         lines.append(f"No device was named, so nothing was compared. The KV cache needs {needed} on each rank, as in:")
         lines += ["", f"  {answer['command_line']}", ""]
     else:
-        fits = "fits" if _fits(answer) else "may fit (the bounds of the estimate leave that open)"
+        why = answer["kv_cache"].get("on_card") or "the bounds of the estimate leave that open"
+        fits = "fits" if _fits(answer) else f"may fit ({why.rstrip('.')})"
         lines.append(f"It {fits}:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it {fits}:")
         lines += ["", f"  {answer['command_line']}", ""]
         lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]

@@ -1,4 +1,4 @@
-"""Whether a card holds a start whose KV cache was given: vLLM takes bytes and blocks without a look at the rest."""
+"""The room on a card beside a KV cache that was given: vLLM takes bytes and blocks without a look at the rest."""
 
 from __future__ import annotations
 

@@ -76,10 +76,14 @@ def card_under(
     """Judge the cards with a KV cache of given bytes or blocks, by what the start measured beside its own.
 
     ``caches`` are the KV cache's bytes by the worker's number. ``None``: vLLM sizes the KV cache by its share of the
-    card, or nothing that takes memory was changed.
+    card, or the engine runs with as much.
     """
     is_given = flags.kv_cache_memory_bytes is not None or flags.num_gpu_blocks_override is not None
-    if not is_given or (changed.keys() <= {"max_model_len"} and not images_changed):
+    is_as_much = not images_changed and flags.tensor_parallel_size == engine.flags.tensor_parallel_size
+    steps = all(
+        changed.get(key, 0) <= getattr(engine.limits, key) for key in ("max_num_batched_tokens", "max_num_seqs")
+    )
+    if not is_given or (is_as_much and steps and all(cache <= _made(engine, one) for one, cache in caches.items())):
         return None
     left, why = None, "the engine's start did not measure it"
     try:
@@ -108,6 +112,12 @@ def card_under(
         used = 0 if start.init_free_bytes is None else max(total - start.init_free_bytes, 0)
         cards.append(judge_card(total, used, cache, weights, rest, why_unknown=None if rest else why))
     return fullest(cards)
+
+
+def _made(engine: LiveEngine, number: int) -> int:
+    """Return the bytes of the KV cache that a worker has allocated."""
+    made = engine.workers[number].budget.kv_cache.tensor_bytes
+    return engine.available_bytes[number] if made is None else made
 
 
 class _Carried:

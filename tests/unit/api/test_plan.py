@@ -46,6 +46,13 @@ def test_an_empty_body_is_the_engine_as_it_runs() -> None:
     assert (plan["kv_cache"]["blocks"], plan["kv_cache"]["tokens"], plan["changed"]) == (5_040, 645_120, {})
 
 
+def test_a_plan_of_an_engine_that_does_not_run_says_so() -> None:
+    """What its workers reported at their start is left, and is no engine that runs."""
+    gone = replace(NOTHING_CACHED, engine=replace(NOTHING_CACHED.engine, state="gone"))
+    assert answer({}, report=gone)["notes"] == ["The engine does not run (gone): this is of its last start."]
+    assert answer({})["notes"] == []
+
+
 def test_other_flags_are_planned() -> None:
     """The flags are vLLM's, as JSON."""
     plan = answer({"max_model_len": 700_000, "kv_cache_dtype": "fp8"})

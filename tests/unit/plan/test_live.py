@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from highwater.accounting.engine_budget import EncoderLimits, EngineBudget
+from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, StartMemory
 from highwater.plan.answer import live_json
 from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens
@@ -77,7 +77,7 @@ def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> Non
 @pytest.mark.parametrize(
     ("given", "fits", "said"),
     [
-        ({"kv_cache_memory_bytes": 40 * GIB}, True, "11.42 GiB are left"),
+        ({"kv_cache_memory_bytes": 46 * GIB}, True, "5.42 GiB are left"),
         # 60.61 GiB were free before: 9.19 GiB of weights leave 51.42, of which the start took 4.42 more.
         ({"kv_cache_memory_bytes": 50 * GIB}, None, "1.42 GiB are left"),
         ({"kv_cache_memory_bytes": 52 * GIB}, False, "vLLM runs out of memory"),
@@ -100,14 +100,32 @@ def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveE
     given = replace(
         budget,
         memory=replace(budget.memory, requested_bytes=None, peak_activation_bytes=None),
-        kv_cache=replace(budget.kv_cache, given_bytes=int(45 * GIB)),
+        kv_cache=replace(budget.kv_cache, given_bytes=story.available_bytes[0]),
     )
     engine = live_engine([replace(worker, budget=given) for worker in story.workers])
     more = plan_live(engine, {"kv_cache_memory_bytes": int(46 * GIB)})
     assert more.fits is None
     assert "is not known" in more.card.why
-    assert plan_live(engine, {"max_model_len": 32_768}).fits is True
+    for no_more in ({"max_model_len": 32_768}, {"max_num_seqs": 4}, {"kv_cache_memory_bytes": int(30 * GIB)}):
+        plan = plan_live(engine, no_more)
+        assert (plan.fits, plan.card) == (True, None)
+    assert plan_live(engine, {"max_num_batched_tokens": 65_536}).fits is None
     assert plan_live(engine, {"kv_cache_memory_bytes": int(60 * GIB)}).fits is False
+
+
+def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(story: LiveEngine) -> None:
+    """As that of a CPU with given bytes; where neither says it, nothing was compared, and that is said."""
+    given = replace(story.workers[0].budget, memory=StartMemory())
+    seen = replace(story, workers=tuple(replace(worker, budget=given) for worker in story.workers))
+    assert plan_live(seen, {"kv_cache_memory_bytes": 200 * GIB}).fits is False
+    blind = replace(
+        seen, workers=tuple(replace(one, reading=replace(one.reading, total_bytes=None)) for one in seen.workers)
+    )
+    plan = plan_live(blind, {"kv_cache_memory_bytes": 200 * GIB})
+    assert (plan.fits, plan.card.why) == (
+        None,
+        "The engine does not report the bytes of its device: nothing was compared.",
+    )
 
 
 def test_another_utilization_moves_the_budget_by_its_share_of_the_device(story: LiveEngine) -> None:
