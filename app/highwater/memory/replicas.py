@@ -15,7 +15,7 @@ from highwater.recorder.rank import RankRecord
 
 
 class _Count(NamedTuple):
-    """What an engine had done when its count was seen to change last, on the caller's monotonic clock."""
+    """An engine's count, and when it was seen to change last, on the caller's monotonic clock."""
 
     work_done: float
     at: float
