@@ -58,8 +58,7 @@ class SimulatedNpu:
             "TASK_QUEUE_ENABLE": "0",
             "OMP_NUM_THREADS": "1",  # beside other tests, threads that wait for each other cost most of the time
             # The kernels' results lie in host memory first: else each is mapped anew, and its pages cost more than it.
-            **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(4 << 30)),
-            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+            **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(256 << 20)),
             "PYTHONPATH": os.pathsep.join(map(str, (HERE / "on_path", torch_npu, *path))),
         }
 
