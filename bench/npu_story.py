@@ -84,6 +84,10 @@ class Scene:
 
     def __init__(self, engine: DemoEngine, sidecar: DemoSidecar, url: str, say: Say) -> None:
         self.engine, self.sidecar, self._url, self._say = engine, sidecar, url, say
+        self.now: dict[str, Any] = {}
+        """The rank as it was read last."""
+        self.reliefs: list[str] = []
+        """The sentences about what the policy had done before that, the oldest first."""
 
     def ask(self, image: int) -> str | None:
         """Send an image, counted from 1, and say what it left in use; return what failed, None where it was served."""
@@ -112,19 +116,24 @@ class Scene:
                 raise DemoError.with_log(f"image {image} failed: {failed}", self.engine.log_path)
 
     def rank(self) -> dict[str, Any]:
-        """Return the one rank as it is read now; waits for a reading that has its start and all components."""
-        deadline = time.monotonic() + READING_SECONDS
+        """Return the one rank as it is after this call; also kept as `now`, with the `reliefs` that ended before it.
+
+        Waits for a reading that was taken later, not while the policy acted, and has its start and all components:
+        the report's newest one may be of before the image that was just answered, or of half a relief.
+        """
+        since, deadline = time.time(), time.monotonic() + READING_SECONDS
         while time.monotonic() < deadline:
-            for rank in self.sidecar.call("GET", "/memory")["ranks"]:
-                if rank["start"] and None not in rank["components"].values():
-                    return dict(rank)
+            report = self.sidecar.call("GET", "/memory")
+            listed = self.sidecar.call("GET", "/memory/events?limit=200")["events"]  # also what ended meanwhile
+            events = [one for one in reversed(listed) if one["rule"] and (one["result"] or {}).get("outcome") == "done"]
+            at = max([since, *(one["at"] for one in events)])
+            is_acting = any(rule["phase"] == "acting" for rule in report["policy"]["rules"])
+            for rank in () if is_acting else report["ranks"]:
+                if rank["taken_at"] > at and rank["start"] and None not in rank["components"].values():
+                    self.now, self.reliefs = dict(rank), [one["summary"] for one in events]
+                    return self.now
             time.sleep(0.2)
         raise DemoError.with_log("the sidecar does not see the worker's memory", self.sidecar.log_path)
-
-    def reliefs(self) -> list[str]:
-        """Return the sentences about what the policy has done, the oldest first."""
-        listed = reversed(self.sidecar.call("GET", "/memory/events?limit=200")["events"])
-        return [one["summary"] for one in listed if one["rule"] and (one["result"] or {}).get("outcome") == "done"]
 
 
 def tell(
@@ -170,7 +179,7 @@ def _run_until_full(scene: Scene, told: Told, say: Say) -> None:
     told.stages["before start"] = {name: before[name] for name in ("used_bytes", "free_bytes")} | outside
     told.stages["server up"] = up
     scene.ask_all(range(1, FIRST_IMAGES + 1))
-    told.stages[f"after {FIRST_IMAGES} images"] = scene.rank()
+    told.stages[f"after {FIRST_IMAGES} images"] = scene.now
     url = f"{scene.engine.url}/reset_mm_cache"
     reset = httpx.post(url, timeout=REQUEST_SECONDS, trust_env=False)
     told.stages["after POST /reset_mm_cache"] = scene.rank()
@@ -199,20 +208,18 @@ def _exception(log: Path) -> str:
 
 
 def _run_with_the_policy(scene: Scene, told: Told, say: Say) -> None:
-    fullest, after = scene.rank(), 0
+    scene.rank()
     for image in range(1, told.failed_image + MORE_IMAGES + 1):
+        before = scene.now
         scene.ask_all([image])
-        now, done = scene.rank(), scene.reliefs()
-        if done and not told.reliefs:
-            told.stages[f"with the policy: after {after} images"] = fullest
-            told.stages["with the policy: after its first relief"] = now
-        # Of the readings before that relief: a trim may be under way while one is taken.
-        elif now["components"]["encoder_cache_bytes"] > fullest["components"]["encoder_cache_bytes"]:
-            fullest, after = now, image
-        for summary in done[len(told.reliefs) :]:
+        if scene.reliefs and not told.reliefs:
+            told.stages[f"with the policy: after {image - 1} images"] = before
+            first = "its first relief" if len(scene.reliefs) == 1 else f"its first {len(scene.reliefs)} reliefs"
+            told.stages[f"with the policy: after {first}"] = scene.now
+        for summary in scene.reliefs[len(told.reliefs) :]:
             say(f"  the policy: {summary}")
-        told.reliefs, told.images = done, image
-    told.stages[f"with the policy: after {told.images} images"] = scene.rank()
+        told.reliefs, told.images = scene.reliefs, image
+    told.stages[f"with the policy: after {told.images} images"] = scene.now
     if not told.reliefs:
         raise DemoError.with_log("the policy did not act", scene.sidecar.log_path)
 
