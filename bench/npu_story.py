@@ -11,6 +11,7 @@ It shows the allocator's reserve and the encoder cache. It cannot show fragmenta
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import sys
@@ -54,7 +55,7 @@ ARGUMENTS = (
 SIDES = (1024, 896, 960, 832)
 """Of the images, in turn, in pixels: they differ, so that the allocator keeps pieces that fit no other."""
 FIRST_IMAGES, MAX_IMAGES, MORE_IMAGES = 16, 48, 6
-READING_SECONDS = 120.0
+READING_SECONDS, ASK_AGAIN_SECONDS = 120.0, 2.0
 HEADING = "simulated device: it shows the allocator's reserve and the encoder cache, not fragmentation below them"
 Say = Callable[[str], None]
 
@@ -93,12 +94,9 @@ class Scene:
         """Send an image, counted from 1, and say what it left in use; return what failed, None where it was served."""
         side = SIDES[image % len(SIDES)]
         content = [{"type": "image_url", "image_url": {"url": image_url(image, width=side, height=side)}}]
-        asked = {"model": self.engine.served_model, "max_tokens": 1}
-        body = asked | {"messages": [{"role": "user", "content": content}]}
-        url = f"{self._url}/v1/chat/completions"
         try:
             with signs_of_life(f"image {image} has been under way", self.engine.log_path, self._say):
-                response = httpx.post(url, json=body, timeout=REQUEST_SECONDS, trust_env=False)
+                response = self._post(content)
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
         if response.is_error:
@@ -115,14 +113,28 @@ class Scene:
             if failed := self.ask(image):
                 raise DemoError.with_log(f"image {image} failed: {failed}", self.engine.log_path)
 
+    def _post(self, content: object) -> httpx.Response:
+        """Ask for one token. Raises httpx.HTTPError."""
+        asked = {"model": self.engine.served_model, "max_tokens": 1}
+        body = asked | {"messages": [{"role": "user", "content": content}]}
+        return httpx.post(f"{self._url}/v1/chat/completions", json=body, timeout=REQUEST_SECONDS, trust_env=False)
+
     def rank(self) -> dict[str, Any]:
         """Return the one rank as it is after this call; also kept as `now`, with the `reliefs` that ended before it.
 
         Waits for a reading that was taken later, not while the policy acted, and has its start and all components:
-        the report's newest one may be of before the image that was just answered, or of half a relief.
+        the report's newest one may be of before the image that was just answered, or of half a relief. A worker reads
+        its memory where it takes a step, and an idle one takes none: so it is sent a word of text, without an image.
+
+        Raises:
+            DemoError: There is no such reading in time.
         """
-        since, deadline = time.time(), time.monotonic() + READING_SECONDS
+        since, asked_at, deadline = time.time(), -math.inf, time.monotonic() + READING_SECONDS
         while time.monotonic() < deadline:
+            if time.monotonic() > asked_at + ASK_AGAIN_SECONDS:  # not each step is followed by a reading
+                with suppress(httpx.HTTPError):
+                    self._post("Hello")
+                asked_at = time.monotonic()
             report = self.sidecar.call("GET", "/memory")
             listed = self.sidecar.call("GET", "/memory/events?limit=200")["events"]  # also what ended meanwhile
             events = [one for one in reversed(listed) if one["rule"] and (one["result"] or {}).get("outcome") == "done"]
@@ -133,7 +145,8 @@ class Scene:
                     self.now, self.reliefs = dict(rank), [one["summary"] for one in events]
                     return self.now
             time.sleep(0.2)
-        raise DemoError.with_log("the sidecar does not see the worker's memory", self.sidecar.log_path)
+        reason = f"the sidecar has no new reading of the worker's memory within {READING_SECONDS:g} s"
+        raise DemoError.with_log(reason, self.sidecar.log_path)
 
 
 def tell(

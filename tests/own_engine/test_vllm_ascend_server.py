@@ -13,10 +13,11 @@ import pytest
 
 from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
 from highwater.demo.errors import DemoError
-from tests.engine.conftest import wait_for
+from tests.engine.conftest import ask_all, wait_for
 from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
 from tests.fakes.cann.state import set_state
+from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
@@ -43,6 +44,7 @@ def story(
 def by_hand(scene: Scene, after: dict[str, Any]) -> None:
     sidecar = scene.sidecar
     after["engine"] = sidecar.call("GET", "/memory")["engine"]
+    (after["hello"],), (after["of_start"],) = ask_all(scene.engine, "hello"), ask_all(scene.engine, "budget")
     (after["budget"],) = sidecar.call("GET", "/memory/budget")["explanation"]["ranks"]
     scene.ask(1)
     sidecar.call("POST", "/memory/reclaim", {"remedies": ["trim_encoder_cache"]})
@@ -137,6 +139,8 @@ def test_the_worker_is_watched_through_its_recorder(story: tuple[Told, dict[str,
     told, after = story
     up = told.stages["server up"]
     assert after["engine"]["version"] == VLLM
+    ascend = after["of_start"]["engine_budget"]["ascend_version"]
+    confirm(Ran.of_worker(after["hello"], __file__, is_simulated=True, ascend_version=ascend))
     assert (up["source"], up["device"]["type"]) == ("recorder", "npu")
     assert [phase["name"] for phase in up["start"]][-1] == "warm_up"
 

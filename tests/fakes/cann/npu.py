@@ -80,8 +80,8 @@ def build(folder: Path) -> Path:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except subprocess.CalledProcessError as error:
         raise DemoError(
-            f"{command[0]} cannot compile the simulated NPU's stand-in for CANN, which takes the C library's headers too "
-            f"(on Debian libc6-dev). It says:\n{error.stderr.strip()}"
+            f"{command[0]} cannot compile the simulated NPU's stand-in for CANN, which takes the C library's "
+            f"headers too (on Debian libc6-dev). It says:\n{error.stderr.strip()}"
         ) from error
     for name in _NAMES[1:]:
         (folder / f"lib{name}.so").symlink_to(library)
