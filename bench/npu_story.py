@@ -11,6 +11,7 @@ It shows the allocator's reserve and the encoder cache. It cannot show fragmenta
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 import sys
@@ -54,7 +55,7 @@ ARGUMENTS = (
 SIDES = (1024, 896, 960, 832)
 """Of the images, in turn, in pixels: they differ, so that the allocator keeps pieces that fit no other."""
 FIRST_IMAGES, MAX_IMAGES, MORE_IMAGES = 16, 48, 6
-READING_SECONDS = 120.0
+READING_SECONDS, ASK_AGAIN_SECONDS = 120.0, 2.0
 HEADING = "simulated device: it shows the allocator's reserve and the encoder cache, not fragmentation below them"
 Say = Callable[[str], None]
 
@@ -84,17 +85,18 @@ class Scene:
 
     def __init__(self, engine: DemoEngine, sidecar: DemoSidecar, url: str, say: Say) -> None:
         self.engine, self.sidecar, self._url, self._say = engine, sidecar, url, say
+        self.now: dict[str, Any] = {}
+        """The rank as it was read last."""
+        self.reliefs: list[str] = []
+        """The sentences about what the policy had done before that, the oldest first."""
 
     def ask(self, image: int) -> str | None:
         """Send an image, counted from 1, and say what it left in use; return what failed, None where it was served."""
         side = SIDES[image % len(SIDES)]
         content = [{"type": "image_url", "image_url": {"url": image_url(image, width=side, height=side)}}]
-        asked = {"model": self.engine.served_model, "max_tokens": 1}
-        body = asked | {"messages": [{"role": "user", "content": content}]}
-        url = f"{self._url}/v1/chat/completions"
         try:
             with signs_of_life(f"image {image} has been under way", self.engine.log_path, self._say):
-                response = httpx.post(url, json=body, timeout=REQUEST_SECONDS, trust_env=False)
+                response = self._post(content)
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
         if response.is_error:
@@ -111,20 +113,40 @@ class Scene:
             if failed := self.ask(image):
                 raise DemoError.with_log(f"image {image} failed: {failed}", self.engine.log_path)
 
-    def rank(self) -> dict[str, Any]:
-        """Return the one rank as it is read now; waits for a reading that has its start and all components."""
-        deadline = time.monotonic() + READING_SECONDS
-        while time.monotonic() < deadline:
-            for rank in self.sidecar.call("GET", "/memory")["ranks"]:
-                if rank["start"] and None not in rank["components"].values():
-                    return dict(rank)
-            time.sleep(0.2)
-        raise DemoError.with_log("the sidecar does not see the worker's memory", self.sidecar.log_path)
+    def _post(self, content: object) -> httpx.Response:
+        """Ask for one token. Raises httpx.HTTPError."""
+        asked = {"model": self.engine.served_model, "max_tokens": 1}
+        body = asked | {"messages": [{"role": "user", "content": content}]}
+        return httpx.post(f"{self._url}/v1/chat/completions", json=body, timeout=REQUEST_SECONDS, trust_env=False)
 
-    def reliefs(self) -> list[str]:
-        """Return the sentences about what the policy has done, the oldest first."""
-        listed = reversed(self.sidecar.call("GET", "/memory/events?limit=200")["events"])
-        return [one["summary"] for one in listed if one["rule"] and (one["result"] or {}).get("outcome") == "done"]
+    def rank(self) -> dict[str, Any]:
+        """Return the one rank as it is after this call; also kept as `now`, with the `reliefs` that ended before it.
+
+        Waits for a reading that was taken later, not while the policy acted, and has its start and all components:
+        the report's newest one may be of before the image that was just answered, or of half a relief. A worker reads
+        its memory where it takes a step, and an idle one takes none: so it is sent a word of text, without an image.
+
+        Raises:
+            DemoError: There is no such reading in time.
+        """
+        since, asked_at, deadline = time.time(), -math.inf, time.monotonic() + READING_SECONDS
+        while time.monotonic() < deadline:
+            if time.monotonic() > asked_at + ASK_AGAIN_SECONDS:  # not each step is followed by a reading
+                with suppress(httpx.HTTPError):
+                    self._post("Hello")
+                asked_at = time.monotonic()
+            report = self.sidecar.call("GET", "/memory")
+            listed = self.sidecar.call("GET", "/memory/events?limit=200")["events"]  # also what ended meanwhile
+            events = [one for one in reversed(listed) if one["rule"] and (one["result"] or {}).get("outcome") == "done"]
+            at = max([since, *(one["at"] for one in events)])
+            is_acting = any(rule["phase"] == "acting" for rule in report["policy"]["rules"])
+            for rank in () if is_acting else report["ranks"]:
+                if rank["taken_at"] > at and rank["start"] and None not in rank["components"].values():
+                    self.now, self.reliefs = dict(rank), [one["summary"] for one in events]
+                    return self.now
+            time.sleep(0.2)
+        reason = f"the sidecar has no new reading of the worker's memory within {READING_SECONDS:g} s"
+        raise DemoError.with_log(reason, self.sidecar.log_path)
 
 
 def tell(
@@ -170,7 +192,7 @@ def _run_until_full(scene: Scene, told: Told, say: Say) -> None:
     told.stages["before start"] = {name: before[name] for name in ("used_bytes", "free_bytes")} | outside
     told.stages["server up"] = up
     scene.ask_all(range(1, FIRST_IMAGES + 1))
-    told.stages[f"after {FIRST_IMAGES} images"] = scene.rank()
+    told.stages[f"after {FIRST_IMAGES} images"] = scene.now
     url = f"{scene.engine.url}/reset_mm_cache"
     reset = httpx.post(url, timeout=REQUEST_SECONDS, trust_env=False)
     told.stages["after POST /reset_mm_cache"] = scene.rank()
@@ -199,20 +221,18 @@ def _exception(log: Path) -> str:
 
 
 def _run_with_the_policy(scene: Scene, told: Told, say: Say) -> None:
-    fullest, after = scene.rank(), 0
+    scene.rank()
     for image in range(1, told.failed_image + MORE_IMAGES + 1):
+        before = scene.now
         scene.ask_all([image])
-        now, done = scene.rank(), scene.reliefs()
-        if done and not told.reliefs:
-            told.stages[f"with the policy: after {after} images"] = fullest
-            told.stages["with the policy: after its first relief"] = now
-        # Of the readings before that relief: a trim may be under way while one is taken.
-        elif now["components"]["encoder_cache_bytes"] > fullest["components"]["encoder_cache_bytes"]:
-            fullest, after = now, image
-        for summary in done[len(told.reliefs) :]:
+        if scene.reliefs and not told.reliefs:
+            told.stages[f"with the policy: after {image - 1} images"] = before
+            first = "its first relief" if len(scene.reliefs) == 1 else f"its first {len(scene.reliefs)} reliefs"
+            told.stages[f"with the policy: after {first}"] = scene.now
+        for summary in scene.reliefs[len(told.reliefs) :]:
             say(f"  the policy: {summary}")
-        told.reliefs, told.images = done, image
-    told.stages[f"with the policy: after {told.images} images"] = scene.rank()
+        told.reliefs, told.images = scene.reliefs, image
+    told.stages[f"with the policy: after {told.images} images"] = scene.now
     if not told.reliefs:
         raise DemoError.with_log("the policy did not act", scene.sidecar.log_path)
 

@@ -274,7 +274,8 @@ def npu_story_short_table() -> str:
 def _story_heading() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in STORY["versions"].items())
     total = f"{_mib(STORY['total_bytes'])} MiB, {versions}; `{STORY['command']}`, {STORY['day']}"
-    return f"*{STORY['heading'][0].upper()}{STORY['heading'][1:]}.* {total}."
+    varies = "Figures differ a little from run to run"
+    return f"*{STORY['heading'][0].upper()}{STORY['heading'][1:]}.* {total}. {varies}."
 
 
 def _mib(count: int) -> str:

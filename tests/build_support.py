@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,20 +22,17 @@ from pathlib import Path
 
 from highwater.demo.environment import cache_dir
 from highwater.demo.errors import DemoError
+from tests import c_compiler
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("app", "docs/runbooks", "pyproject.toml", "README.md", "LICENSE")  # what a wheel is made of
-COMPILERS = ("cc", "gcc", "clang")
 KEPT = 3
 
 
 def obstacle() -> str | None:
     """What is missing for a build here, in a sentence; None where nothing is."""
-    if _compiler() is None:
-        return (
-            f"the data plane cannot be compiled: there is no C compiler (looked for {', '.join(COMPILERS)}; "
-            "CC names another); Debian's packages are gcc and libc6-dev"
-        )
+    if missing := c_compiler.obstacle():
+        return f"the data plane cannot be compiled: {missing}"
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         return f"the data plane cannot be compiled: {header} is missing; Debian's package is python3-dev"
@@ -68,10 +66,6 @@ def compiled_app(announce: Callable[[str], None] = lambda _: None) -> Path:
 def environ_for(built: Path) -> Mapping[str, str]:
     """What lets a process import `highwater` from there, wherever it is started and whatever is installed."""
     return {"PYTHONPATH": str(built), "PYTHONSAFEPATH": "1"}  # or `python -m` would look where it is started, first
-
-
-def _compiler() -> str | None:
-    return os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
 
 
 def _name(tree: Path) -> str:
@@ -115,7 +109,7 @@ def _pip_wheel(tree: Path, wheels: Path, log_path: Path) -> None:
     command += ["--wheel-dir", str(wheels), str(tree)]
     environ = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
     environ |= {
-        "CC": _compiler() or "",
+        "CC": shlex.join(c_compiler.compiler()),
         "HATCH_BUILD_HOOKS_ENABLE": "1",
         "PIP_BUILD_CONSTRAINT": str(constraints),
     }

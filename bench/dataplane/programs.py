@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from highwater.demo.environment import cache_dir
 from highwater.demo.errors import DemoError
+from tests.c_compiler import compiler, obstacle
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
-COMPILERS = ("cc", "gcc", "clang")
 
 
 def program(name: str) -> Path:
@@ -36,16 +34,12 @@ def _digest(sources: list[Path]) -> str:
 
 
 def _compile(source: Path, built: Path) -> None:
-    compiler = os.environ.get("CC") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        raise DemoError(
-            f"the data-plane benchmark compiles {source.name}, and there is no C compiler (looked for "
-            f"{', '.join(COMPILERS)}; CC names another); Debian's packages are gcc and libc6-dev"
-        )
+    if missing := obstacle():
+        raise DemoError(f"the data-plane benchmark compiles {source.name}, and {missing}")
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         draft = Path(folder) / "draft"
-        command = [compiler, *FLAGS, "-o", str(draft), str(source)]
+        command = [*compiler(), *FLAGS, "-o", str(draft), str(source)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise DemoError(f"{' '.join(command)} failed:\n{result.stderr}")

@@ -22,6 +22,7 @@ from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import NEEDS_COMPILER, SimulatedNpu
 from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE
+from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
@@ -79,6 +80,8 @@ def test_each_rank_has_a_device_and_a_budget(seen: dict[str, Any]) -> None:
     assert len({one["pid"] for one in seen["hello"]}) == RANKS
     budgets = [one["engine_budget"] for one in seen["budget"]]
     assert {one["ascend_version"] for one in budgets} == {VLLM_ASCEND}
+    for hello in seen["hello"]:
+        confirm(Ran.of_worker(hello, __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
     assert len({one["kv_cache"]["tensor_bytes"] for one in budgets}) == 1
 
 

@@ -13,10 +13,11 @@ import pytest
 
 from bench.npu_story import FIRST_IMAGES, KV_CACHE_BYTES, MORE_IMAGES, TOTAL_BYTES, Scene, Told, results, table, tell
 from highwater.demo.errors import DemoError
-from tests.engine.conftest import wait_for
+from tests.engine.conftest import ask_all, wait_for
 from tests.fakes.cann.ascend import VLLM
 from tests.fakes.cann.npu import NEEDS_COMPILER, build
 from tests.fakes.cann.state import set_state
+from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
@@ -43,6 +44,7 @@ def story(
 def by_hand(scene: Scene, after: dict[str, Any]) -> None:
     sidecar = scene.sidecar
     after["engine"] = sidecar.call("GET", "/memory")["engine"]
+    (after["hello"],), (after["of_start"],) = ask_all(scene.engine, "hello"), ask_all(scene.engine, "budget")
     (after["budget"],) = sidecar.call("GET", "/memory/budget")["explanation"]["ranks"]
     scene.ask(1)
     sidecar.call("POST", "/memory/reclaim", {"remedies": ["trim_encoder_cache"]})
@@ -107,12 +109,21 @@ def test_all_components_sum_to_the_devices_use(story: tuple[Told, dict[str, Any]
         assert min(rank["components"][f"{name}_bytes"] for name in ("weights", "kv_cache", "torch_cached")) > 0
 
 
+def test_each_row_is_a_reading_of_its_own(story: tuple[Told, dict[str, Any]]) -> None:
+    """Taken after what its title names: the one before would pass for it where nothing else is looked at."""
+    told, _ = story
+    _, *ranks = told.stages.values()  # the first is the start's own measure
+    times = [rank["taken_at"] for rank in ranks]
+    assert times == sorted(set(times))
+
+
 def test_the_processors_cache_is_not_what_fills_the_device(story: tuple[Told, dict[str, Any]]) -> None:
     """It lies in host memory: its reset gives nothing back, as in the typical case."""
     told, _ = story
     _, up, images, reset = list(told.stages.values())[:4]
     assert (held(up), up["components"]["kv_cache_bytes"]) == (0, KV_CACHE_BYTES)
     assert held(images) > 0
+    assert reset["taken_at"] > images["taken_at"]
     assert (held(reset), reset["used_bytes"]) == (held(images), images["used_bytes"])
 
 
@@ -128,6 +139,8 @@ def test_the_worker_is_watched_through_its_recorder(story: tuple[Told, dict[str,
     told, after = story
     up = told.stages["server up"]
     assert after["engine"]["version"] == VLLM
+    ascend = after["of_start"]["engine_budget"]["ascend_version"]
+    confirm(Ran.of_worker(after["hello"], __file__, is_simulated=True, ascend_version=ascend))
     assert (up["source"], up["device"]["type"]) == ("recorder", "npu")
     assert [phase["name"] for phase in up["start"]][-1] == "warm_up"
 
@@ -166,6 +179,7 @@ def test_a_death_by_a_lost_device_is_no_shortage(story: tuple[Told, dict[str, An
 
 
 def test_a_compiler_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DemoError, match="there is no C compiler, cc"):
+    with pytest.raises(DemoError, match="there is no C compiler"):
         build(tmp_path / "cann")

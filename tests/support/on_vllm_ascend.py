@@ -120,6 +120,7 @@ def of_two_ranks(model: str, folder: str) -> None:
     more = {"enable_sleep_mode": True, "additional_config": {"weight_nz_mode": 0}}  # else it cannot be woken
     engine = Engine(model, tensor_parallel_size=2, **more)
     seen: dict[str, Any] = {"hello": engine.call_all("hello"), "budget": engine.call_all("budget")}
+    seen["is_simulated"] = TorchDevice("npu:0").is_simulated
     seen |= {"first": engine.answers(), "asked": engine.call_all("memory"), "trim": engine.call_all("trim")}
     seen |= {"trimmed": engine.call_all("memory"), "again": engine.answers(), "back": engine.call_all("memory")}
     engine.llm.sleep(level=1)

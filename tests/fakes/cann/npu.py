@@ -14,12 +14,12 @@ import pytest
 
 from highwater.demo.environment import EngineEnvironment, cache_dir
 from highwater.demo.errors import DemoError, signs_of_life
+from tests.c_compiler import compiler, obstacle
 from tests.fakes.cann.state import VARIABLE, new_state
 
 TORCH_NPU = "2.13.0"
 HERE = Path(__file__).parent
-NO_COMPILER = "there is no C compiler, cc"
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason=f"{NO_COMPILER}; Debian's package is gcc")
+NEEDS_COMPILER = pytest.mark.skipif(bool(obstacle()), reason=str(obstacle()))
 """The mark of tests that run on it."""
 # All one library: torch_npu links to the first five, and opens the others by name.
 _NAMES = (
@@ -72,18 +72,15 @@ def build(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     library = folder / f"lib{_NAMES[0]}.so"
     flags = ("-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-    command = ["cc", *flags, "-o", str(library), *map(str, sorted(HERE.glob("*.c")))]
+    if missing := obstacle():
+        raise DemoError(f"the simulated NPU's stand-in for CANN is compiled where it runs, and {missing}")
+    command = [*compiler(), *flags, "-o", str(library), *map(str, sorted(HERE.glob("*.c")))]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise DemoError(
-            f"{NO_COMPILER}: the simulated NPU's stand-in for CANN is compiled where it runs; on Debian: "
-            "apt-get install gcc libc6-dev"
-        ) from None
     except subprocess.CalledProcessError as error:
         raise DemoError(
-            "cc cannot compile the simulated NPU's stand-in for CANN, which takes a C compiler and the C library's "
-            f"headers (on Debian gcc and libc6-dev). It says:\n{error.stderr.strip()}"
+            f"{command[0]} cannot compile the simulated NPU's stand-in for CANN, which takes the C library's "
+            f"headers too (on Debian libc6-dev). It says:\n{error.stderr.strip()}"
         ) from error
     for name in _NAMES[1:]:
         (folder / f"lib{name}.so").symlink_to(library)

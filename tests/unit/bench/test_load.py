@@ -1,6 +1,5 @@
 """The load generator and the fake upstream of the data plane's benchmark: what is wrong must not be measured."""
 
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from bench.dataplane.bed import Bed, bed
-from bench.dataplane.programs import COMPILERS
 from bench.dataplane.proxies import Proxy
 from highwater.demo.errors import DemoError
+from tests.c_compiler import obstacle
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler here")
+pytestmark = pytest.mark.skipif(bool(obstacle()), reason=str(obstacle()))
 
 UPLOAD = 200_000
 
