@@ -48,17 +48,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
     return answers
 
 
-def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """Else everything below would be about others; docs/tested.json has them."""
+def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any]) -> None:
+    """Else everything below would be about others."""
     assert seen["types"] == [
         "vllm_ascend.platform.NPUPlatform",
         "vllm_ascend.worker.worker.NPUWorker",
         "vllm_ascend.worker.model_runner_v1.NPUModelRunner",
     ]
     assert (seen["hello"]["runner_version"], seen["hello"]["notes"]) == ("v1", [])
-    ascend = seen["budget"]["engine_budget"]["ascend_version"]
-    by = str(request.path)  # test_vllm_ascend_older.py has this test too
-    confirm(Ran.of_worker(seen["hello"], by, is_simulated=seen["is_simulated"], ascend_version=ascend))
 
 
 def test_versions_are_known(seen: dict[str, Any]) -> None:
@@ -66,6 +63,7 @@ def test_versions_are_known(seen: dict[str, Any]) -> None:
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"], budget["ascend_version"]) == (VLLM, VLLM_ASCEND)
     assert budget["torch_npu_version"].startswith(TORCH_NPU)
+    confirm(Ran.of_worker(seen["hello"], __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
 
 
 def test_each_phase_of_the_start_was_seen(seen: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from tests.own_engine.test_vllm_ascend import (
     test_the_encoder_cache_holds_what_was_asked_about,
 )
 from tests.support.on_vllm_ascend import SEEN
+from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
     from highwater.demo.environment import EngineEnvironment
@@ -90,3 +91,4 @@ def test_versions_are_known(seen: dict[str, Any]) -> None:
     """Of the release that was meant: the metadata has it."""
     budget = seen["budget"]["engine_budget"]
     assert (budget["vllm_version"].partition("+")[0], budget["ascend_version"]) == (VLLM, VLLM_ASCEND)
+    confirm(Ran.of_worker(seen["hello"], __file__, is_simulated=seen["is_simulated"], ascend_version=VLLM_ASCEND))
