@@ -17,7 +17,7 @@ def compiler() -> list[str]:
 
 
 def obstacle() -> str | None:
-    """What is missing to compile C, in a sentence; None where nothing is."""
+    """Return in a sentence why C cannot be compiled here; None if it can."""
     if compiler():
         return None
     named = os.environ.get("CC")

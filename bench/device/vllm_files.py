@@ -51,7 +51,7 @@ _NO_KERNELS = Path(__file__).with_name("no_kernels.py")
 
 
 class NoReleaseError(Exception):
-    """No release of vLLM fits, or what was fetched is none that does. The message says which would."""
+    """No release of vLLM fits, or the one that was fetched does not; the message says which would."""
 
 
 def release_for(torch: str) -> str:
@@ -61,7 +61,7 @@ def release_for(torch: str) -> str:
         torch: Such as `2.11.0+cu130`; what follows the plus says how it was built, and decides nothing.
 
     Raises:
-        NoReleaseError: There is none in the table.
+        NoReleaseError: None is known for this torch.
     """
     public = torch.partition("+")[0]
     if public not in RELEASES:

@@ -1,4 +1,4 @@
-"""What vLLM's build for CUDA does where there is no driver; `python FILE load|extension|neither` in its environment.
+"""Tries vLLM's CUDA build on a machine without a driver: `python FILE load|extension|neither` in its environment.
 
 The last line is JSON.
 """

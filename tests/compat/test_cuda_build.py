@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PROBE = Path(__file__).with_name("cuda_probe.py")
 DRIVER = re.compile(r"find library=(libcuda\.so|libnvidia-ml\.so)")
-"""What the dynamic linker writes of a library that somebody opens (`LD_DEBUG=libs`)."""
+"""The dynamic linker's line for a library that is opened (`LD_DEBUG=libs`)."""
 
 
 class Said(NamedTuple):

@@ -33,6 +33,17 @@ TOTAL_BYTES = 2 << 30
 ENTRY_BYTES = image_tokens(SIDE, SIDE) * ENCODER_WIDTH * BYTES_PER_NUMBER
 
 
+def answers(
+    engine: EngineEnvironment, environ: dict[str, str], model: Path, folder: Path, *more: str
+) -> dict[str, Any]:
+    """Return what tests/support/on_vllm_ascend.py is told by the worker, in a process of its own."""
+    command = [str(engine.python), "-m", "tests.support.on_vllm_ascend", str(model), str(folder), *more]
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told: dict[str, Any] = json.loads((folder / SEEN).read_text("utf-8"))
+    return told
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnvironment) -> dict[str, Any]:
     """What the worker answered, from its start to the last operation."""
@@ -40,12 +51,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
     npu = SimulatedNpu(folder / "cann", engine_environment, total_bytes=TOTAL_BYTES)
     model = build_model(folder / "model")
     make_weights(engine_environment, model)
-    environ = environ_of_vllm_ascend(npu, engine_environment, folder, ROOT)
-    command = [str(engine_environment.python), "-m", "tests.support.on_vllm_ascend", str(model), str(folder)]
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    answers: dict[str, Any] = json.loads((folder / SEEN).read_text("utf-8"))
-    return answers
+    return answers(engine_environment, environ_of_vllm_ascend(npu, engine_environment, folder, ROOT), model, folder)
 
 
 def test_platform_worker_and_runner_are_vllm_ascends(seen: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ What the ranks exchange goes through the host, for there is no HCCL: tests/suppo
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -21,7 +20,8 @@ from tests.engine.published import unpacked_source
 from tests.engines import BYTES_PER_NUMBER, ENCODER_WIDTH, ROOT, image_tokens
 from tests.fakes.cann.ascend import VLLM_ASCEND, environ_of_vllm_ascend
 from tests.fakes.cann.npu import NEEDS_COMPILER, SimulatedNpu
-from tests.support.on_vllm_ascend import IMAGES, SEEN, SIDE
+from tests.own_engine.test_vllm_ascend import answers
+from tests.support.on_vllm_ascend import IMAGES, SIDE
 from tests.tested import Ran, confirm
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, engine_environment: EngineEnv
     environ = environ_of_vllm_ascend(npu, engine_environment, folder, ROOT, MORE, folder)
     # Else each rank imports everything anew, ten seconds of a processor: no device is in use before they are made.
     environ |= {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-    command = [str(engine_environment.python), "-m", "tests.support.on_vllm_ascend", str(model), str(folder), "ranks"]
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    answers: dict[str, Any] = json.loads((folder / SEEN).read_text("utf-8"))
-    return answers
+    return answers(engine_environment, environ, model, folder, "ranks")
 
 
 def test_each_rank_has_a_device_and_a_budget(seen: dict[str, Any]) -> None:

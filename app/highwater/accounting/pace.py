@@ -21,11 +21,11 @@ FLAT_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 64 * KIB  # slower is noise
 _MIN_READINGS, _ENOUGH_READINGS, _MAX_BLOCKS = 4, 8, 24
 _TAIL_SECONDS = 3.0
-# A slope over its standard error; the least ratio of neighbouring parts' paces, with few readings; and of the newest's.
 # Up to that share of the growth above its lowest memory rests.
 _REST_SHARE: Final = 1 / 20
 # Errors of a wave are like their neighbours' by so much, and more than that share of the growth.
 _WAVY, _EXACT = 0.6, 1e-5
+# A slope over its standard error; the least ratio of neighbouring parts' paces, with few readings; and of the newest's.
 _MIN_CERTAINTY, _EVEN, _EVEN_OF_FEW, _GOES_ON = 8.0, 0.75, 0.9, 0.8
 
 _Points: TypeAlias = Sequence[tuple[float, float]]

@@ -1,7 +1,7 @@
 """Step 7: a real vLLM engine with the demonstration's tiny model on the device: the story, and its figures.
 
-It runs the vLLM that is installed in this interpreter; where there is none and PyTorch is built for CUDA, vLLM's Python
-files without its kernels, which travel as one archive (`bench/device/vllm_files.py`): slow, with the same memory.
+It runs the vLLM that is installed beside this interpreter. Without one, and with PyTorch for CUDA, it runs vLLM's
+Python files without their kernels, which travel as one archive (`bench/device/vllm_files.py`): slow, with the same memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _options(on: TorchDevice, engines: Any, folder: Path) -> Any:  # noqa: ANN40
     """Return the options of an engine with the vLLM that is here.
 
     Raises:
-        NoReleaseError: There is none; the message says what to do.
+        NoReleaseError: vLLM cannot be had here; the message says what to do.
     """
     if importlib.util.find_spec("vllm") is not None:
         return engines.EngineOptions()

