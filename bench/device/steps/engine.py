@@ -1,7 +1,8 @@
 """Step 7: a real vLLM engine with the demonstration's tiny model on the device: the story, and its figures.
 
 It runs the vLLM that is installed beside this interpreter. Without one, and with PyTorch for CUDA, it runs vLLM's
-Python files without their kernels, which travel as one archive (`bench/device/vllm_files.py`): slow, with the same memory.
+Python files without their kernels, which travel as one archive (`bench/device/vllm_files.py`): slow, with the same
+memory.
 """
 
 from __future__ import annotations
