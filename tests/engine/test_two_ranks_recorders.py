@@ -295,6 +295,11 @@ async def a_request_under_way(engine: DemoEngine, sidecar: DemoSidecar) -> Async
             await asyncio.gather(reading, return_exceptions=True)
 
 
+def is_said_to_be_stuck(report: dict[str, Any]) -> bool:
+    """A call of ours that passed its deadline makes it unresponsive too, seconds before the recorders are sure."""
+    return is_unresponsive(report) and report["progress"]["verdict"] == "stuck"
+
+
 def is_said_to_be_stopped(report: dict[str, Any]) -> bool:
     return is_unresponsive(report) and "stopped by a signal" in report["engine"]["hint"]
 
@@ -305,8 +310,8 @@ async def test_a_stopped_loop_is_a_hang_until_it_goes_on(engine: DemoEngine, tmp
     with flying(engine, tmp_path) as sidecar:
         async with a_request_under_way(engine, sidecar):
             with stopped(core_of(worker_pids(engine)[0])):
-                report = await asyncio.to_thread(wait_for, sidecar, is_unresponsive, PATIENCE_SECONDS)
-                assert (report["ranks_reported"], report["progress"]["verdict"]) == (2, "stuck")
+                report = await asyncio.to_thread(wait_for, sidecar, is_said_to_be_stuck, PATIENCE_SECONDS)
+                assert report["ranks_reported"] == 2
                 assert "schedules no work" in report["engine"]["hint"]
                 report = await asyncio.to_thread(wait_for, sidecar, is_said_to_be_stopped, PATIENCE_SECONDS)
                 assert f"run kill -CONT {core_of(worker_pids(engine)[0])}" in report["engine"]["hint"]
