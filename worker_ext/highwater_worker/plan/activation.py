@@ -13,7 +13,7 @@ import torch  # type: ignore[import-not-found, unused-ignore] # the engine's
 from torch.utils._python_dispatch import TorchDispatchMode  # type: ignore[import-not-found, unused-ignore]
 from torch.utils._pytree import tree_leaves  # type: ignore[import-not-found, unused-ignore]
 
-from highwater_worker.plan.stand_ins import operators_do_nothing
+from highwater_worker.plan.stand_ins import anything, operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
 _ROUND = 512  # to which PyTorch's allocator rounds up
@@ -27,7 +27,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc, unused-ignore] # torch is
         self.held_bytes = self.peak_bytes = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             result = func(*args, **(kwargs or {}))
         except NotImplementedError:
@@ -72,7 +72,7 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
     with operators_do_nothing(), torch.inference_mode():
         try:
             runner.profile_run()
-        except Exception as error:  # noqa: BLE001 - whatever reads a value that is none
+        except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             where = f"{frames[-1].filename.rpartition('-packages/')[2]}:{frames[-1].lineno}"
             ended = f"{type(error).__name__}: {str(error)[:160]} ({where})"
@@ -84,6 +84,9 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
 
 def _no_kernels(models: list[Any]) -> None:
     """Let Triton's kernels do nothing, and quantized layers return a result without one."""
+    torch.Event = torch.Stream = anything("Event")
+    generator = torch.Generator
+    torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
     with suppress(ImportError):
         jit, tuner = (importlib.import_module(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
         for kind in (jit.JITFunction, tuner.Autotuner, tuner.Heuristics):

@@ -149,7 +149,8 @@ def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:
     missing, frames = _missing(model), traceback.extract_tb(error.__traceback__)
     readers = (f"{os.sep}transformers{os.sep}", f"{os.sep}tokenizers{os.sep}", "repo_utils", "huggingface_hub")
     is_file = isinstance(error, OSError) or any(name in frame.filename for frame in frames for name in readers)
-    if isinstance(error, ValueError) and not (missing and (is_file or "director" in str(error))):
+    is_vllms = isinstance(error, ValueError) and stage != "construction"  # there a stand-in may be to blame
+    if is_vllms and not (missing and (is_file or "director" in str(error))):
         return {"status": "refused", "refusal": {"stage": stage, "message": _said(error)}}
     where = [f"{frame.filename.rpartition('-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
     return {"error": _said(error), "at": where, "help": missing if is_file else None}

@@ -39,7 +39,7 @@ def activation(peak: int, config: Any) -> Figure:
         inner, width = inner // config.parallel_config.tensor_parallel_size, text.get("hidden_size") or 0
         rows = config.scheduler_config.max_num_batched_tokens * int(chosen) * 2
         buffers = rows * (max(2 * inner, width) + max(inner, width))
-    likely = peak + 36 * _MIB + (0 if config.model_config.quantization == "mxfp4" else buffers)
+    likely = peak + 36 * _MIB + (0 if "mxfp4" in str(config.model_config.quantization) else buffers)
     why = "vLLM's profiling run on meta, operator by operator"
     return Figure(likely, peak - peak // 8, peak + peak // 8 + 128 * _MIB + buffers, "estimated", why)
 

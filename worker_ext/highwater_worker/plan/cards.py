@@ -17,7 +17,7 @@ class Card(NamedTuple):
     processors: int
     """Streaming multiprocessors."""
     read_in: str
-    """Where the total was read. CUDA shows programs less than `nvidia-smi` prints, some 0.4 GiB on most cards."""
+    """Source of the total. CUDA shows programs less than `nvidia-smi` prints, some 0.4 GiB on most cards."""
 
 
 def _card(name: str, capability: tuple[int, int], gib: float, processors: int, read_in: str) -> Card:
@@ -41,3 +41,11 @@ CARDS = {
     "910B": _card("Ascend910B3", (0, 0), 64, 0, "npu-smi's total in a report; torch_npu shows less"),
 }
 """By the short name that a question gives."""
+
+
+def card_of(name: str) -> Card:
+    """Return a card by its short name, or the first of a compute capability such as 9.0. Raises ValueError."""
+    fitting = [card for short, card in CARDS.items() if name in (short, ".".join(map(str, card.capability)))]
+    if not fitting:
+        raise ValueError(f"the card is {name!r}; must be one of {', '.join(CARDS)}, or a compute capability")
+    return fitting[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +22,7 @@ _CARDS = ("cuda", "npu")
 class OnMeta(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # torch is not there to be checked
     """Whatever is asked of the card is made on `meta`; large host buffers stay untouched."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         kwargs.pop("pin_memory", None)
         name = getattr(func, "__name__", "")
@@ -57,7 +56,7 @@ def _mapped(value: Any) -> Any:
 @contextmanager
 def as_rank(config: Any, rank: int) -> Iterator[None]:
     """Make vLLM's own process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
-    state = importlib.import_module("vllm.distributed.parallel_state")
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
     store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     parallel, new_group = config.parallel_config, dist.new_group
     parallel.rank = rank
@@ -68,18 +67,10 @@ def as_rank(config: Any, rank: int) -> Iterator[None]:
     at = rank + parallel.world_size * (getattr(parallel, "data_parallel_rank", 0) or 0)
     world = parallel.world_size * (parallel.data_parallel_size or 1)
     dist.init_process_group(backend="fake", store=store, rank=at, world_size=world)
-    wanted = {
-        "tensor_model_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_model_parallel_size": parallel.pipeline_parallel_size,
-        "prefill_context_model_parallel_size": getattr(parallel, "prefill_context_parallel_size", 1),
-        "decode_context_model_parallel_size": getattr(parallel, "decode_context_parallel_size", 1),
-        "backend": "fake",
-    }
-    known = inspect.signature(state.initialize_model_parallel).parameters
     try:
         with importlib.import_module("vllm.config").set_current_vllm_config(config):
-            state.init_distributed_environment(parallel.world_size, rank, "env://", rank, "fake")
-            state.initialize_model_parallel(**{name: value for name, value in wanted.items() if name in known})
+            worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+            worker.init_worker_distributed_environment(config, rank, "env://", rank, backend="fake")
             versions.prepare_worker(config, state)
             yield
     finally:
@@ -134,7 +125,7 @@ def _after_loading(model: Any, dtype: Any) -> None:
 
 
 def _step_after_loading(module: Any, dtype: Any) -> Callable[[], Any] | None:
-    method = getattr(module, "quant_method", None)
+    method: Any = getattr(module, "quant_method", None)
     if getattr(method, "uses_meta_device", False):
         return lambda: method.process_weights_after_loading(module)
     if hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading"):  # MLA

