@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
+from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
-from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, RecordedStart
+from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, Config, RecordedStart
 from tests.support.recorded_starts import STARTS as PARTS
 from tests.unit.plan.test_figures import GIB, Start
 from tests.unit.plan.test_figures import STARTS as POOLS
@@ -17,6 +18,8 @@ from tests.unit.plan.test_figures import STARTS as POOLS
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from highwater.demo.environment import EngineEnvironment
 
 pytestmark = [pytest.mark.long("plan"), pytest.mark.timeout(1800, func_only=True)]
 # Their files here lack what vLLM 0.32 reads: a vision tower, an activation scheme.
@@ -78,7 +81,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "overridden": ("""--hf-overrides '{"num_hidden_layers": 8}'""", {"weights": 5.24, "blocks": 40960}),
     "fp8 cache": ("--kv-cache-dtype fp8", {"blocks": 20480}),
     "bytes given": ("--kv-cache-memory-bytes 10G", {"asked": None, "blocks": 5120}),
-    "tensor parallel": ("-tp 2", {"weights": 7.53, "blocks": 20480}),
+    "tensor parallel": ("-tp 2", {"weights": 7.51, "blocks": 20480}),
     "stages": ("-pp 2", {"weights": 7.51, "blocks": 20480}),
     "online fp8": ("--quantization fp8", {"weights": 8.49}),
     "ngram": ("""-sc '{"method": "ngram", "num_speculative_tokens": 3}'""", {}),
@@ -146,3 +149,19 @@ def test_the_bytes_of_a_card_have_bounds_and_what_was_pretended_is_said(vllm: As
     assert pool["grades"] | {"blocks": "estimated", "bytes_per_block": "exact"} == pool["grades"]
     assert "the card: NVIDIA H100 80GB HBM3" in answer["pretended"]
     assert json.loads(json.dumps(answer)) == answer
+
+
+@pytest.mark.parametrize("config", [LLAMA_8B, QWEN15_MOE], ids=["dense", "experts"])
+def test_vllm_ascends_runner_is_asked_without_torch_npu(
+    engine_environment: EngineEnvironment, models: Path, config: Config
+) -> None:
+    """Blocks of 128 tokens, and two ranks; the activation peak of NPU operators is not known, and that is said."""
+    folder = model_folder(models, "ascend", config)
+    with asked(DEFAULT_VERSION, "--card", "910B", before=(folder_of_both(engine_environment),)) as process:
+        command = f"vllm serve {folder} --max-model-len 8192 -tp 2"
+        given, on_card = (process.ask(command, kv_cache_bytes=size) for size in (20 * GIB, None))
+    assert given["status"] == "fits", given
+    kept = config["num_key_value_heads"] // 2 * 128 * 2 * 2 * config["num_hidden_layers"]
+    assert (given["kv_cache"]["block_size"], given["kv_cache"]["blocks"]) == (128, 20 * GIB // (128 * kept))
+    assert on_card["status"] == "not_known"
+    assert any("the activation peak" in text for text in on_card["not_counted"])

@@ -37,8 +37,8 @@ _ALSO: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_th
 class Asked:
     """A kept process that has vLLM of one version, and answers questions."""
 
-    def __init__(self, version: str, *options: str) -> None:
-        path = [str(SHIM_FOLDER), str(ROOT / "worker_ext")]
+    def __init__(self, version: str, *options: str, before: tuple[Path, ...] = ()) -> None:
+        path = [*map(str, before), str(SHIM_FOLDER), str(ROOT / "worker_ext")]
         if version in BORROWED:
             path.append(str(sources_of(version)))
         environment = ensure_environment(BORROWED.get(version, version), recipes=ALL_RECIPES, announce=print)
@@ -61,9 +61,9 @@ class Asked:
 
 
 @contextmanager
-def asked(version: str, *options: str) -> Iterator[Asked]:
-    """Yield the process; it ends with its input."""
-    process = Asked(version, *options)
+def asked(version: str, *options: str, before: tuple[Path, ...] = ()) -> Iterator[Asked]:
+    """Yield the process, with folders before the others on its path; it ends with its input."""
+    process = Asked(version, *options, before=before)
     try:
         yield process
     finally:

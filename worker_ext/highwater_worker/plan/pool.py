@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 from highwater_worker.plan import versions
 from highwater_worker.plan.told import LogReader
 
 _CONFIGS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
-
-
-class _Workers:
-    """Answers the engine core in place of its workers."""
-
-    def __init__(self, config: Any, specs: list[Any], available: list[int]) -> None:
-        self._config, self._specs, self._available = config, specs, available
-        self.pools: list[Any] = []
-
-    def get_kv_cache_specs(self) -> list[Any]:
-        return self._specs
-
-    def determine_available_memory(self) -> list[int]:
-        return self._available
-
-    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        return [versions.supported_layouts(self._config)] * len(self._specs)
-
-    def set_kv_cache_layout(self, layout: str, *_: object) -> None:
-        importlib.import_module("vllm.v1.attention.backends.utils").record_kv_cache_layout(
-            self._config.cache_config, layout
-        )
-
-    def initialize_from_config(self, pools: list[Any]) -> None:
-        self.pools = pools
-
-    def get_simple_cpu_offload_num_blocks(self) -> int:
-        return 0
-
-    def compile_or_warm_up_model(self) -> None:
-        pass
 
 
 def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, Any]:
@@ -59,8 +29,18 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
     log = utils.logger = planning.logger = LogReader()
     untouched = vars(planning).copy()
     versions.record_checks(planning, checks)
-    workers = _Workers(config, specs, available)
-    core = type("Core", (), {"model_executor": workers, "collective_rpc": lambda *_, **__: None})()
+    pools: list[Any] = []
+    backends = importlib.import_module("vllm.v1.attention.backends.utils")
+    workers = SimpleNamespace(  # what the engine core calls of them, in any version
+        get_kv_cache_specs=lambda: specs,
+        determine_available_memory=lambda: available,
+        get_supported_kv_cache_layouts=lambda: [versions.supported_layouts(config)] * len(specs),
+        set_kv_cache_layout=lambda layout, *_: backends.record_kv_cache_layout(config.cache_config, layout),
+        initialize_from_config=pools.extend,
+        get_simple_cpu_offload_num_blocks=lambda: 0,
+        compile_or_warm_up_model=lambda: None,
+    )
+    core = SimpleNamespace(model_executor=workers, collective_rpc=lambda *_, **__: None)
     refusal = None
     try:
         with importlib.import_module("vllm.config").set_current_vllm_config(config):
@@ -74,9 +54,9 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
         worst = max(checks, key=lambda check: check["needed_bytes"] - check["available_bytes"])
         longest = min(check["max_model_len"] for check in checks)
         figures |= {"needed_bytes": worst["needed_bytes"], "max_model_len_that_fits": longest}
-    if refusal is not None or not workers.pools:
+    if refusal is not None or not pools:
         return figures
-    first = workers.pools[0]
+    first = pools[0]
     tokens = [int(args[_at(text, "tokens")].replace(",", "")) for text, args in log.lines if "KV cache size" in text]
     concurrency = [args[-1] for text, args in log.lines if "Maximum concurrency" in text]
     return figures | {

@@ -19,7 +19,9 @@ COMPILED = (
     r"|(flashinfer|deep_gemm|tilelang|cutlass|cuda|quack|cutlass_library)(\..*)?"
 )
 """vLLM's compiled modules, and the packages of an engine's image that need a card."""
-NPU = r"|(torch_npu|acl|torchair|cloudpickle_npu)(\..*)?|vllm_ascend\.vllm_ascend_C"
+NPU = (
+    r"|(torch_npu|acl|torchair|cloudpickle_npu|triton\.language\.extra\.cann|fla_npu)(\..*)?|vllm_ascend\.vllm_ascend_C"
+)
 _NO_PACKAGE = re.compile(r"vllm.*(_C(_stable_libtorch)?|cumem_allocator|flash_mla_interface)")
 # Functions whose result has the shape of their first argument, or a number for each of its rows.
 _SHAPED = {"apply_rotary_emb", "flash_attn_varlen_func"}
