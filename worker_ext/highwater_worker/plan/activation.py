@@ -9,17 +9,16 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-import torch  # type: ignore[import-not-found, unused-ignore] # the engine's
-from torch.utils._python_dispatch import TorchDispatchMode  # type: ignore[import-not-found, unused-ignore]
-from torch.utils._pytree import tree_leaves  # type: ignore[import-not-found, unused-ignore]
-
 from highwater_worker.plan.stand_ins import anything, operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
+torch: Any = importlib.import_module("torch")
+tree_leaves: Any = importlib.import_module("torch.utils._pytree").tree_leaves
+_DispatchMode: Any = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 _ROUND = 512  # to which PyTorch's allocator rounds up
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[misc, unused-ignore] # torch is not there to be checked
+class Ledger(_DispatchMode):  # type: ignore[misc] # torch is not there to be checked
     """While it is entered, it counts the bytes of the storages on `meta` that are alive."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,9 @@ from highwater_worker.plan.told import PRETENDED, say
 
 def pretend_npu(card: Card) -> None:
     """Make this process believe that it has such NPUs; to be called before vLLM is imported."""
+    os.environ["VLLM_PLUGINS"] = ""  # its plugin would look for an NPU
     sys.meta_path.insert(0, StandIns(COMPILED + NPU))
-    torch = importlib.import_module("torch")
+    torch: Any = importlib.import_module("torch")
     torch.set_num_threads(1)
     torch.utils.rename_privateuse1_backend("npu")
     npu: Any = ModuleType("torch.npu")

@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch  # type: ignore[import-not-found, unused-ignore] # the engine's
-import torch.distributed as dist  # type: ignore[import-not-found, unused-ignore]
-from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found, unused-ignore]
-
 from highwater_worker.plan import versions
 from highwater_worker.plan.stand_ins import operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
+torch: Any = importlib.import_module("torch")
+dist: Any = importlib.import_module("torch.distributed")
+_FunctionMode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _CARDS = ("cuda", "npu")
 
 
-class OnMeta(TorchFunctionMode):  # type: ignore[misc, unused-ignore] # torch is not there to be checked
+class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
     """Whatever is asked of the card is made on `meta`; large host buffers stay untouched."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -94,7 +94,7 @@ def default_dtype(dtype: Any) -> Any:
 
 
 def runner_class(config: Any) -> Any:
-    """Return the model runner that a worker of this configuration makes (0.32: v1/worker/gpu_worker.py)."""
+    """Return the model runner that a worker of this configuration makes."""
     if importlib.import_module("vllm.platforms").current_platform.device_type == "npu":
         return first("vllm_ascend.worker.model_runner_v1:NPUModelRunner")
     if not getattr(config, "use_v2_model_runner", False):
@@ -112,7 +112,7 @@ def prepare_worker(config: Any, state: Any) -> None:
     with suppress(AttributeError, ImportError):  # 0.32: the priorities of vllm.ir's operators
         config.kernel_config.ir_op_priority.set_default()
         importlib.import_module("vllm.ir").set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
-    if importlib.import_module("vllm.platforms").current_platform.device_type == "npu":  # worker.py: __init__
+    if importlib.import_module("vllm.platforms").current_platform.device_type == "npu":  # as NPUWorker does
         utils = importlib.import_module("vllm_ascend.utils")
         utils.adapt_patch()
         utils.register_ascend_customop(config)
@@ -120,7 +120,7 @@ def prepare_worker(config: Any, state: Any) -> None:
         groups = importlib.import_module("vllm_ascend.distributed.parallel_state")
         groups.init_ascend_model_parallel(config.parallel_config)
     communicator = getattr(getattr(state, "_EP", None), "device_communicator", None)
-    if communicator is not None and config.parallel_config.enable_expert_parallel:  # 0.32: the V2 runner asks it
+    if communicator is not None and getattr(communicator, "all2all_manager", None) is None:  # 0.32: V2 asks it
         communicator.all2all_manager = anything("All2AllManager")()
 
 

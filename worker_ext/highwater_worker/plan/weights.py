@@ -1,6 +1,6 @@
 """The bytes of a rank's weights, tensor by tensor, and as PyTorch's caching allocator counts them.
 
-It does not split a block where 1 MiB or less would remain, and counts all of it (c10/cuda/CUDACachingAllocator.cpp):
+It does not split a block where 1 MiB or less would remain, and counts all of it:
 Qwen2.5-7B has 14.19 GiB of tensors, and 14.25 GiB are counted and printed.
 """
 
