@@ -16,7 +16,7 @@ from highwater_worker.plan.told import PRETENDED, say
 COMPILED = (
     r"vllm\.(_[A-Za-z0-9_]*C(_stable_libtorch)?|cumem_allocator|vllm_flash_attn(\..*)?"
     r"|third_party\.flashmla\.flash_mla_interface)"
-    r"|(flashinfer|deep_gemm|tilelang|cutlass|cuda|quack|cutlass_library)(\..*)?"
+    r"|(flashinfer|deep_gemm|tilelang|cutlass|cuda|quack|humming|cutlass_library)(\..*)?"
 )
 """vLLM's compiled modules, and the packages of an engine's image that need a card."""
 NPU = (
