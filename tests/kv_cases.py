@@ -10,7 +10,6 @@ from typing import Any
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import Generation, generation_of
 from highwater.plan.limits import Limits
-from highwater.plan.oracle import Question
 from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.specs import (
     ChunkedLocal,
@@ -21,6 +20,7 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
+from tests.support.pool_oracle import Question
 
 PLENTY = 1 << 50
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import cache_dir, ensure_environment
-from highwater.plan.oracle import Answers, Question, ask_oracle, differences
 from tests.engine.published import WITHOUT_WHEEL, source_tree_of
 from tests.engines import ALL_RECIPES
 from tests.kv_cases import plan, random_questions
+from tests.support.pool_oracle import Answers, Question, ask_oracle, differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def ask(version: str, questions: Sequence[Question]) -> Answers:
     """Ask vLLM of a version, whose environment or sources are made first where they are missing."""
     path = [str(SHIM_FOLDER)]
     if version in BORROWED:
-        path.append(str(_sources(version)))
+        path.append(str(sources_of(version)))
     environment = ensure_environment(BORROWED.get(version, version), recipes=ALL_RECIPES, announce=print)
     answers = ask_oracle(
         environment.python, questions, environ={"PYTHONPATH": os.pathsep.join(path)}, timeout_seconds=400
@@ -74,7 +74,7 @@ def disagreements(version: str, *, count: int, seed: int) -> list[str]:
     ]
 
 
-def _sources(version: str) -> Path:
+def sources_of(version: str) -> Path:
     """Return the folder with a version's Python files; fetched once, some seconds and 100 MB each."""
     if ("vllm", version) in WITHOUT_WHEEL:
         return source_tree_of("vllm", version)

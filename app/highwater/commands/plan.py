@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ _OF_A_RUNNING_ENGINE: Final = (
     *("vllm_version", "platform", "device_bytes", "in_use_bytes", "measured", "compute_capability", "oracle"),
     "limit_mm_per_prompt",
 )
+
+_NOT_ASKED: Final = ("kv_cache_memory_bytes",)  # the bytes of a plan go beside its command line
 
 
 def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
@@ -147,7 +150,7 @@ def plan(
         if wish is not None:
             end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
         planned = plan_flags(flags)
-        compared = None if oracle is None else _compared(oracle, planned)
+        compared = None if oracle is None else _compared(oracle, planned, Path(model))
     except PlanError as exc:
         if as_json:
             print_json({"schema": answer.SCHEMA, "error": str(exc)})
@@ -169,16 +172,28 @@ def _refuse_given(why: str, names: Iterable[str]) -> None:
             raise click.UsageError(f"{why}; leave {max(option.opts, key=len)} out")
 
 
-def _compared(python: str, planned: OfflinePlan) -> dict[str, Any]:
+def _compared(python: str, planned: OfflinePlan, model: Path) -> dict[str, Any]:
     from highwater.demo.engine import SHIM_FOLDER
-    from highwater.plan.oracle import Question, ask_oracle, differences
+    from highwater.files.worker_package import copy_worker_package
+    from highwater.plan.flags import command_line, given_flags
+    from highwater.plan.oracle import ask_vllm, differences
 
+    flags = planned.resolved.flags
     if planned.available_bytes is None:
         needed = "the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device"
         raise PlanError(f"--oracle: {planned.refusal or needed}")
-    resolved = planned.resolved
-    question = Question(workers=planned.layers, available_bytes=planned.available_bytes, limits=resolved.limits)
-    # A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without the shim.
-    path = os.pathsep.join(filter(None, (str(SHIM_FOLDER), os.environ.get("PYTHONPATH"))))
-    answers = ask_oracle(python, [question], environ={"PYTHONPATH": path})
-    return {"vllm_version": answers.vllm_version, "differences": list(differences(planned.pool, answers.answers[0]))}
+    if flags.platform == "cpu":
+        raise PlanError("--oracle: --platform is 'cpu'; vLLM is asked as for a card: must be cuda or ascend")
+    given = {name: value for name, value in given_flags(planned.resolved.given).items() if name not in _NOT_ASKED}
+    card = "910B" if flags.platform == "ascend" else flags.compute_capability or "9.0"
+    with tempfile.TemporaryDirectory() as made:
+        folder = model if model.is_dir() else model.parent
+        if not model.is_dir() and model.name != "config.json":  # under another name, vLLM would not read it
+            folder = Path(made, "model")
+            folder.mkdir()
+            (folder / "config.json").symlink_to(model.absolute())
+        words = shlex.split(command_line(given, str(folder.absolute())))
+        # A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without the shim.
+        path = (SHIM_FOLDER, copy_worker_package(Path(made, "worker")).folder)
+        answer = ask_vllm(python, words, card=card, kv_cache_bytes=planned.pool.available_bytes, path=path)
+    return {"vllm_version": answer["versions"]["vllm"], "differences": list(differences(planned.pool, answer))}

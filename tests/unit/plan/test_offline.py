@@ -145,7 +145,7 @@ def test_what_the_oracle_answered_is_shown():
     plan = plan_offline(read_config(str(LLAMA)), EngineFlags(kv_cache_memory_bytes=58 * GIB), "0.19.0")
     alike = {"vllm_version": "0.19.0", "differences": []}
     other = {"vllm_version": "0.19.0", "differences": ["blocks is 1 in the plan and 2 in vLLM"]}
-    asked = "vLLM 0.19.0's own functions, for the layers and bytes of this plan: the same KV pool"
+    asked = "vLLM 0.19.0 itself, for this command line and the bytes of this plan: the same KV cache"
     assert asked in plan_text(plan, alike)
     assert "blocks is 1 in the plan and 2 in vLLM" in plan_text(plan, other)
     assert plan_json(plan, "llama", other)["oracle"] == other

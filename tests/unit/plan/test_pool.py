@@ -10,10 +10,10 @@ import pytest
 from highwater.plan.errors import PlanError
 from highwater.plan.generations import generation_of
 from highwater.plan.limits import Limits
-from highwater.plan.oracle import Question, ask_oracle, differences
 from highwater.plan.pool import plan_pool
 from highwater.plan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
 from tests.kv_cases import plan, random_questions
+from tests.support.pool_oracle import Question, ask_oracle, differences
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,8 @@
 """A program that sizes KV caches with vLLM's own functions.
 
 It runs in an interpreter that has vLLM of any version from 0.11 on, needs neither a model nor a device, and imports
-nothing of this package: `highwater.plan.oracle` passes it to that interpreter as text. It reads one question a line, as
-JSON, from standard input, and writes one answer a line to standard output, after a line with vLLM's version.
+nothing of this package: `tests.support.pool_oracle` passes it to that interpreter as text. It reads one question a
+line, as JSON, from standard input, and writes one answer a line to standard output, after a line with vLLM's version.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""What a question may be, and what is said of one that cannot be answered; no vLLM is here."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from highwater_worker.plan import __main__ as command
+from highwater_worker.plan import arguments, budget
+from highwater_worker.plan.answer import STATUSES, _failure
+from highwater_worker.plan.cards import CARDS, card_of
+
+PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
+  vllm serve Qwen/Qwen3-14B \
+  --max_model_len 32768 -sc '{"method": "ngram"}'  # ours"""
+
+
+def test_a_pasted_command_is_split_with_its_environment() -> None:
+    assert arguments.split(PASTED) == (
+        {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+        ["Qwen/Qwen3-14B", "--max_model_len", "32768", "-sc", '{"method": "ngram"}'],
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "python3 -m vllm.entrypoints.openai.api_server --model m",
+        "python -m vllm.entrypoints.cli.main serve --model m",
+        ["/opt/bin/vllm", "serve", "--model", "m"],
+        "env A=1 vllm serve --model m",
+    ],
+)
+def test_every_way_to_start_the_server_is_taken(given: str | list[str]) -> None:
+    assert arguments.split(given)[1] == ["--model", "m"]
+
+
+@pytest.mark.parametrize("given", ["", "vllm bench serve m", "vllm serve 'm", []])
+def test_another_command_is_refused_with_what_would_be_right(given: str | list[str]) -> None:
+    with pytest.raises(arguments.InvalidError, match=r"vllm serve MODEL|cannot be split"):
+        arguments.split(given)
+
+
+def test_a_card_is_named_or_a_compute_capability() -> None:
+    assert card_of("L4").name == "NVIDIA L4"
+    assert card_of("9.0") is CARDS["H100"]
+    with pytest.raises(ValueError, match="'H1000'; must be one of H100, "):
+        card_of("H1000")
+
+
+def test_every_card_says_where_its_size_was_read() -> None:
+    """A label such as 24 GB is no size: an L4 taken for 24 GiB has a third more KV cache than there is."""
+    assert CARDS["L4"].total_bytes < 23 << 30
+    assert all(card.read_in for card in CARDS.values())
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[dict[str, Any]]:
+    """Return the answers of a kept process whose vLLM cannot be imported."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    monkeypatch.setattr(command.os, "fdopen", lambda *_: written)
+    monkeypatch.setattr(command.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(command.process, "import_vllm", no_vllm)
+    assert command.main(["--serve"]) == 0
+    return [json.loads(line) for line in written.getvalue().splitlines()]
+
+
+def no_vllm(*_: object) -> None:
+    raise command.process.CannotBeAskedError("no vLLM")
+
+
+def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = serve(monkeypatch, "[1]", "{", '{"command": "ls"}', '{"command": "vllm serve m"}')
+    assert [answer["status"] for answer in answers] == ["invalid", "invalid", "invalid", "cannot_be_asked"]
+    assert (
+        answers[0]["error"] == """the line '[1]\\n' is no JSON object; must be like {"command": "vllm serve MODEL"}"""
+    )
+    assert answers[3]["error"] == "no vLLM"
+
+
+def test_where_there_is_no_vllm_the_status_is_4() -> None:
+    """In an interpreter as it is; nothing is imported that it has not."""
+    done = subprocess.run(
+        [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["status"]) == (4, "cannot_be_asked")
+    assert "No module named 'torch'" in answer["error"]
+
+
+def test_an_invalid_line_ends_with_2() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "highwater_worker.plan", "--", "ls"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (2, "invalid")
+
+
+def test_a_refusal_of_vllms_is_told_from_a_stand_in_that_fails(tmp_path: Any) -> None:
+    """While layers are made, what raises may be a stand-in: that is no refusal."""
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json"):
+        (tmp_path / name).touch()
+    refused = _failure(ValueError("no"), "the command line", str(tmp_path))
+    assert refused == {"status": "refused", "refusal": {"stage": "the command line", "message": "no"}}
+    assert "status" not in _failure(ValueError("no"), "construction", str(tmp_path))
+    assert STATUSES["refused"] == 1
+
+
+def test_a_missing_file_is_named(tmp_path: Any) -> None:
+    (tmp_path / "config.json").touch()
+    answer = _failure(OSError("cannot load the image processor"), "construction", str(tmp_path))
+    assert answer["help"].startswith(f"{tmp_path} has no tokenizer_config.json, tokenizer.json, preprocessor_config")
+    assert "huggingface-cli download org/model" in _failure(OSError(""), "construction", "org/model")["help"]
+
+
+def figure(low: int, likely: int, high: int) -> budget.Figure:
+    return budget.Figure(likely, low, high, "estimated", "")
+
+
+def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
+    parts = {"weights": budget.exact(40, ""), "activation": figure(5, 10, 70)}
+    assert budget.left(100, parts)[:4] == (50, 0, 55, "estimated")
+    assert budget.left(100, {"weights": budget.exact(40, "")})[:4] == (60, 60, 60, "exact")

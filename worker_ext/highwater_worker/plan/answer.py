@@ -1,0 +1,171 @@
+"""One question and its answer: effective configuration, weights, encoder, activation, KV cache; how each is known."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from highwater_worker.plan import arguments, budget, versions
+from highwater_worker.plan.cards import Card
+from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
+
+SCHEMA = 1
+STATUSES = {"fits": 0, "not_known": 0, "may_not_fit": 1, "does_not_fit": 1, "refused": 1, "invalid": 2}
+"""Exit status by an answer's `status`; `not_known`: no bytes to compare with. Any other is 4: it cannot be asked."""
+CANNOT_BE_ASKED = 4
+_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
+_CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
+_OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+
+
+def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
+    """Answer a question; whatever vLLM raises becomes part of the answer."""
+    found: dict[str, Any] = {"schema": SCHEMA, "status": "cannot_be_asked", "stage": "the command line"}
+    started, words = time.perf_counter(), question["words"]
+    model = next(iter(words), "")
+    try:
+        config = arguments.engine_config(words)
+        model = str(config.model_config.model)
+        found |= {"stage": "construction", "config": _effective(config)}
+        _ask(config, question, card, found)
+        del found["stage"]
+    except arguments.InvalidError as error:
+        found |= {"status": "invalid", "error": str(error)}
+    except Exception as error:  # noqa: BLE001 - it is said in the answer, with where it happened
+        found |= _failure(error, found["stage"], model)
+    packages = {name: str(importlib.import_module(name).__version__) for name in ("vllm", "torch", "transformers")}
+    told = {"pretended": PRETENDED, "not_counted": NOT_COUNTED, "guessed": GUESSED, "log": LOG}
+    return found | {
+        "versions": packages, "card": card._asdict(), **told, "seconds": round(time.perf_counter() - started, 2)
+    }  # fmt: skip
+
+
+def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any]) -> None:
+    total = int(question.get("device_bytes") or card.total_bytes)
+    given = question.get("kv_cache_bytes") or getattr(config.cache_config, "kv_cache_memory_bytes", None)
+    parallel, captured = config.parallel_config, budget.graphs(config)
+    ranks = range(0, parallel.world_size, parallel.world_size // parallel.pipeline_parallel_size)
+    if question.get("ranks") == "all":
+        ranks = range(parallel.world_size)
+    elif len(ranks) < parallel.world_size:
+        say(GUESSED, "the ranks of one pipeline stage are alike: the first of each was constructed")
+    configs = [copy.deepcopy(config) for _ in ranks[1:]] + [config]
+    wants_peak = question.get("activation", given is None)
+    seen = [_construct(mine, rank, wants_peak=wants_peak) for mine, rank in zip(configs, ranks)]
+    found["ranks"] = [{"rank": rank, **{k: one[k] for k in one if k != "specs"}} for rank, one in zip(ranks, seen)]
+    found["stage"] = "the KV cache"
+    each = parallel.world_size // len(ranks)
+    specs = [one["specs"] for one in seen for _ in range(each)]
+    if given is not None:
+        left = [budget.exact(int(given), "given")] * len(ranks)
+    elif all(one["activation"] for one in seen):
+        measured = {name: int(value) for name, value in (question.get("measured") or {}).items()}
+        requested = versions.requested_bytes(config, total, total - int(question.get("in_use_bytes") or 0))
+        is_npu = card.capability == (0, 0)
+        parts = [budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=is_npu) for one in seen]
+        left = [budget.left(requested, each_part) for each_part in parts]
+        rows = [{name: part._asdict() for name, part in each_part.items()} for each_part in parts]
+        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
+    else:
+        left = []
+    found["kv_cache"] = pool = _kv_cache(config, specs, left, each)
+    fits = pool["fits"]
+    found["status"] = "not_known" if not left else "may_not_fit" if fits is None else "fits" if fits else "does_not_fit"
+    try:
+        found["encoder"] = versions.encoder_budget(config)
+    except Exception as error:  # noqa: BLE001 - the processor's files may be missing: the rest is known without them
+        found["encoder"] = {"error": _said(error), "help": _missing(str(config.model_config.model))}
+
+
+def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
+    from highwater_worker.plan import activation, construction, weights
+
+    if wants_peak:
+        activation.build_eager(config)
+    ledger = activation.Ledger()
+    with construction.as_rank(config, rank), construction.OnMeta(), ledger:
+        runner = construction.make_runner(config)
+        buffers = ledger.held_bytes
+        runner.load_model()
+        models = construction.models_of(runner)
+        tensors, allocated = weights.weights_of(models)
+        why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
+        seen: dict[str, Any] = {"activation": None, "buffers": buffers}
+        seen["weights"] = budget.Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        if wants_peak:
+            try:
+                seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)
+            except Exception as error:  # noqa: BLE001 - without a peak the card's bytes are not known; it is said
+                say(NOT_COUNTED, f"the activation peak: {_said(error)}")
+        versions.update_block_size(config)
+        return {**seen, "specs": runner.get_kv_cache_spec()}
+
+
+def _kv_cache(config: Any, specs: list[Any], left: list[budget.Figure], each: int) -> dict[str, Any]:
+    """Return the pool of the likely bytes, with what the bounds make of it; `left` is empty where nothing is known."""
+    from highwater_worker.plan.pool import kv_pool
+
+    def pool(name: str) -> dict[str, Any]:
+        values = [versions.kept_for_images(getattr(one, name), config) for one in left for _ in range(each)]
+        return kv_pool(config, specs, values or [1 << 50] * len(specs))
+
+    likely = pool("bytes")
+    names = [name for name, value in likely.items() if value is not None and name != "refusal"]
+    if not left:
+        return {
+            **{name: likely[name] if name in _OF_LAYERS else None for name in likely},
+            "grades": dict.fromkeys(_OF_LAYERS, "exact"),
+        }
+    bounds = {name: likely if left[0].grade == "exact" else pool(name) for name in ("low", "high")}
+    return {
+        **likely,
+        "fits": likely["fits"] if bounds["low"]["fits"] == bounds["high"]["fits"] else None,
+        **{f"available_bytes_{name}": one["available_bytes"] for name, one in bounds.items()},
+        **{f"blocks_{name}": one.get("blocks", 0) for name, one in bounds.items()},
+        "grades": {name: "exact" if name in _OF_LAYERS else left[0].grade for name in names},
+    }
+
+
+def _effective(config: Any) -> dict[str, Any]:
+    """Return what vLLM made of the command line, by its own names."""
+    found: dict[str, Any] = {"use_v2_model_runner": bool(getattr(config, "use_v2_model_runner", False))}
+    for part in _CONFIGS:
+        values = vars(getattr(config, f"{part}_config", None) or object)
+        found[part] = {
+            name: str(value).replace("torch.", "") if "dtype" in name else value
+            for name, value in values.items()
+            if isinstance(value, (str, int, float)) or "dtype" in name
+        }
+    return found
+
+
+def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:
+    """Return what is said of an exception: a refusal of vLLM's, or why this vLLM cannot be asked."""
+    missing, frames = _missing(model), traceback.extract_tb(error.__traceback__)
+    readers = (f"{os.sep}transformers{os.sep}", f"{os.sep}tokenizers{os.sep}", "repo_utils", "huggingface_hub")
+    is_file = isinstance(error, OSError) or any(name in frame.filename for frame in frames for name in readers)
+    is_vllms = isinstance(error, ValueError) and stage != "construction"  # there a stand-in may be to blame
+    if is_vllms and not (missing and (is_file or "director" in str(error))):
+        return {"status": "refused", "refusal": {"stage": stage, "message": _said(error)}}
+    where = [f"{frame.filename.rpartition('-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
+    return {"error": _said(error), "at": where, "help": missing if is_file else None}
+
+
+def _said(error: Exception) -> str:
+    return str(error)[:2000] if isinstance(error, ValueError) else f"{type(error).__name__}: {str(error)[:1000]}"
+
+
+def _missing(model: str) -> str | None:
+    """Return which files of a model vLLM may want and does not find; None: none."""
+    if not Path(model).is_dir():
+        return (
+            f"{model!r} is no folder here, and the files of a model on Hugging Face are looked for in the local cache"
+            f" alone: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"
+        )
+    absent = [name for name in _FILES if not Path(model, name).exists()]
+    return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None

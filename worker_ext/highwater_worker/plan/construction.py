@@ -1,0 +1,132 @@
+"""vLLM's own model runner, as any rank of any world, on a device that holds nothing."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from highwater_worker.plan import versions
+from highwater_worker.plan.stand_ins import operators_do_nothing
+from highwater_worker.plan.told import NOT_COUNTED, say
+
+torch: Any = importlib.import_module("torch")
+dist: Any = importlib.import_module("torch.distributed")
+_FunctionMode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
+_META, _HOST = torch.device("meta"), torch.device("cpu")
+_CARDS = ("cuda", "npu")
+
+
+class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
+    """Whatever is asked of the card is made on `meta`; large host buffers stay untouched."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        name = getattr(func, "__name__", "")
+        if name == "pin_memory":
+            return args[0]
+        if name == "is_pinned":
+            return True
+        if name in _CARDS and isinstance(args[0], torch.Tensor):
+            return args[0].to(_META)
+        if "device" in kwargs:
+            kwargs["device"] = _META if isinstance(kwargs["device"], int) else _mapped(kwargs["device"])
+        if func is torch.tensor:  # constants may be read back
+            kwargs["device"] = _HOST
+        if name in ("to", "new_empty", "new_zeros", "device"):
+            args = tuple(map(_mapped, args))
+        wanted = [str(one) for one in (*args[1:], kwargs.get("device"))] if name in ("to", "zeros") else []
+        if name == "zeros" and wanted[-1] in ("None", "cpu"):
+            func = torch.empty  # nobody reads them here, and their pages are not touched
+        is_meta = bool(args) and isinstance(args[0], torch.Tensor) and args[0].is_meta
+        if is_meta and (name == "cpu" or (name == "to" and "cpu" in wanted)):
+            return torch.empty(args[0].shape, dtype=args[0].dtype, device=_HOST)
+        return func(*args, **kwargs)
+
+
+def _mapped(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return _META if value.type in _CARDS else value
+    return _META if isinstance(value, str) and value.partition(":")[0] in _CARDS else value
+
+
+@contextmanager
+def as_rank(config: Any, rank: int) -> Iterator[None]:
+    """Make vLLM's own process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
+    parallel, new_group = config.parallel_config, dist.new_group
+    parallel.rank = rank
+    dist.new_group = lambda ranks=None, *_, **__: new_group(ranks, backend="fake")
+    queue = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").MessageQueue
+    queue.create_from_process_group = staticmethod(lambda *_, **__: None)
+    state.in_the_same_node_as = lambda *_, **__: [True] * parallel.world_size
+    at = rank + parallel.world_size * (getattr(parallel, "data_parallel_rank", 0) or 0)
+    world = parallel.world_size * (parallel.data_parallel_size or 1)
+    dist.init_process_group(backend="fake", store=store, rank=at, world_size=world)
+    try:
+        with importlib.import_module("vllm.config").set_current_vllm_config(config):
+            worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+            worker.init_worker_distributed_environment(config, rank, "env://", rank, backend="fake")
+            versions.prepare_worker(config, state)
+            yield
+    finally:
+        for end in (state.destroy_model_parallel, dist.destroy_process_group):
+            with suppress(Exception):
+                end()
+        state._WORLD = None  # what vLLM asks before it makes a new one
+        dist.new_group = new_group
+
+
+def make_runner(config: Any) -> Any:
+    """Return a worker's model runner, before it loads."""
+    loader = importlib.import_module("vllm.model_executor.model_loader.base_loader")
+    initialize = loader.initialize_model
+
+    def load_model(_loader: object, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        options = {"prefix": prefix} if prefix else {}
+        with versions.default_dtype(model_config.dtype), _META:
+            model = initialize(vllm_config=vllm_config, model_config=model_config, **options).eval()
+            _after_loading(model, model_config.dtype)
+        return model
+
+    loader.BaseModelLoader.load_model = load_model
+    config.load_config.load_format = "dummy"
+    return versions.runner_class(config)(config, torch.device("cuda:0"))
+
+
+def models_of(runner: Any) -> list[Any]:
+    """Return a runner's model, and the drafter's if it has one."""
+    drafts = (getattr(getattr(runner, name, None), "model", None) for name in ("drafter", "speculator"))
+    return [runner.model, *(one for one in drafts if isinstance(one, torch.nn.Module))]
+
+
+def _after_loading(model: Any, dtype: Any) -> None:
+    """Let attention absorb weights, and weights be quantized that come unquantized.
+
+    Other methods repack weights of about the same size, by kernels that are not there.
+    """
+    failed: set[str] = set()
+    with operators_do_nothing():
+        for module in list(model.modules()):
+            if (step := _step_after_loading(module, dtype)) is None:
+                continue
+            before = dict(module._parameters), dict(module._buffers), dict(module._modules)
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
+                module._parameters, module._buffers, module._modules = before
+                failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
+    for name in sorted(failed):
+        say(NOT_COUNTED, f"what loading makes of the weights of {name}")
+
+
+def _step_after_loading(module: Any, dtype: Any) -> Callable[[], Any] | None:
+    method: Any = getattr(module, "quant_method", None)
+    if getattr(method, "uses_meta_device", False):
+        return lambda: method.process_weights_after_loading(module)
+    if hasattr(module, "kv_b_proj") and hasattr(module, "process_weights_after_loading"):  # MLA
+        return lambda: module.process_weights_after_loading(dtype)
+    return None

@@ -1,0 +1,83 @@
+"""The KV cache that vLLM's own engine core makes of its layers' specs and of so many bytes."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+from highwater_worker.plan import versions
+from highwater_worker.plan.told import LogReader
+
+_CONFIGS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
+
+
+def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, Any]:
+    """Return the pool's figures; one that vLLM refuses has `refusal`, and what was compared.
+
+    Args:
+        config: Stays as it is.
+        specs: Each rank's layers.
+        available: Each rank's bytes.
+    """
+    config = copy.copy(config)
+    for name in _CONFIGS:
+        setattr(config, name, copy.copy(getattr(config, name)))
+    utils, planning = versions.planning()
+    checks: list[dict[str, int]] = []
+    log = utils.logger = planning.logger = LogReader()
+    untouched = vars(planning).copy()
+    versions.record_checks(planning, checks)
+    pools: list[Any] = []
+    backends = importlib.import_module("vllm.v1.attention.backends.utils")
+    workers = SimpleNamespace(  # what the engine core calls of them, in any version
+        get_kv_cache_specs=lambda: specs,
+        determine_available_memory=lambda: available,
+        get_supported_kv_cache_layouts=lambda: [versions.supported_layouts(config)] * len(specs),
+        set_kv_cache_layout=lambda layout, *_: backends.record_kv_cache_layout(config.cache_config, layout),
+        initialize_from_config=pools.extend,
+        get_simple_cpu_offload_num_blocks=lambda: 0,
+        compile_or_warm_up_model=lambda: None,
+    )
+    core = SimpleNamespace(model_executor=workers, collective_rpc=lambda *_, **__: None)
+    refusal = None
+    try:
+        with importlib.import_module("vllm.config").set_current_vllm_config(config):
+            importlib.import_module("vllm.v1.engine.core").EngineCore._initialize_kv_caches(core, config)
+    except ValueError as error:
+        refusal = str(error)
+    finally:
+        vars(planning).update({name: untouched[name] for name in untouched if "check_enough" in name})
+    figures: dict[str, Any] = {"fits": refusal is None, "refusal": refusal, "available_bytes": min(available)}
+    if checks:
+        worst = max(checks, key=lambda check: check["needed_bytes"] - check["available_bytes"])
+        longest = min(check["max_model_len"] for check in checks)
+        figures |= {"needed_bytes": worst["needed_bytes"], "max_model_len_that_fits": longest}
+    if refusal is not None or not pools:
+        return figures
+    first = pools[0]
+    tokens = [int(args[_at(text, "tokens")].replace(",", "")) for text, args in log.lines if "KV cache size" in text]
+    concurrency = [args[-1] for text, args in log.lines if "Maximum concurrency" in text]
+    return figures | {
+        "blocks": first.num_blocks,
+        "bytes_per_block": versions.bytes_per_block(config, first),
+        "block_size": min((group.kv_cache_spec.block_size for group in first.kv_cache_groups), default=None),
+        "tokens": min(tokens, default=None),
+        "max_concurrency": min(concurrency, default=None),
+        "max_model_len": config.model_config.max_model_len,
+        "groups": [
+            {
+                "kind": type(group.kv_cache_spec).__name__,
+                "layers": len(group.layer_names),
+                "block_size": group.kv_cache_spec.block_size,
+                "page_bytes": group.kv_cache_spec.page_size_bytes,
+            }
+            for group in first.kv_cache_groups
+        ],
+    }
+
+
+def _at(text: str, word: str) -> int:
+    """Return which value of a log line stands before a word."""
+    return text.partition(f"%s {word}")[0].count("%s")

@@ -1,0 +1,162 @@
+"""Stand-ins for compiled modules and operators that are absent, or that fail to load where there is no driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from highwater_worker.plan.told import PRETENDED, say
+
+COMPILED = (
+    r"vllm\.(_[A-Za-z0-9_]*C(_stable_libtorch)?|cumem_allocator|vllm_flash_attn(\..*)?"
+    r"|third_party\.flashmla\.flash_mla_interface)"
+    r"|(flashinfer|deep_gemm|tilelang|cutlass|cuda|quack|humming|cutlass_library)(\..*)?"
+)
+"""vLLM's compiled modules, and the packages of an engine's image that need a card."""
+NPU = (
+    r"|(torch_npu|acl|torchair|cloudpickle_npu|triton\.language\.extra\.cann|fla_npu)(\..*)?|vllm_ascend\.vllm_ascend_C"
+)
+_NO_PACKAGE = re.compile(r"vllm.*(_C(_stable_libtorch)?|cumem_allocator|flash_mla_interface)")
+# Functions whose result has the shape of their first argument, or a number for each of its rows.
+_SHAPED = {"apply_rotary_emb", "flash_attn_varlen_func"}
+_ROWS = re.compile(r"(top_k_|top_p_)*sampling_from_(logits|probs)")
+
+
+class _AnyClass(type):
+    """A class that has every class attribute, so that it can be named in annotations and tables."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return _member(name)
+
+    def __getitem__(cls, item: object) -> Any:
+        return cls
+
+    def __or__(cls, other: object) -> Any:
+        return cls
+
+    __ror__ = __or__
+
+
+def anything(name: str) -> Any:
+    """Return what can be held, called, entered, subclassed and used as a decorator."""
+    members = {
+        "__init__": lambda *_arguments, **_options: None,
+        "__call__": lambda self, *given, **_options: given[0] if given and callable(given[0]) else self,
+        "__getattr__": lambda _self, other: _member(other),
+        "__enter__": lambda self: self,
+        "__exit__": lambda *_: None,
+    }
+    return _AnyClass(name, (), members)
+
+
+def _member(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if _ROWS.fullmatch(name):
+        return lambda first, *_arguments, **_options: first.new_empty(first.shape[:1]).int()
+    if name in _SHAPED:
+        return lambda *given, q=None, **_options: (given[0] if given else q).new_empty((given[0] if given else q).shape)
+    return anything(name)
+
+
+class StandIns(MetaPathFinder, Loader):
+    """Looks for the modules of a pattern first, loads the real ones where that works, and stands in where not."""
+
+    def __init__(self, pattern: str) -> None:
+        self._names = re.compile(pattern)
+        self._real: dict[str, Loader] = {}
+        self._looking: set[str] = set()
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002 - importlib's
+        if not self._names.fullmatch(fullname) or fullname in self._looking:
+            return None
+        self._looking.add(fullname)
+        try:
+            real = importlib.util.find_spec(fullname)
+        except (ImportError, ValueError):  # a parent that is a stand-in has no path
+            real = None
+        finally:
+            self._looking.discard(fullname)
+        if real is None or real.origin is None or real.loader is None:  # absent, or a folder without a module in it
+            say(PRETENDED, f"{fullname if 'vllm' in fullname else fullname.partition('.')[0]} is a stand-in: absent")
+            return ModuleSpec(fullname, self, is_package=not _NO_PACKAGE.fullmatch(fullname))
+        self._real[fullname], real.loader = real.loader, self
+        return real
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        try:
+            return self._real[spec.name].create_module(spec) if spec.name in self._real else None
+        except Exception as error:  # noqa: BLE001 - whatever a library without its driver raises
+            self._give_up(spec.name, error)
+            return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name, spec = module.__name__, module.__spec__
+        if spec is not None and (real := self._real.get(name)) is not None:
+            try:
+                real.exec_module(module)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._give_up(name, error)
+            else:
+                spec.loader = module.__loader__ = real
+                return
+        module.__dict__.setdefault("__getattr__", _member)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        del self._real[name]
+        say(PRETENDED, f"{name} is a stand-in: {type(error).__name__}: {str(error)[:120]}")
+
+
+class MissingOperator:
+    """An operator of the card's build, for whoever only wants to hold it."""
+
+    does_nothing = False
+    """True while one that is called may do nothing, because it writes into tensors that it is given."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_arguments: object, **_options: object) -> int | None:
+        if self._name.startswith("get_"):
+            say(PRETENDED, f"the operator {self._name} answered 0")
+            return 0
+        if not self.does_nothing:
+            raise NotImplementedError(f"operator {self._name}")
+        return None
+
+
+@contextmanager
+def operators_do_nothing() -> Iterator[None]:
+    MissingOperator.does_nothing = True
+    try:
+        yield
+    finally:
+        MissingOperator.does_nothing = False
+
+
+def stand_in_for_operators(namespace: Any, predicates: dict[str, bool]) -> None:
+    """Let torch.ops find operators that are not compiled; `predicates` are those that say what a card can do."""
+    look_up = namespace.__getattr__
+
+    def operator(self: Any, name: str) -> Any:
+        if name in predicates:
+            return lambda *_: predicates[name]
+        try:
+            return look_up(self, name)
+        except AttributeError:
+            if name.startswith("__") or not re.match(r"_[A-Za-z0-9_]*C(_|$)", self.name):
+                raise
+            return MissingOperator(name)
+
+    namespace.__getattr__ = operator
