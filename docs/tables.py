@@ -21,7 +21,6 @@ from highwater.accounting.components import COMPONENTS, STACKED
 from highwater.accounting.remedies import GAIN_FIELDS
 from highwater.diagnose.log.messages import KNOWN
 from highwater.exit_codes import MEANINGS
-from highwater.plan.generations import Span
 from highwater.policy.core import RETRY_SECONDS, URGENT_COOLDOWN_SECONDS
 from highwater.policy.governor import FULL_WITHIN_SECONDS, QUICK_SECONDS
 from highwater.policy.rules import FALLING_SIGNALS, MIN_GAIN_BYTES, SIGNAL_REMEDIES
@@ -32,6 +31,7 @@ from highwater.readings.engine import STATES
 from highwater.readings.rank import Device, WorkerBudget, WorkerMemory
 from highwater.settings.keys import keys, variable
 from highwater.units import GIB, MIB
+from kvplan.generations import Span
 
 DOCS = Path(__file__).resolve().parent
 STORY = json.loads((DOCS / "npu_story.json").read_text(encoding="utf-8"))

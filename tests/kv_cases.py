@@ -7,11 +7,11 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation, generation_of
-from highwater.plan.limits import Limits
-from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.specs import (
+from kvplan.errors import PlanError
+from kvplan.generations import Generation, generation_of
+from kvplan.limits import Limits
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,

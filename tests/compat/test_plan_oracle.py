@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
-from highwater.plan.generations import CHANGES
-from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.generations import CHANGES
+from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
 from tests.oracles import BORROWED, disagreements
 
 from .conftest import VERSIONS

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
-from highwater.plan.flags import command_line, given_flags
+from kvplan.flags import command_line, given_flags
 from tests.engines import ALL_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
 from tests.support.recorded_starts import STARTS as PARTS

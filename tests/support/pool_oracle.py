@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.limits import Limits
-from highwater.plan.pool import KvPool
-from highwater.plan.specs import Layers
+from kvplan.errors import PlanError
+from kvplan.limits import Limits
+from kvplan.pool import KvPool
+from kvplan.specs import Layers
 
 _SCRIPT: Final = Path(__file__).with_name("pool_oracle_script.py")
 _MAX_ANSWER_BYTES: Final = 1 << 24

@@ -14,12 +14,12 @@ from highwater.api.budget import StartReports
 from highwater.api.services import Services
 from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.answer import live_json
-from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import grant_live, plan_live
 from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish, wish_json
 from highwater.readings.report import Report
 from highwater.units import ceil_div
+from kvplan.errors import PlanError
 
 MAX_FLAGS = 30
 MAX_WAITING = 4

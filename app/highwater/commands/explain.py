@@ -75,8 +75,8 @@ def explain(url: str, against: Path | None, *, as_json: bool) -> None:
 
 
 def _read(path: Path) -> Explained:
-    from highwater.plan.errors import PlanError
     from highwater.plan.measured import read_answer
+    from kvplan.errors import PlanError
 
     try:
         return _parsed(read_answer(path), str(path))

@@ -17,8 +17,8 @@ from click.core import ParameterSource
 from highwater.commands.plan_live import ask_sidecar, end_with, grant_for_model, print_json
 from highwater.commands.sizes import count_option, device_size_option, vllm_size_option
 from highwater.exit_codes import DOES_NOT_FIT, INVALID, OK
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan
@@ -175,8 +175,8 @@ def _refuse_given(why: str, names: Iterable[str]) -> None:
 def _compared(python: str, planned: OfflinePlan, model: Path) -> dict[str, Any]:
     from highwater.demo.engine import SHIM_FOLDER
     from highwater.files.worker_package import copy_worker_package
-    from highwater.plan.flags import command_line, given_flags
     from highwater.plan.oracle import ask_vllm, differences
+    from kvplan.flags import command_line, given_flags
 
     flags = planned.resolved.flags
     if planned.available_bytes is None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from highwater.exit_codes import DOES_NOT_FIT, OK
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags, command_line, given_flags
 from highwater.units import size_text
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags, command_line, given_flags
 
 if TYPE_CHECKING:
     from highwater.plan.images import ImageTokens

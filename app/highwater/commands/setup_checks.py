@@ -22,10 +22,10 @@ from highwater.host.reading import NO_FILES
 from highwater.readings.event import Event
 from highwater.readings.rank import are_recorded
 from highwater.readings.report import Report
-from highwater.readings.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 from highwater.text.strict_json import part
 from highwater.text.table import missing_text, rank_title, waters_text
 from highwater.units import size_text, span_text
+from kvplan.versions import NEWEST_KNOWN, NEWEST_TESTED, OLDEST_KNOWN, text_of
 
 Level: TypeAlias = Literal["ok", "note", "warn", "fail", "skip"]
 # What lets a caller make control calls, or why they would be denied; "unknown" of a sidecar that does not report it.

@@ -7,16 +7,16 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from highwater.plan.figure import GRADES, Grade
-from highwater.plan.flags import command_line, given_flags, vllm_flags
 from highwater.units import size_text
+from kvplan.figure import GRADES, Grade
+from kvplan.flags import command_line, given_flags, vllm_flags
 
 if TYPE_CHECKING:  # a plan of a config.json loads nothing of a running engine's
     from highwater.accounting.engine_budget import EncoderLimits
     from highwater.plan.kv_view import LiveEngine
     from highwater.plan.live import LivePlan
     from highwater.plan.offline import OfflinePlan
-    from highwater.plan.pool import KvPool
+    from kvplan.pool import KvPool
 
 SCHEMA: Final = 1
 NOT_KNOWN: Final = "not known"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Span
-from highwater.readings.versions import Release
+from kvplan.errors import PlanError
+from kvplan.generations import Span
+from kvplan.versions import Release
 
 KERNEL_BLOCK: Final = 128
 # Where layers are in several groups, the bytes are scaled down by a rule that is not modelled.

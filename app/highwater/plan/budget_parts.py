@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.plan.figure import Grade
+from kvplan.figure import Grade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

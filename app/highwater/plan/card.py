@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from highwater.plan.figure import Figure
 from highwater.units import size_text
+from kvplan.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

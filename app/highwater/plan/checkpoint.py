@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from highwater.plan.errors import PlanError, short
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.models.reading import MAX_NUMBER, language_config
 from highwater.units import ceil_div
+from kvplan.errors import PlanError, short
 
 _MAX_RATIO: Final = 1_000_000
 

@@ -11,9 +11,9 @@ from highwater.accounting.engine_budget import EngineBudget
 from highwater.accounting.launch import expandable_segments
 from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Span, generation_of
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
+from kvplan.errors import PlanError
+from kvplan.generations import Span, generation_of
 
 # Model runner V2 profiles without the encoder before (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702).
 _V2_PROFILES_ENCODER: Final = Span((0, 27))

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 from highwater.plan import ascend
 from highwater.plan.checkpoint import Tensor, architecture, entries, text_config, whole
-from highwater.plan.errors import PlanError
-from highwater.plan.figure import Figure, add, estimated, exact, measured
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, generation_of
 from highwater.plan.images import largest_item
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.weights import Ranks, element_bytes, model_dtype, weights_from_config, weights_from_files
-from highwater.readings.versions import Release
 from highwater.units import GIB, MIB, gib_text
+from kvplan.errors import PlanError
+from kvplan.figure import Figure, add, estimated, exact, measured
+from kvplan.flags import EngineFlags
+from kvplan.generations import Generation, generation_of
+from kvplan.versions import Release
 
 _Number = TypeVar("_Number", int, float)
 

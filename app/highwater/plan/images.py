@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
+from kvplan.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final
 
 from highwater.plan.checkpoint import Tensor, architecture, entries, heads_of, module, text_config, weight, whole
-from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
 from highwater.plan.vision_towers import tower_tensors
+from kvplan.errors import PlanError
 
 
 def implied_tensors(config: ConfigJson) -> tuple[Tensor, ...]:

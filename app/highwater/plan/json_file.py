@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from highwater.files.regular import FileTooLargeError, read_regular
-from highwater.plan.errors import PlanError
+from kvplan.errors import PlanError
 
 # A config.json, or a part of it.
 ConfigJson: TypeAlias = Mapping[str, Any]

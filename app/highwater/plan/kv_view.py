@@ -13,10 +13,13 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeGuard
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags, Platform
-from highwater.plan.limits import Limits
-from highwater.plan.specs import (
+from highwater.readings.rank import RankReading
+from highwater.text.table import rank_title
+from highwater.units import UNKNOWN
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags, Platform
+from kvplan.limits import Limits
+from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,
     CrossAttention,
@@ -27,11 +30,10 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
-from highwater.readings.rank import RankReading
-from highwater.text.table import rank_title
-from highwater.units import UNKNOWN
 
 MAX_LAYERS = 4096
+# The way out where a running engine does not show what a flag changes.
+OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
 _ATTENTION_KINDS: Mapping[str, type[AttentionLayer]] = {
     "MLAAttentionSpec": MlaAttention,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from highwater.plan import ascend
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation
 from highwater.plan.models.elements import PACKED_LATENT_BYTES
 from highwater.plan.models.kept import Attention, Cross, Indexer, Kept, Latent, Model, RecurrentState
 from highwater.plan.resolve import Resolved
-from highwater.plan.specs import (
+from kvplan.generations import Generation
+from kvplan.ranks import rank_heads, stage_bounds
+from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,
@@ -34,18 +34,6 @@ def worker_layers(
     ]
     workers[-1] |= {kept.name: _spec(kept, resolved, generation) for kept in drafts}
     return list(workers)
-
-
-def stage_bounds(layers: int, stages: int) -> list[tuple[int, int]]:
-    """Return the first layer and the end of each stage (vllm/distributed/utils.py, get_pp_indices).
-
-    Layers that are left over go to the stages before the last, from the back.
-    """
-    sizes = [layers // stages] * stages
-    for extra in range(layers % stages):
-        sizes[-(extra + 2)] += 1
-    starts = [sum(sizes[:i]) for i in range(stages)]
-    return [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _spec(kept: Kept, resolved: Resolved, generation: Generation) -> LayerSpec:
@@ -100,15 +88,3 @@ def _attention(kept: Attention, resolved: Resolved) -> LayerSpec:
     if kept.chunk is not None:
         return ChunkedLocal(chunk=kept.chunk, **geometry)
     return FullAttention(**geometry)
-
-
-def rank_heads(heads: int, ranks: int, key: str = "--tensor-parallel-size") -> int:
-    """Return the KV heads of one rank: a part of them, or one, which several ranks then have alike.
-
-    Raises PlanError: vLLM would refuse to spread them; the message names the ranks by `key`.
-    """
-    if heads >= ranks and heads % ranks:
-        raise PlanError(f"{key}: {ranks}; the model's {heads} KV heads must be divisible by it")
-    if heads < ranks and ranks % heads:
-        raise PlanError(f"{key}: {ranks}; a multiple of the model's {heads} KV heads is needed")
-    return max(1, heads // ranks)

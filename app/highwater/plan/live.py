@@ -13,15 +13,15 @@ from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits
 from highwater.plan.card import OnCard
-from highwater.plan.errors import OFFLINE, PlanError, short
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
-from highwater.plan.kv_view import LiveEngine
+from highwater.plan.kv_view import OFFLINE, LiveEngine
 from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
 from highwater.plan.live_layers import layers_under
-from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.plan.wish import Granted, Images, Wish, grant
+from kvplan.errors import PlanError, short
+from kvplan.flags import EngineFlags
+from kvplan.generations import generation_of
+from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 _LIMITS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "num_gpu_blocks_override")
 # The flags whose effect follows from the running engine's layers and measurements, and the keys of a request.

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from highwater.accounting.engine_budget import StartMemory
 from highwater.plan.card import OnCard, fullest, judge_card
-from highwater.plan.errors import OFFLINE, PlanError
 from highwater.plan.estimates import requested_bytes
-from highwater.plan.figure import Grade, estimated, measured
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import generation_of
-from highwater.plan.kv_view import LiveEngine
+from highwater.plan.kv_view import OFFLINE, LiveEngine
+from kvplan.errors import PlanError
+from kvplan.figure import Grade, estimated, measured
+from kvplan.flags import EngineFlags
+from kvplan.generations import generation_of
 
 # Flags whose KV cache vLLM makes without a look at the card.
 _GIVEN: Final = ("kv_cache_memory_bytes", "num_gpu_blocks_override")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from highwater.plan.errors import OFFLINE, PlanError
-from highwater.plan.kv_view import LiveEngine
-from highwater.plan.layers import rank_heads
-from highwater.plan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
+from highwater.plan.kv_view import OFFLINE, LiveEngine
+from kvplan.errors import PlanError
+from kvplan.ranks import rank_heads
+from kvplan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from highwater.plan.errors import PlanError
 from highwater.plan.estimates import MeasuredStart
 from highwater.plan.json_file import read_object
+from kvplan.errors import PlanError
 
 MAX_FILE_BYTES = 20_000_000
 _PLATFORMS = {"npu": "ascend", "cuda": "cuda", "cpu": "cpu"}

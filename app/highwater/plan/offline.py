@@ -12,7 +12,6 @@ from typing import Any, Final
 from highwater.plan import ascend
 from highwater.plan.card import OnCard, fullest, judge_card
 from highwater.plan.checkpoint import Tensor
-from highwater.plan.errors import PlanError
 from highwater.plan.estimates import (
     MeasuredStart,
     ModelFacts,
@@ -21,20 +20,21 @@ from highwater.plan.estimates import (
     estimate_start,
     requested_bytes,
 )
-from highwater.plan.figure import add
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation, generation_of
 from highwater.plan.json_file import read_object
 from highwater.plan.layers import worker_layers
 from highwater.plan.models.drafts import read_draft
 from highwater.plan.models.kept import Model
 from highwater.plan.models.model import read_model
-from highwater.plan.pool import KvPool, plan_pool
 from highwater.plan.resolve import SMALL_STEP, Resolved, resolve, share_of, speculative_method
 from highwater.plan.safetensors_header import checkpoint_tensors
-from highwater.plan.specs import Layers
-from highwater.readings.versions import NEWEST_TESTED, text_of
 from highwater.units import size_text
+from kvplan.errors import PlanError
+from kvplan.figure import add
+from kvplan.flags import EngineFlags
+from kvplan.generations import Generation, generation_of
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import Layers
+from kvplan.versions import NEWEST_TESTED, text_of
 
 DEFAULT_VERSION: Final = text_of(NEWEST_TESTED)
 PREPROCESSOR: Final = "preprocessor_config.json"

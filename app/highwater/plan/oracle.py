@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.pool import KvPool
+from kvplan.errors import PlanError
+from kvplan.pool import KvPool
 
 _MODULE: Final = "highwater_worker.plan"
 _FIGURES: Final = (

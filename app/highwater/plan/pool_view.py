@@ -12,11 +12,11 @@ from typing import Any
 
 from highwater.accounting.engine_budget import EngineLimits
 from highwater.plan.budget import RankBudget, block_bytes
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
-from highwater.plan.pool import KvPool, deciding_workers, plan_pool
 from highwater.units import size_text
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 LENGTHS = (1_024, 8_192)
 """Lengths of requests that are shown beside the maximum."""

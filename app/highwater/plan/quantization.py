@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from highwater.plan.checkpoint import Tensor, text_config, whole
-from highwater.plan.errors import PlanError
 from highwater.plan.json_file import ConfigJson
 from highwater.units import ceil_div
+from kvplan.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

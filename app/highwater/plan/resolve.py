@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import DEFAULT_CAPABILITY, EngineFlags
-from highwater.plan.generations import Generation
-from highwater.plan.limits import Limits
 from highwater.plan.models.blocks import Blocks, block_sizes
 from highwater.plan.models.drafts import speculative_object
 from highwater.plan.models.elements import Elements, resolve_elements
 from highwater.plan.models.kept import Model
-from highwater.readings.versions import Release
 from highwater.units import GIB
+from kvplan.errors import PlanError
+from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
+from kvplan.generations import Generation
+from kvplan.limits import Limits
+from kvplan.versions import Release
 
 # Cards from here on get larger steps; A100 is left out by name, which a plan does not know.
 LARGE_CARD_BYTES: Final = 70 * GIB

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, TypeGuard
 
 from highwater.files.regular import NotARegularFileError, open_regular
 from highwater.plan.checkpoint import Tensor
-from highwater.plan.errors import PlanError
 from highwater.units import ceil_div
+from kvplan.errors import PlanError
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # The format's own limit.

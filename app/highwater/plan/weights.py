@@ -15,14 +15,14 @@ from typing import Any
 
 from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import Tensor, heads_of, ratio, text_config, whole
-from highwater.plan.errors import PlanError
-from highwater.plan.figure import Figure, estimated, exact
 from highwater.plan.implied import implied_tensors, tied
 from highwater.plan.json_file import ConfigJson
-from highwater.plan.layers import stage_bounds
 from highwater.plan.models.elements import MODEL_BYTES, served_type
 from highwater.plan.quantization import Quantization, quantization_of, quantized
 from highwater.units import ceil_div, round_up
+from kvplan.errors import PlanError
+from kvplan.figure import Figure, estimated, exact
+from kvplan.ranks import stage_bounds
 
 _SCALE_BYTES = 4
 _VOCABULARY_PADDING = 64  # DEFAULT_VOCAB_PADDING_SIZE of vocab_parallel_embedding.py, 0.11 to 0.32.

@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags, command_line
 from highwater.plan.images import ImageTokens
-from highwater.plan.pool import KvPool, largest
 from highwater.units import gib_text
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags, command_line
+from kvplan.pool import KvPool, largest
 
 if TYPE_CHECKING:
     from highwater.plan.offline import OfflinePlan

@@ -10,10 +10,10 @@ import pytest
 
 from highwater.api.plan import PlanRequest, Turns, plan_answer
 from highwater.errors import CannotPlan, TooManyWaiting
-from highwater.plan.errors import PlanError
 from highwater.plan.kv_view import LiveEngine
 from highwater.readings.rank import EncoderCache
 from highwater.readings.report import Report
+from kvplan.errors import PlanError
 from tests.fakes import started
 from tests.fakes.ranks import reading
 from tests.fakes.ranks import report as report_of

@@ -10,11 +10,11 @@ import pytest
 
 from highwater.plan import ascend
 from highwater.plan.ascend import block_size
-from highwater.plan.generations import Span, generation_of
-from highwater.plan.limits import Limits
-from highwater.plan.pool import plan_pool
-from highwater.plan.specs import FullAttention
 from highwater.units import GIB
+from kvplan.generations import Span, generation_of
+from kvplan.limits import Limits
+from kvplan.pool import plan_pool
+from kvplan.specs import FullAttention
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from highwater.plan.errors import PlanError
 from highwater.plan.estimates import (
     MeasuredStart,
     ModelFacts,
@@ -18,11 +17,12 @@ from highwater.plan.estimates import (
     formula,
     requested_bytes,
 )
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import generation_of
 from highwater.plan.implied import implied_tensors
 from highwater.plan.measured import read_start
 from highwater.units import GIB, MIB
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
+from kvplan.generations import generation_of
 from tests.support.recorded_starts import DEVICE_GIB, LLAMA_8B, QWEN3_VL_8B, QWEN3_VL_32B, STARTS, RecordedStart
 
 DEVICE = round(DEVICE_GIB * GIB)

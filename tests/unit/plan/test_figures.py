@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
 from highwater.plan.offline import OfflinePlan, plan_offline, read_config
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
 
 CONFIGS = Path(__file__).parent / "configs"
 GIB = 1 << 30

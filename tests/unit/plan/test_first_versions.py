@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import generation_of
-from highwater.plan.grouping import group_layers
-from highwater.plan.limits import Limits
 from highwater.plan.models.model import read_model
-from highwater.plan.pool import plan_pool
 from highwater.plan.resolve import Resolved, resolve
-from highwater.plan.specs import FullAttention, Layers, MambaState, SlidingWindow
 from highwater.units import GIB
+from kvplan.flags import EngineFlags
+from kvplan.generations import generation_of
+from kvplan.grouping import group_layers
+from kvplan.limits import Limits
+from kvplan.pool import plan_pool
+from kvplan.specs import FullAttention, Layers, MambaState, SlidingWindow
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2, indexes_by_block_stride=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import generation_of
 from highwater.plan.models.model import read_model
 from highwater.plan.resolve import Resolved, resolve
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
+from kvplan.generations import generation_of
 
 GIB = 1 << 30
 LLAMA: dict[str, Any] = {

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import CHANGES, Generation, generation_of
-from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.errors import PlanError
+from kvplan.generations import CHANGES, Generation, generation_of
+from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 
 from highwater.plan.answer import plan_json
 from highwater.plan.budget import rank_budget
-from highwater.plan.figure import GRADES, add, estimated, exact, measured
-from highwater.plan.flags import EngineFlags
 from highwater.plan.offline import plan_offline
+from kvplan.figure import GRADES, add, estimated, exact, measured
+from kvplan.flags import EngineFlags
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import STORY, STORY_START, rank, story_rank
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
-from highwater.plan.grouping import group_layers, merge_workers
-from highwater.plan.limits import Limits
-from highwater.plan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.grouping import group_layers, merge_workers
+from kvplan.limits import Limits
+from kvplan.specs import CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 
 if TYPE_CHECKING:
-    from highwater.plan.specs import LayerSpec
+    from kvplan.specs import LayerSpec
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)

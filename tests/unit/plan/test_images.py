@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.errors import PlanError
 from highwater.plan.images import ImageTokens, image_tokens, largest_item, takes_images
+from kvplan.errors import PlanError
 
 QWEN3 = {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}
 QWEN3_PIXELS = {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
 from highwater.plan.kv_view import LiveWorker, available_bytes, layer_of, live_engine
-from highwater.plan.pool import plan_pool
-from highwater.plan.specs import ChunkedLocal, CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.pool import plan_pool
+from kvplan.specs import ChunkedLocal, CrossAttention, FullAttention, MambaState, MlaAttention, SlidingWindow
 from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, rank
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
 from highwater.plan.models.architectures import ARCHITECTURES, served
 from highwater.plan.models.model import read_model
 from highwater.plan.offline import OfflinePlan, plan_offline
-from highwater.plan.specs import LayerSpec, MambaState, MlaAttention, SlidingWindow
-from highwater.readings.versions import NEWEST_KNOWN, OLDEST_KNOWN
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
+from kvplan.specs import LayerSpec, MambaState, MlaAttention, SlidingWindow
+from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN
 
 RELEASE = (0, 19, 0)
 SMALL: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 2}

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from highwater.plan.answer import plan_json, plan_text
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
 from highwater.plan.models.architectures import ARCHITECTURES
 from highwater.plan.offline import plan_offline, read_config
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
 
 FOLDER = Path(__file__).parent / "configs"
 # One of each kind: full, sliding, two head sizes, MLA, recurrent.

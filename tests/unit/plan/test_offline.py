@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from highwater.plan.answer import plan_json, plan_text
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags, command_line, given_flags
 from highwater.plan.measured import read_start
 from highwater.plan.offline import plan_offline, read_config, read_tensors
 from highwater.plan.quantization import quantization_of
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags, command_line, given_flags
 
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = CONFIGS / "llama-3.1-8b.json"

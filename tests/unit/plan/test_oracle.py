@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
-from highwater.plan.limits import Limits
 from highwater.plan.oracle import ask_vllm, differences
-from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.specs import FullAttention
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.limits import Limits
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import FullAttention
 
 COMMAND = ("vllm", "serve", "m")
 

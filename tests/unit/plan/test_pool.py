@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
-from highwater.plan.limits import Limits
-from highwater.plan.pool import plan_pool
-from highwater.plan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.limits import Limits
+from kvplan.pool import plan_pool
+from kvplan.specs import CrossAttention, FullAttention, MambaState, SlidingWindow
 from tests.kv_cases import plan, random_questions
 from tests.support.pool_oracle import Question, ask_oracle, differences
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from highwater.plan.pool import KvPool
-    from highwater.plan.specs import Layers, LayerSpec
+    from kvplan.pool import KvPool
+    from kvplan.specs import Layers, LayerSpec
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2)

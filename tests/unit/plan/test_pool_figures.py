@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.generations import generation_of
-from highwater.plan.limits import Limits
-from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.specs import ChunkedLocal, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow
+from kvplan.generations import generation_of
+from kvplan.limits import Limits
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import ChunkedLocal, FullAttention, Layers, LayerSpec, MambaState, MlaAttention, SlidingWindow
 
 GIB = 1 << 30
 

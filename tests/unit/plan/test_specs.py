@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from highwater.plan.specs import FullAttention, MambaState, MlaAttention, SlidingWindow
+from kvplan.specs import FullAttention, MambaState, MlaAttention, SlidingWindow
 
 
 def test_attention_takes_a_key_and_a_value_of_every_token_and_head() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from highwater.plan.allocator import allocated_at_least, allocated_bytes
 from highwater.plan.checkpoint import Tensor
-from highwater.plan.errors import PlanError
 from highwater.plan.implied import implied_tensors
-from highwater.plan.layers import stage_bounds
 from highwater.plan.weights import Ranks, rotary_tables, weights_from_config, weights_from_files
 from highwater.units import GIB, MIB
+from kvplan.errors import PlanError
+from kvplan.ranks import stage_bounds
 from tests.support.recorded_starts import (
     GPT_OSS_20B,
     LLAMA4_SCOUT,

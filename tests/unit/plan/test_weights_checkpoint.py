@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from highwater.plan.checkpoint import architecture, whole
-from highwater.plan.errors import PlanError
 from highwater.plan.implied import implied_tensors
+from kvplan.errors import PlanError
 
 # The parameters that the model"s page shows, and the keys of its public config.json that decide them.
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.plan.checkpoint import Tensor
-from highwater.plan.errors import PlanError
 from highwater.plan.safetensors_header import checkpoint_tensors, read_header
+from kvplan.errors import PlanError
 
 UP = {"dtype": "BF16", "shape": [4, 2], "data_offsets": [0, 16]}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from highwater.plan.checkpoint import Tensor
-from highwater.plan.errors import PlanError
 from highwater.plan.quantization import is_ignored, quantization_of, quantized
+from kvplan.errors import PlanError
 from tests.support.recorded_starts import LLAMA_8B
 
 UP = Tensor("model.layers.0.mlp.up_proj.weight", (256, 512), 16)

@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import generation_of
 from highwater.plan.images import ImageTokens
-from highwater.plan.limits import Limits
-from highwater.plan.pool import KvPool, plan_pool
-from highwater.plan.specs import FullAttention
 from highwater.plan.wish import (
     EXAMPLE,
     Granted,
@@ -27,6 +22,11 @@ from highwater.plan.wish import (
     parse_wish,
     wish_json,
 )
+from kvplan.errors import PlanError
+from kvplan.generations import generation_of
+from kvplan.limits import Limits
+from kvplan.pool import KvPool, plan_pool
+from kvplan.specs import FullAttention
 
 IMAGE = ImageTokens(embeddings=2_040, prompt_tokens=2_042)
 BLOCK_BYTES = 16 * 2 * 64 * 2 * 2

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from highwater.plan.generations import Span
 from highwater.plan.models import attention, recurrent
 from highwater.plan.models.recurrent import Builder
-from highwater.readings.versions import Release
+from kvplan.generations import Span
+from kvplan.versions import Release
 
 
 @cache

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 from highwater.plan import ascend
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation
 from highwater.plan.models.elements import Elements
 from highwater.plan.models.kept import Model, RecurrentState
 from highwater.units import ceil_div
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
+from kvplan.generations import Generation
 
 CUDA_BLOCK = 16
 CPU_BLOCK = 128

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from highwater.plan.errors import PlanError
 from highwater.plan.json_file import read_object
 from highwater.plan.models import attention
 from highwater.plan.models.kept import Attention, Indexer, Kept, Latent, Model
 from highwater.plan.models.reading import language_config
+from kvplan.errors import PlanError
 
 MAX_DRAFT_BYTES: Final = 8 << 20
 FLAG: Final = "--speculative-config"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from highwater.plan.errors import PlanError
-from highwater.plan.flags import EngineFlags
-from highwater.plan.generations import Generation
 from highwater.plan.models.kept import Model, Role
-from highwater.readings.versions import Release
+from kvplan.errors import PlanError
+from kvplan.flags import EngineFlags
+from kvplan.generations import Generation
+from kvplan.versions import Release
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 # vllm/config/cache.py, CacheDType: the version that has each first (read at the first and last patch of each minor).

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from highwater.plan.models.reading import MAX_NUMBER, Config
-from highwater.readings.versions import Release
+from kvplan.versions import Release
 
 # model_arch_config_convertor.py, derive_max_model_len_and_key: the smallest of these counts.
 LENGTH_KEYS: Final = (

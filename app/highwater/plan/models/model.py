@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from highwater.plan.errors import PlanError
 from highwater.plan.models import attention
 from highwater.plan.models.architectures import ARCHITECTURES, Architecture, served
 from highwater.plan.models.kept import Indexer, Kept, Latent, Model, RecurrentState
 from highwater.plan.models.length import length_of
 from highwater.plan.models.reading import Config, language_config
 from highwater.plan.models.recurrent import zamba2_head_size
-from highwater.readings.versions import Release
+from kvplan.errors import PlanError
+from kvplan.versions import Release
 
 # Keys that change what a cache holds, in ways that are not modelled here: a model that sets one is refused by name.
 NOT_MODELLED: Final = {

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from highwater.plan.errors import PlanError, short
+from kvplan.errors import PlanError, short
 
 # In the order in which Transformers' get_text_config() and vLLM's wrappers look for the language model.
 LANGUAGE_PARTS: Final = ("thinker_config", "text_config", "llm_config", "language_config", "language_model_config")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from highwater.plan.errors import PlanError
 from highwater.plan.models.attention import head_size, kv_heads, latent_width, self_attention
 from highwater.plan.models.kept import Kept, Latent, RecurrentState, Shapes, StateForm
 from highwater.plan.models.reading import Config, layer_types
+from kvplan.errors import PlanError
 
 Builder = Callable[[Config], tuple[Kept, ...]]
 ATTENTION_NAMES = frozenset({"attention", "full_attention", "*"})

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation
-from highwater.plan.grouping import LayerGroup, group_layers, merge_workers
-from highwater.plan.limits import Limits
-from highwater.plan.specs import (
+from kvplan.errors import PlanError
+from kvplan.generations import Generation
+from kvplan.grouping import LayerGroup, group_layers, merge_workers
+from kvplan.limits import Limits
+from kvplan.sizes import GIB, ceil_div
+from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,
     FullAttention,
@@ -24,7 +25,6 @@ from highwater.plan.specs import (
     MambaState,
     SlidingWindow,
 )
-from highwater.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 
-from highwater.plan.errors import PlanError
-from highwater.plan.generations import Generation
-from highwater.plan.limits import Limits
-from highwater.plan.specs import (
+from kvplan.errors import PlanError
+from kvplan.generations import Generation
+from kvplan.limits import Limits
+from kvplan.sizes import ceil_div
+from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,
     FullAttention,
@@ -23,7 +24,6 @@ from highwater.plan.specs import (
     MlaAttention,
     SlidingWindow,
 )
-from highwater.units import ceil_div
 
 
 class _UnequalPages(PlanError):

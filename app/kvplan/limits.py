@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from highwater.plan.flags import EngineFlags
+from kvplan.flags import EngineFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from highwater.errors import HighwaterError
-
 _MAX_ECHO: Final = 100
-# The way out where a running engine does not show what a flag changes.
-OFFLINE: Final = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 
 
-class PlanError(HighwaterError):
+class PlanError(Exception):
     """A plan cannot be made: the message names the key, the value and what would be right."""
 
 

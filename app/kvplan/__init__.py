@@ -1,0 +1,1 @@
+"""The KV cache by vLLM's rules: groups of layers, pool, tokens, concurrency, longest length; it imports none of ours."""
