@@ -13,7 +13,7 @@ from itertools import starmap
 from kvplan.errors import PlanError
 from kvplan.generations import Generation
 from kvplan.limits import Limits
-from kvplan.sizes import ceil_div
+from kvplan.units import ceil_div
 from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,

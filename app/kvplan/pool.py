@@ -15,7 +15,7 @@ from kvplan.errors import PlanError
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
 from kvplan.limits import Limits
-from kvplan.sizes import GIB, ceil_div
+from kvplan.units import GIB, ceil_div
 from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,

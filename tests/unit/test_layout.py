@@ -16,8 +16,8 @@ APP, WORKER = ROOT / "app", ROOT / "worker_ext"
 TESTS = Path(__file__).parent
 MAX_FILES_AT_THE_ROOT = 12
 BIN = Path(sys.executable).parent
-# Folders of tests that mirror none of ours: the benchmarks', and the worker extension's.
-OTHER_FOLDERS = {"bench", "worker_ext"}
+# Folders of tests that mirror none of the sidecar's: the benchmarks', and other packages'.
+OTHER_FOLDERS = {"bench", "worker_ext", "kvplan"}
 ENTRY_POINTS = {
     "the console script": [str(BIN / "highwater"), "--version"],
     "the module": [sys.executable, "-m", "highwater", "--version"],
@@ -35,14 +35,14 @@ def test_imports_run_downwards_only():
     assert done.returncode == 0, done.stdout
 
 
-def test_a_source_root_holds_one_package():
+def test_a_source_root_holds_our_packages():
     """Neither is a package itself: `app` and `worker_ext` are no names to install into other people's environments."""
     packages = [path.name for root in (APP, WORKER) for path in root.iterdir() if path.is_dir()]
-    assert [name for name in packages if name != "__pycache__"] == ["highwater", "highwater_worker"]
+    assert {name for name in packages if name != "__pycache__"} == {"highwater", "kvplan", "highwater_worker"}
     assert not [path for root in (APP, WORKER) for path in root.glob("*.py")]
 
 
-@pytest.mark.parametrize("package", [APP / "highwater", WORKER / "highwater_worker"], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", [APP / "highwater", APP / "kvplan", WORKER / "highwater_worker"], ids=lambda path: path.name)
 def test_a_package_has_at_most_a_dozen_files_at_its_root(package: Path):
     """What belongs to one noun lies in its folder."""
     assert len([path for path in package.iterdir() if path.is_file()]) <= MAX_FILES_AT_THE_ROOT
