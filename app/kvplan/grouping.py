@@ -13,7 +13,6 @@ from itertools import starmap
 from kvplan.errors import PlanError
 from kvplan.generations import Generation
 from kvplan.limits import Limits
-from kvplan.units import ceil_div
 from kvplan.specs import (
     AttentionLayer,
     ChunkedLocal,
@@ -24,6 +23,7 @@ from kvplan.specs import (
     MlaAttention,
     SlidingWindow,
 )
+from kvplan.units import ceil_div
 
 
 class _UnequalPages(PlanError):

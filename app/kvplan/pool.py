@@ -15,7 +15,6 @@ from kvplan.errors import PlanError
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
 from kvplan.limits import Limits
-from kvplan.units import GIB, ceil_div
 from kvplan.specs import (
     ChunkedLocal,
     CrossAttention,
@@ -25,6 +24,7 @@ from kvplan.specs import (
     MambaState,
     SlidingWindow,
 )
+from kvplan.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,11 @@ def used_of_others(tree: ast.Module) -> Iterator[tuple[int, str, str | None]]:
         if isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name: alias.name for alias in node.names}
             yield from ((node.lineno, alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] not in {"highwater", "kvplan"}:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] not in {"highwater", "kvplan"}
+        ):
             yield from ((node.lineno, node.module, alias.name) for alias in node.names)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:

@@ -42,7 +42,9 @@ def test_a_source_root_holds_our_packages():
     assert not [path for root in (APP, WORKER) for path in root.glob("*.py")]
 
 
-@pytest.mark.parametrize("package", [APP / "highwater", APP / "kvplan", WORKER / "highwater_worker"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "package", [APP / "highwater", APP / "kvplan", WORKER / "highwater_worker"], ids=lambda path: path.name
+)
 def test_a_package_has_at_most_a_dozen_files_at_its_root(package: Path):
     """What belongs to one noun lies in its folder."""
     assert len([path for path in package.iterdir() if path.is_file()]) <= MAX_FILES_AT_THE_ROOT
