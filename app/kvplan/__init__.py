@@ -1,1 +1,1 @@
-"""The KV cache by vLLM's rules: groups of layers, pool, tokens, concurrency, longest length; it imports none of ours."""
+"""A KV cache by vLLM's rules: groups of layers, pool, tokens, concurrency, longest length. It imports none of ours."""
