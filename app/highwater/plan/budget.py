@@ -19,8 +19,8 @@ from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
 from highwater.plan.budget_parts import BudgetPart, part_of
-from highwater.plan.estimates import requested_bytes
 from highwater.plan.kv_view import available_bytes
+from highwater.plan.start_rules import ASCEND_RESCALES, SUGGESTION_MARGIN, requested_bytes
 from highwater.readings.rank import Device, Launch, RankReading, StartPhase
 from highwater.units import gib_text
 
@@ -35,10 +35,6 @@ FORMULAS: Final[Mapping[Counting, str]] = {
 }
 # vLLM's own rounding of a share of the device to whole bytes is at most this.
 _ROUNDING_BYTES = 16
-# The last vllm-ascend whose workers keep the result of the profile alone.
-_LAST_REMAINDER = (0, 14)
-# And the last that hands it on as it is.
-_LAST_PLAIN = (0, 23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +45,16 @@ class Observed:
     observed_bytes: int | None
     risk_bytes: int | None  # the excess of what was observed; 0 where that is less; None where either is not known
     settings: tuple[str, ...]  # the flags and variables that cover it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """The KV cache's size that vLLM's log suggests as `--kv-cache-memory=`, which has graphs off it twice."""
+
+    bytes: int | None = None  # as printed, within the requested share, and kept by a startup plan
+    counted_once_bytes: int | None = None  # the same with the captured graphs off it, and not their estimate too
+    lost_bytes: int | None = None
+    missing: str | None = None  # what is not known, and why; None: all is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class RankBudget:
     uncounted: tuple[BudgetPart, ...] = ()  # parts outside the budget that the formula counts nowhere
     left_bytes: int | None = None  # the bytes outside the budget that are left for everything else
     fully_counted_bytes: int | None = None  # for the KV cache if all of this engine's were counted
+    suggestion: Suggestion | None = None  # None: this version's has graphs off it once, or nothing is suggested
     observed: tuple[Observed, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)  # variables that change how much is used
     launch: Launch = field(default_factory=Launch)
@@ -83,13 +90,11 @@ class RankBudget:
 
 def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[StartPhase] = ()) -> RankBudget:
     memory, rank = budget.memory, _Rank(budget, reading, {phase.name: phase for phase in start})
-    counting, total = rank.counting, rank.total
-    available = available_bytes(budget)
+    counting, total, available = rank.counting, rank.total, available_bytes(budget)
     requested = None if counting == "given" else memory.requested_bytes
     if requested is None and counting == "remainder" and total is not None and memory.utilization is not None:
-        requested = requested_bytes(total, memory.utilization, _LAST_REMAINDER, "ascend")
-    outside = None if requested is None or total is None else total - requested
-    uncounted = rank.uncounted()
+        requested = requested_bytes(total, memory.utilization, (), "ascend")
+    outside, uncounted = None if requested is None or total is None else total - requested, rank.uncounted()
     missed = [part.bytes for part in uncounted if part.key != "others"]
     return RankBudget(
         rank=reading.rank,
@@ -110,6 +115,7 @@ def rank_budget(budget: EngineBudget, reading: RankReading, start: Sequence[Star
         uncounted=uncounted,
         left_bytes=None if outside is None else outside - sum(part.bytes for part in uncounted),
         fully_counted_bytes=available - sum(missed) if available is not None and missed else None,
+        suggestion=_suggestion(budget, counting, rank.graphs),
         observed=rank.observed(),
         environment=dict(budget.environment),
         launch=reading.launch,
@@ -121,11 +127,9 @@ class _Rank:
         self._budget, self._memory, self._reading, self._phases = budget, budget.memory, reading, phases
         self.total = _first(self._memory.total_bytes, self.at("init", "total_bytes"), reading.total_bytes)
         self.counting = _counting(budget, reading.device)
-        self.graphs = _counted_graphs(self._memory)
+        self._peak, self.graphs = peak_and_graphs(self._memory)
         allocated, weights = self.at("weights", "allocated_bytes"), self._memory.weights_bytes
         self._persistent = None if allocated is None or weights is None else allocated - weights
-        peak = self._memory.peak_activation_bytes
-        self._peak = None if peak is None else peak - (self.graphs if self.counting == "consumed" else 0)
 
     def at(self, phase: str, figure: str) -> int | None:
         return getattr(self._phases.get(phase), figure, None)
@@ -135,12 +139,11 @@ class _Rank:
             return ()
         parts = (*self._counted(), *_pool_parts(self._budget))
         rest = whole - sum(part.bytes for part in parts)
-        if self.counting in {"given", "remainder"}:
-            return (*parts, part_of("unprofiled" if self.counting == "given" else "profiled", rest))
-        if not rest:
-            return parts
-        key = "rescaled" if _rescales(self._budget) else "unexplained"
-        return (*parts, part_of("bytes" if abs(rest) <= _ROUNDING_BYTES else key, rest))
+        key = {"given": "unprofiled", "remainder": "profiled"}.get(self.counting)
+        if key is None and rest:
+            key = "rescaled" if _rescales(self._budget) else "unexplained"
+            key = "bytes" if abs(rest) <= _ROUNDING_BYTES else key
+        return parts if key is None else (*parts, part_of(key, rest))
 
     def _counted(self) -> list[BudgetPart]:
         memory, counting = self._memory, self.counting
@@ -166,29 +169,19 @@ class _Rank:
     def _consumed(self, rest: int) -> list[BudgetPart]:
         if self._persistent is None:
             return [part_of("consumed", rest)]
-        why = "contexts, collectives, workspaces, and blocks that PyTorch kept"
+        others = part_of(
+            "non_torch", rest - self._persistent, "contexts, collectives, workspaces, and blocks that PyTorch kept"
+        )
         source = "total_consumed - weights - persistent"
-        return [
-            part_of("persistent", self._persistent),
-            replace(part_of("non_torch", rest - self._persistent, why), grade="exact", source=source),
-        ]
+        return [part_of("persistent", self._persistent), replace(others, grade="exact", source=source)]
 
     def uncounted(self) -> tuple[BudgetPart, ...]:
         """Return the parts that the version's formula counts nowhere."""
         if self.counting not in {"parts", "consumed"}:
             return ()
-        parts = []
+        parts, memory, now = [], self._memory, self._reading.components.non_torch_bytes
         if self.counting == "parts" and self._persistent is not None and self._persistent > 0:
             parts.append(part_of("persistent", self._persistent, "allocated before the profile, beside the weights"))
-        parts += self._uncounted_non_torch()
-        graphs = self._memory.graphs_bytes
-        if graphs is not None and graphs > self.graphs:
-            why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
-            parts.append(part_of("graphs_uncounted", graphs - self.graphs, why))
-        return tuple(parts)
-
-    def _uncounted_non_torch(self) -> list[BudgetPart]:
-        memory, now = self._memory, self._reading.components.non_torch_bytes
         total, free = memory.total_bytes, memory.init_free_bytes
         others = total - free if total is not None and free is not None else self.at("before", "used_bytes")
         before = _first(memory.init_non_torch_bytes, others)
@@ -197,8 +190,13 @@ class _Rank:
             size = now - memory.non_torch_bytes - (memory.graphs_bytes or 0)
             early = f", {gib_text(before)} of it before the engine's first look" if before else ""
             why = f"of {gib_text(now)} now in use the profile counted {gib_text(memory.non_torch_bytes)}{early}"
-            return [part_of("non_torch_uncounted", size, why)] if size > 0 else []
-        return [part_of("others", before)] if before else []
+            parts += [part_of("non_torch_uncounted", size, why)] if size > 0 else []
+        elif before:
+            parts.append(part_of("others", before))
+        if memory.graphs_bytes is not None and memory.graphs_bytes > self.graphs:
+            why = f"captured after the profile, which set {gib_text(self.graphs)} aside for them"
+            parts.append(part_of("graphs_uncounted", memory.graphs_bytes - self.graphs, why))
+        return tuple(parts)
 
     def observed(self) -> tuple[Observed, ...]:
         budget, memory, now = self._budget, self._memory, self._reading.components
@@ -206,23 +204,25 @@ class _Rank:
             return ()
         estimate = memory.graphs_estimate_bytes
         about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
-        rows = [
-            _row("activation", "peak activation", self._peak, self._observed_peak(),
-                 "--max-num-batched-tokens", "--max-num-seqs", "--limit-mm-per-prompt"),
-            _row("graphs", about, self.graphs if estimate is not None else None, memory.graphs_bytes,
-                 "--gpu-memory-utilization", "--compilation-config"),
+        rows: list[tuple[str, str, int | None, int | None, tuple[str, ...]]] = [
+            ("activation", "peak activation", self._peak, self._observed_peak(),
+             ("--max-num-batched-tokens", "--max-num-seqs", "--limit-mm-per-prompt")),
+            ("graphs", about, None if estimate is None else self.graphs, memory.graphs_bytes,
+             ("--gpu-memory-utilization", "--compilation-config")),
         ]  # fmt: skip
         if self.counting == "parts":
-            rows.append(
-                _row("non_torch", "non-torch", memory.non_torch_bytes, now.non_torch_bytes,
-                     "--gpu-memory-utilization", "--kv-cache-memory-bytes", "HCCL_BUFFSIZE")
-            )  # fmt: skip
+            rows.append(("non_torch", "non-torch", memory.non_torch_bytes, now.non_torch_bytes,
+                         ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "HCCL_BUFFSIZE")))  # fmt: skip
         if budget.encoder is not None and self._reading.encoder_cache is not None:
-            rows.append(
-                _row("encoder_cache", "encoder cache", encoder_bytes(budget, self._reading), now.encoder_cache_bytes,
-                     "--max-num-batched-tokens", "--limit-mm-per-prompt")
-            )  # fmt: skip
-        return tuple(row for row in rows if row.profiled_bytes is not None or row.observed_bytes is not None)
+            rows.append(("encoder_cache", "encoder cache", encoder_bytes(budget, self._reading),
+                         now.encoder_cache_bytes, ("--max-num-batched-tokens", "--limit-mm-per-prompt")))  # fmt: skip
+        return tuple(
+            Observed(
+                key=key, title=title, profiled_bytes=profiled, observed_bytes=seen, settings=settings,
+                risk_bytes=None if profiled is None or seen is None else max(seen - profiled, 0),
+            )
+            for key, title, profiled, seen, settings in rows if profiled is not None or seen is not None
+        )  # fmt: skip
 
     def _observed_peak(self) -> int | None:
         """Return how much more than between steps was allocated at once, without weights, KV cache and other tensors.
@@ -249,33 +249,48 @@ def _counting(budget: EngineBudget, device: Device) -> Counting | None:
     return "remainder" if available_bytes(budget) is not None else None
 
 
-def _counted_graphs(memory: StartMemory) -> int:
-    """Return the bytes of the budget that the start set aside for graphs; negative where it gave them to the KV cache.
+def peak_and_graphs(memory: StartMemory) -> tuple[int | None, int]:
+    """Return the bytes of the profile's peak, and those that the start set aside for graphs.
 
-    vLLM takes the estimate as it comes, and that of a device whose free memory grew meanwhile is below zero. It always
-    makes the estimate, and takes it off where a variable says so, whose default differs by version; where the variable
-    cannot be read, the sum of the other parts shows it.
+    The latter are negative where it gave them to the KV cache: vLLM takes the estimate as it comes, and that of a
+    device whose free memory grew meanwhile is below zero. It always makes the estimate, and takes it off where a
+    variable says so, whose default differs by version; where the variable cannot be read, the sum of the other parts
+    shows it. From 0.27 on the figure of the peak has it too (vllm 0.32.0 v1/worker/gpu_worker.py:736).
     """
-    estimate = memory.graphs_estimate_bytes
-    if not estimate:
-        return 0
+    estimate, peak, counted = memory.graphs_estimate_bytes or 0, memory.peak_activation_bytes, 0
+    others = (memory.requested_bytes, memory.available_bytes, peak, memory.non_torch_bytes, memory.weights_bytes)
     if memory.graphs_estimate_counted is not None:
-        return estimate if memory.graphs_estimate_counted else 0
-    others = (memory.requested_bytes, memory.available_bytes, memory.peak_activation_bytes)
-    if memory.non_torch_bytes is None or memory.weights_bytes is None or None in others:
-        return 0
-    requested, available, peak = (size or 0 for size in others)
-    rest = requested - available - peak - memory.non_torch_bytes - memory.weights_bytes
-    return estimate if abs(rest - estimate) <= _ROUNDING_BYTES else 0
+        counted = estimate if memory.graphs_estimate_counted else 0
+    elif None not in others:
+        requested, *taken = (size or 0 for size in others)
+        counted = estimate if abs(requested - sum(taken) - estimate) <= _ROUNDING_BYTES else 0
+    is_in_it = counted and memory.total_consumed_bytes is not None
+    return (peak - counted if is_in_it and peak is not None else peak), counted
+
+
+def _suggestion(budget: EngineBudget, counting: Counting | None, graphs: int) -> Suggestion | None:
+    """Return what the log suggests where its formula takes the estimate and the captured graphs off.
+
+    It takes off the peak that has the estimate in it, and what was captured (vllm 0.32.0 v1/worker/gpu_worker.py:999);
+    so did 0.27.0, and 0.26.0 did not. A startup plan keeps the result (vllm 0.32.0 v1/worker/gpu_worker.py:1036).
+    """
+    memory, plan = budget.memory, budget.environment.get("VLLM_ENABLE_STARTUP_PLAN")
+    if counting == "given" and plan not in (None, "", "0"):
+        why = "the KV cache's size was given, by a flag or by a startup plan, so this start measured nothing"
+        return Suggestion(missing=f"{why}; a plan that vLLM 0.27 or newer made has graphs off it twice")
+    if counting != "consumed" or not graphs:
+        return None
+    sizes = (memory.requested_bytes, memory.total_consumed_bytes, memory.peak_activation_bytes, memory.graphs_bytes)
+    if None in sizes:
+        return Suggestion(lost_bytes=graphs, missing="the captured graphs' bytes, as no recorder saw the start")
+    requested, *taken = (size or 0 for size in sizes)
+    printed = requested - sum(taken) - SUGGESTION_MARGIN
+    return Suggestion(bytes=printed, counted_once_bytes=printed + graphs, lost_bytes=graphs)
 
 
 def _rescales(budget: EngineBudget) -> bool:
-    """Return whether the worker fits what the profile left to its own layout of the KV cache.
-
-    It does so before it stores the figure, and once more before it returns it (vllm-ascend 0.27.1rc1, 0.30.0rc2
-    worker/worker.py `determine_available_memory`).
-    """
-    return tuple(map(int, re.findall(r"\d+", budget.ascend_version or "")[:2])) > _LAST_PLAIN
+    """Return whether the worker fits what the profile left to its own layout of the KV cache."""
+    return tuple(map(int, re.findall(r"\d+", budget.ascend_version or "")[:2])) in ASCEND_RESCALES
 
 
 def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
@@ -292,12 +307,8 @@ def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
         pool = replace(part_of("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
         return [*parts, pool]
     taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
-    parts += [
-        part_of("kv_cache", usable),
-        part_of("null_block", taken - usable),
-        part_of("rounding", available - taken),
-    ]
-    return parts
+    sizes = {"kv_cache": usable, "null_block": taken - usable, "rounding": available - taken}
+    return [*parts, *(part_of(key, size) for key, size in sizes.items())]
 
 
 def block_bytes(budget: EngineBudget) -> int | None:
@@ -318,13 +329,6 @@ def encoder_bytes(budget: EngineBudget, reading: RankReading) -> int | None:
     if encoder.embed_width is None or encoder.embed_bytes is None:
         return None
     return encoder.cache_size * encoder.embed_width * encoder.embed_bytes
-
-
-def _row(key: str, title: str, profiled: int | None, observed: int | None, *settings: str) -> Observed:
-    risk = None if profiled is None or observed is None else max(observed - profiled, 0)
-    return Observed(
-        key=key, title=title, profiled_bytes=profiled, observed_bytes=observed, risk_bytes=risk, settings=settings
-    )
 
 
 def _first(*sizes: int | None) -> int | None:

@@ -9,14 +9,12 @@ from typing import Final
 
 from highwater.accounting.engine_budget import EngineBudget
 from highwater.accounting.launch import expandable_segments
-from highwater.plan import ascend
 from highwater.plan.budget import encoder_bytes
+from highwater.plan.start_rules import ASCEND_SKIPS_ENCODER, V2_PROFILES_ENCODER
 from highwater.readings.rank import EncoderUnprofiledBy, Launch, RankReading
 from kvplan.errors import PlanError
-from kvplan.generations import Span, generation_of
+from kvplan.generations import generation_of
 
-# Model runner V2 profiles without the encoder before (vllm 0.26.0 v1/worker/gpu/model_runner.py:673; 0.27.0:702).
-_V2_PROFILES_ENCODER: Final = Span((0, 27))
 # Pixels that one embedding stands for, along each side: patch size times the patches that are merged.
 _PIXELS: Final[Mapping[str, int]] = {"Qwen2VL": 28, "Qwen2_5_VL": 28, "Qwen3VL": 32, "Qwen3_5": 32}
 
@@ -82,10 +80,10 @@ def unprofiled_by(budget: EngineBudget, device_type: str | None) -> EncoderUnpro
         release = ()
     if budget.encoder is not None and budget.encoder.skips_profiling:
         return "skip_mm_profiling"
-    if limits is not None and limits.v2_runner and release and release not in _V2_PROFILES_ENCODER:
+    if limits is not None and limits.v2_runner and release and release not in V2_PROFILES_ENCODER:
         return "runner_v2"
     # One that has a peak on record has profiled it all the same.
-    is_old_npu = device_type == "npu" and release in ascend.SKIPS_ENCODER
+    is_old_npu = device_type == "npu" and release in ASCEND_SKIPS_ENCODER
     return "vllm_ascend" if is_old_npu and budget.memory.peak_activation_bytes is None else None
 
 

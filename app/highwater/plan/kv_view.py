@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits
 from highwater.readings.rank import RankReading
@@ -32,15 +32,17 @@ from kvplan.specs import (
 )
 
 MAX_LAYERS = 4096
+_Value = TypeVar("_Value", int, str)
 # The way out where a running engine does not show what a flag changes.
 OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
-_ATTENTION_KINDS: Mapping[str, type[AttentionLayer]] = {
-    "MLAAttentionSpec": MlaAttention,
-    "FullAttentionSpec": FullAttention,
-    "SlidingWindowSpec": SlidingWindow,
-    "ChunkedLocalAttentionSpec": ChunkedLocal,
-    "CrossAttentionSpec": CrossAttention,
+# vLLM's kinds of attention, each with its layer, and the fields of that by vLLM's names.
+_ATTENTION_KINDS: Mapping[str, tuple[type[AttentionLayer], Mapping[str, str]]] = {
+    "MLAAttentionSpec": (MlaAttention, {}),
+    "FullAttentionSpec": (FullAttention, {"window": "sliding_window", "chunk": "attention_chunk_size"}),
+    "SlidingWindowSpec": (SlidingWindow, {"window": "sliding_window"}),
+    "ChunkedLocalAttentionSpec": (ChunkedLocal, {"chunk": "attention_chunk_size"}),
+    "CrossAttentionSpec": (CrossAttention, {}),
 }
 _PARALLEL_SIZES = tuple(field.name for field in fields(EngineFlags) if field.name.endswith("_parallel_size"))
 
@@ -82,24 +84,14 @@ def live_engine(workers: Sequence[LiveWorker]) -> LiveEngine:
         raise PlanError("no worker has reported its start yet: recorders, or the worker extension, are needed")
     layers = tuple(layers_of(worker) for worker in workers)
     what = "the bytes for its KV cache (available_kv_cache_memory_bytes)"
-    available = tuple(_number(available_bytes(worker.budget), what, worker.name) for worker in workers)
-    first = workers[0]
-    if first.budget.vllm_version is None:
-        raise PlanError(f"{first.name} does not report vLLM's version (vllm.__version__)")
-    flags, limits = _flags(first), first.budget.limits or EngineLimits()
+    available = tuple(_reported(available_bytes(worker.budget), what, worker) for worker in workers)
+    first, flags, limits = workers[0], _flags(workers[0]), workers[0].budget.limits or EngineLimits()
+    version = _reported(first.budget.vllm_version, "vLLM's version (vllm.__version__)", first)
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-        _number(getattr(flags, name), name, first.name)
+        _reported(getattr(flags, name), name, first)
+    sized = Limits.of(flags, max_encoder_tokens=limits.max_encoder_tokens or 0, v2_model_runner=bool(limits.v2_runner))
     return LiveEngine(
-        layers=layers,
-        available_bytes=available,
-        limits=Limits.of(
-            flags,
-            max_encoder_tokens=limits.max_encoder_tokens or 0,
-            v2_model_runner=bool(limits.v2_runner),
-        ),
-        flags=flags,
-        version=first.budget.vllm_version,
-        workers=tuple(workers),
+        layers=layers, available_bytes=available, limits=sized, flags=flags, version=version, workers=tuple(workers)
     )
 
 
@@ -174,32 +166,26 @@ def _flags(worker: LiveWorker) -> EngineFlags:
 
 
 def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLayer:
-    spec_class = _ATTENTION_KINDS.get(kind)
-    if spec_class is None:
+    if kind not in _ATTENTION_KINDS:
         raise PlanError(f"{who}, which is not known: the KV cache is shown, not planned")
+    spec_class, named = _ATTENTION_KINDS[kind]
     block, heads, head, element = (
         _field(described, field, who) for field in ("block_size", "num_kv_heads", "head_size", "dtype_bytes")
     )
-    value = described.get("head_size_v")
+    value, page, padded = (described.get(field) for field in ("head_size_v", "page_bytes", "page_size_padded"))
     value = 0 if spec_class is MlaAttention else value if isinstance(value, int) else None
-    width = head + (head if value is None else value)
-    page, padded = described.get("page_bytes"), described.get("page_size_padded")
-    packed = None
+    packed, width = None, head + (head if value is None else value)
     if isinstance(page, int) and not isinstance(padded, int) and page != block * heads * width * element:
         # Packed formats, scales beside the values, compressed tokens: the bytes of one token and head are exact all
         # the same where the page is a multiple of them.
         packed = page // (block * heads) if page % (block * heads) == 0 else None
-    fields: dict[str, Any] = {}
-    if spec_class is MlaAttention:
-        cache_dtype = described.get("cache_dtype_str")
-        fields["cache_dtype"] = cache_dtype if isinstance(cache_dtype, str) else None
-    elif spec_class is FullAttention:
-        fields["window"] = _count(described, "sliding_window") or None
-        fields["chunk"] = _count(described, "attention_chunk_size") or None
-    elif spec_class is SlidingWindow:
-        fields["window"] = _field(described, "sliding_window", who)
-    elif spec_class is ChunkedLocal:
-        fields["chunk"] = _field(described, "attention_chunk_size", who)
+    own: dict[str, Any]
+    if spec_class is FullAttention:  # a window or chunk of a layer that is kept whole
+        own = {field: _count(described, name) or None for field, name in named.items()}
+    else:
+        own = {field: _field(described, name, who) for field, name in named.items()}
+    if spec_class is MlaAttention and isinstance(described.get("cache_dtype_str"), str):
+        own["cache_dtype"] = described["cache_dtype_str"]
     return spec_class(
         block_size=block,
         kv_heads=heads,
@@ -209,7 +195,7 @@ def _attention(described: Mapping[str, Any], kind: str, who: str) -> AttentionLa
         token_head_bytes=packed,
         page_bytes_padded=padded if type(padded) is int else None,
         indexes_by_block_stride=bool(described.get("indexes_kv_by_block_stride")),
-        **fields,
+        **own,
     )
 
 
@@ -245,7 +231,7 @@ def _field(described: Mapping[str, Any], field: str, who: str) -> int:
     raise PlanError(f"{who} with {field} {described.get(field)!r}; a number above 0 is needed")
 
 
-def _number(value: int | None, what: str, name: str) -> int:
+def _reported(value: _Value | None, what: str, worker: LiveWorker) -> _Value:
     if value is None:
-        raise PlanError(f"{name} does not report {what}")
+        raise PlanError(f"{worker.name} does not report {what}")
     return value

@@ -17,6 +17,7 @@ from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import OFFLINE, LiveEngine
 from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
 from highwater.plan.live_layers import layers_under
+from highwater.plan.start_rules import ASCEND_TAKES_KV_CACHE_BYTES
 from highwater.plan.wish import Granted, Images, Wish, grant
 from kvplan.errors import PlanError, short
 from kvplan.flags import EngineFlags
@@ -65,7 +66,7 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
     ranks = engine.flags.tensor_parallel_size * engine.flags.pipeline_parallel_size
     if len(engine.layers) != ranks:
         raise PlanError(f"only {len(engine.layers)} of the engine's {ranks} workers have reported their start")
-    changed = _changes(engine.flags, requested)
+    changed, generation = _changes(engine, requested), generation_of(engine.version)
     flags = replace(engine.flags, **changed)
     limits = replace(engine.limits, **{key: changed[key] for key in _LIMITS if key in changed})
     if engine.limits.max_encoder_tokens == engine.limits.max_num_batched_tokens:  # it follows them
@@ -76,14 +77,12 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
             f"{limits.max_num_seqs}; vLLM refuses that"
         )
     workers = layers_under(engine, changed)
-    encoder, images = _encoder(engine, changed, images_per_prompt)
-    available = bytes_under(engine, changed, len(workers), images_changed=images is not None)
+    images, ratio = _images(engine, images_per_prompt)
+    available = bytes_under(engine, changed, ratio)
     deciding = deciding_workers(workers, available.each)
     layers, sizes = [workers[number] for number in deciding], [available.each[number] for number in deciding]
-    pool = plan_pool(layers, sizes, limits, generation_of(engine.version))
-    card = card_under(
-        engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), images_changed=images is not None
-    )
+    pool = plan_pool(layers, sizes, limits, generation)
+    card = card_under(engine, flags, changed, dict(zip(deciding, pool.cache_bytes, strict=True)), ratio)
     if card is not None and card.fits is False:
         pool = replace(pool, fits=False, max_model_len_that_fits=0)
     return LivePlan(
@@ -92,7 +91,7 @@ def plan_live(engine: LiveEngine, requested: Mapping[str, Any], images_per_promp
         pool=pool,
         card=card,
         available=available,
-        encoder=encoder,
+        encoder=_encoder(engine, changed),
         notes=_notes(engine, changed, pool),
     )
 
@@ -108,7 +107,7 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     return grant(
         wish,
         lambda flags: plan_live(engine, flags).pool,
-        image=_image(encoder, wish.images, cached_image),
+        image=_image_tokens(encoder, wish.images, cached_image),
         utilization=engine.flags.gpu_memory_utilization if sizes_pool else None,
         kv_cache_dtype=engine.flags.kv_cache_dtype,
         tensor_parallel_size=engine.flags.tensor_parallel_size,
@@ -116,7 +115,7 @@ def grant_live(engine: LiveEngine, wish: Wish, cached_image: int | None = None) 
     )
 
 
-def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: int | None) -> ImageTokens | None:
+def _image_tokens(encoder: EncoderLimits | None, images: Images | None, cached_image: int | None) -> ImageTokens | None:
     if images is None:
         return None
     if encoder is None or (encoder.max_tokens_per_item is not None and "image" not in encoder.max_tokens_per_item):
@@ -131,8 +130,8 @@ def _image(encoder: EncoderLimits | None, images: Images | None, cached_image: i
     return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
 
 
-def _changes(flags: EngineFlags, requested: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name for field in fields(EngineFlags)}
+def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]:
+    flags, known = engine.flags, {field.name for field in fields(EngineFlags)}
     changed: dict[str, Any] = {}
     for key, value in requested.items():
         if key not in known:
@@ -144,10 +143,18 @@ def _changes(flags: EngineFlags, requested: Mapping[str, Any]) -> dict[str, Any]
                 f"{key}: {short(value)} is not how the engine runs, and what it changes is not seen there; {OFFLINE}"
             )
         changed[key] = _checked(key, value)
-    if "kv_cache_memory_bytes" in changed and "gpu_memory_utilization" in changed:
+    if "gpu_memory_utilization" in changed and (
+        "kv_cache_memory_bytes" in changed or flags.kv_cache_memory_bytes is not None
+    ):
         raise PlanError(
             f"gpu_memory_utilization: {changed['gpu_memory_utilization']} has no effect beside kv_cache_memory_bytes; "
-            "give one of them"
+            + ("give one of them" if "kv_cache_memory_bytes" in changed else "the engine runs with it: give that")
+        )
+    is_ascend, release = flags.platform == "ascend", generation_of(engine.version).release
+    if "kv_cache_memory_bytes" in changed and is_ascend and release not in ASCEND_TAKES_KV_CACHE_BYTES:
+        raise PlanError(
+            f"kv_cache_memory_bytes: {changed['kv_cache_memory_bytes']} has no effect on vllm-ascend "
+            f"{engine.version}, which takes it from 0.19 on; give gpu_memory_utilization or num_gpu_blocks_override"
         )
     return changed
 
@@ -168,27 +175,27 @@ def _checked(key: str, value: Any) -> Any:  # noqa: ANN401 - a number or a word,
     return value
 
 
-def _encoder(
-    engine: LiveEngine, changed: Mapping[str, Any], images_per_prompt: int | None
-) -> tuple[EncoderLimits | None, int | None]:
-    """Return the encoder's budget under these flags, and the images of a prompt where their limit changes."""
+def _images(engine: LiveEngine, images_per_prompt: int | None) -> tuple[int | None, float]:
+    """Return the images of a prompt where their limit changes, and how many times as many as now these are."""
     encoder = engine.workers[0].budget.encoder
     if images_per_prompt is None:
-        images = None
-    elif encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
+        return None, 1.0
+    if encoder is None or "image" not in (encoder.max_tokens_per_item or {}):
         raise PlanError(
             f"images_per_prompt: {images_per_prompt}: this engine takes no images, or does not report its budget"
         )
-    else:
-        now = (encoder.max_items_per_prompt or {}).get("image")
-        images = None if images_per_prompt == now else images_per_prompt
-    tokens = changed.get("max_num_batched_tokens")
+    now = (encoder.max_items_per_prompt or {}).get("image")
+    return (None, 1.0) if images_per_prompt == now else (images_per_prompt, images_per_prompt / max(1, now or 1))
+
+
+def _encoder(engine: LiveEngine, changed: Mapping[str, Any]) -> EncoderLimits | None:
+    encoder, tokens = engine.workers[0].budget.encoder, changed.get("max_num_batched_tokens")
     if encoder is None or tokens is None:
-        return encoder, images
+        return encoder
     # vllm 0.32.0 v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`: at least the largest item.
     items = encoder.max_tokens_per_item
     budget = None if items is None else max([tokens, *(size for size in items.values() if size is not None)])
-    return replace(encoder, cache_size=budget, compute_budget=budget), images
+    return replace(encoder, cache_size=budget, compute_budget=budget)
 
 
 def _notes(engine: LiveEngine, changed: Mapping[str, Any], pool: KvPool) -> tuple[str, ...]:

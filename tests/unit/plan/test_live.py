@@ -11,10 +11,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, StartMemory
-from highwater.plan.answer import live_json
 from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.plan.live import grant_live, plan_live
+from highwater.plan.live_answer import live_json
 from highwater.plan.wish import parse_wish
 from kvplan.errors import PlanError
 from kvplan.pool import plan_pool
@@ -34,6 +34,12 @@ def engine_of(worker: object, version: str, ranks: int, returned: int | None = N
 @pytest.fixture(name="story")
 def _story() -> LiveEngine:
     return engine_of(started.story(), "0.12.0", 2)
+
+
+@pytest.fixture(name="newer")
+def _newer() -> LiveEngine:
+    """Return the story's start on a vllm-ascend that takes the bytes of a KV cache."""
+    return engine_of(started.story(), "0.19.0", 2)
 
 
 @pytest.fixture(name="larger")
@@ -68,9 +74,9 @@ def test_eight_bit_keys_and_values_double_the_blocks(story: LiveEngine) -> None:
     assert after.blocks in {2 * before.blocks, 2 * before.blocks + 1}
 
 
-def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> None:
+def test_given_bytes_are_exact_and_change_nothing_else(newer: LiveEngine) -> None:
     """1,000 blocks of 9 MiB and a byte."""
-    plan = plan_live(story, {"kv_cache_memory_bytes": 1_000 * 9 * 1024**2 + 1})
+    plan = plan_live(newer, {"kv_cache_memory_bytes": 1_000 * 9 * 1024**2 + 1})
     assert (plan.pool.blocks, plan.available.grade) == (1_000, "exact")
 
 
@@ -85,24 +91,45 @@ def test_given_bytes_are_exact_and_change_nothing_else(story: LiveEngine) -> Non
         ({"kv_cache_memory_bytes": 2**47, "max_num_seqs": 64}, False, "vLLM runs out of memory"),
     ],
 )
-def test_a_cache_of_given_bytes_is_judged_by_the_card(story: LiveEngine, given, fits, said) -> None:
+def test_a_cache_of_given_bytes_is_judged_by_the_card(newer: LiveEngine, given, fits, said) -> None:
     """vLLM takes them without a look at the rest; of the card, weights and what the start measured are known."""
-    plan = plan_live(story, given)
-    answer = live_json(story, plan)["kv_cache"]
+    plan = plan_live(newer, given)
+    answer = live_json(newer, plan)["kv_cache"]
     assert (answer["fits"], said in answer["on_card"]) == (fits, True), answer["on_card"]
     assert (answer["max_model_len_that_fits"] == 0) == (fits is False)
     assert (answer["refusal"] is not None) == (fits is False)
 
 
-def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveEngine) -> None:
+def test_bytes_that_this_vllm_ascend_ignores_are_refused_with_what_works(story: LiveEngine) -> None:
+    """From 0.19 on it takes them; on a GPU every version does."""
+    with pytest.raises(PlanError, match=r"kv_cache_memory_bytes: 1000 has no effect .* from 0.19 on; give gpu_memory"):
+        plan_live(story, {"kv_cache_memory_bytes": 1_000})
+    on_cuda = engine_of(started.story(), "0.12.0", 2, device="cuda")
+    assert plan_live(on_cuda, {"kv_cache_memory_bytes": 2**33}).available.grade == "exact"
+
+
+def test_a_share_has_no_effect_on_an_engine_that_runs_with_given_bytes(newer: LiveEngine) -> None:
+    """Its workers report what the share would have been, all the same."""
+    engine = replace(newer, flags=replace(newer.flags, kv_cache_memory_bytes=newer.available_bytes[0]))
+    with pytest.raises(PlanError, match=r"gpu_memory_utilization: 0.5 has no effect .* the engine runs with it"):
+        plan_live(engine, {"gpu_memory_utilization": 0.5})
+
+
+def test_fewer_blocks_than_fit_are_made_as_given(story: LiveEngine) -> None:
+    """Whatever the bytes, on an NPU too; they take no more of the card than now."""
+    plan = plan_live(story, {"num_gpu_blocks_override": 1_000, "max_model_len": 32_768})
+    assert (plan.pool.blocks, plan.pool.tokens, plan.fits, plan.card) == (1_000, 128_000, True, None)
+
+
+def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(newer: LiveEngine) -> None:
     """Nor is an engine that runs with given bytes taken to have measured what else it needs."""
-    budget = story.workers[0].budget
+    budget = newer.workers[0].budget
     given = replace(
         budget,
         memory=replace(budget.memory, requested_bytes=None, peak_activation_bytes=None),
-        kv_cache=replace(budget.kv_cache, given_bytes=story.available_bytes[0]),
+        kv_cache=replace(budget.kv_cache, given_bytes=newer.available_bytes[0]),
     )
-    engine = live_engine([replace(worker, budget=given) for worker in story.workers])
+    engine = live_engine([replace(worker, budget=given) for worker in newer.workers])
     more = plan_live(engine, {"kv_cache_memory_bytes": int(46 * GIB)})
     assert more.fits is None
     assert "is not known" in more.card.why
@@ -113,10 +140,10 @@ def test_a_wish_is_not_granted_by_bytes_that_the_card_does_not_have(story: LiveE
     assert plan_live(engine, {"kv_cache_memory_bytes": int(60 * GIB)}).fits is False
 
 
-def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(story: LiveEngine) -> None:
+def test_a_start_that_reports_no_device_is_compared_with_the_workers_reading(newer: LiveEngine) -> None:
     """As that of a CPU with given bytes; where neither says it, nothing was compared, and that is said."""
-    given = replace(story.workers[0].budget, memory=StartMemory())
-    seen = replace(story, workers=tuple(replace(worker, budget=given) for worker in story.workers))
+    given = replace(newer.workers[0].budget, memory=StartMemory())
+    seen = replace(newer, workers=tuple(replace(worker, budget=given) for worker in newer.workers))
     assert plan_live(seen, {"kv_cache_memory_bytes": 200 * GIB}).fits is False
     blind = replace(
         seen, workers=tuple(replace(one, reading=replace(one.reading, total_bytes=None)) for one in seen.workers)
@@ -183,6 +210,42 @@ def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) 
     available = plan_live(story, {"max_num_seqs": 16}).available
     assert available.each == story.available_bytes
     assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
+
+
+def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngine) -> None:
+    """They are captured for as many; what was set aside for them is the start's."""
+    memory = replace(
+        story.workers[0].budget.memory, graphs_estimate_bytes=GIB, graphs_estimate_counted=True,
+        available_bytes=story.available_bytes[0] - GIB,
+    )  # fmt: skip
+    engine = live_engine([replace(one, budget=replace(one.budget, memory=memory)) for one in story.workers])
+    more, fewer = (plan_live(engine, {"max_num_seqs": number}).available for number in (16, 4))
+    assert more.low == engine.available_bytes[0] - int(3.86 * GIB) - GIB
+    assert fewer.high == engine.available_bytes[0] + int(3.86 * GIB) // 2 + GIB // 2
+
+
+def test_fewer_images_may_free_their_part_of_the_peak(story: LiveEngine) -> None:
+    """Of four, one; with none the encoder is not profiled."""
+    one, none = (plan_live(story, {}, number).available for number in (1, 0))
+    peak, have = int(3.86 * GIB), story.available_bytes[0]
+    assert (one.low, one.high) == (have, have + round(peak * 0.75))
+    assert (none.low, none.high) == (have, have + peak)
+
+
+def test_ranks_that_do_not_run_yet_are_planned_by_their_stage() -> None:
+    """Two stages of different weights: each keeps what its own left."""
+    budget = _BUDGET.validate_python(
+        started.wire(started.story(), version="0.12.0") | {"parallel": {"pipeline_parallel_size": 2}}
+    )
+    lighter = replace(budget.memory, weights_bytes=GIB, available_bytes=(budget.memory.available_bytes or 0) + 8 * GIB)
+    workers = [
+        LiveWorker(rank(0, pp_rank=0), budget), LiveWorker(rank(1, pp_rank=1), replace(budget, memory=lighter)),
+    ]  # fmt: skip
+    engine = live_engine(workers)
+    heavy, light = (round((worker.budget.memory.weights_bytes or 0) / 2) for worker in workers)
+    first, second = engine.available_bytes
+    each = plan_live(engine, {"tensor_parallel_size": 2}).available.each
+    assert each == (first + heavy, first + heavy, second + light, second + light)
 
 
 def test_more_ranks_split_the_heads_and_estimate_the_weights(story: LiveEngine) -> None:

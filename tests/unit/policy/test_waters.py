@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.policy.waters import MIN_SLACK_BYTES, at_rest_bytes, derive, requested_bytes, slack_bytes
+from highwater.readings.rank import Launch
 from tests.fakes.ranks import ASCEND, GIB, H100, MIB, reading
 
 
@@ -82,6 +85,13 @@ def test_a_neighbour_that_grows_does_not_lower_the_waters():
 def test_what_the_engine_asked_for(device, utilization, requested, found):
     """Its own word first; the share only where that sized the pool."""
     assert requested_bytes(reading(device=device, utilization=utilization, requested=requested)) == found
+
+
+def test_an_npu_whose_kv_cache_was_given_has_asked_for_no_share():
+    """vllm-ascend from 0.19 on takes the bytes as they are: what is at rest is the plan."""
+    one = replace(reading(device="npu", utilization=0.9, rest=40 * GIB), launch=Launch(kv_cache_given=True))
+    assert requested_bytes(one) is None
+    assert slack_bytes(one, None) == H100 - 40 * GIB
 
 
 def test_without_a_request_rest_counts():

@@ -23,7 +23,7 @@ from highwater_worker.errors import Notes, printable
 from highwater_worker.identity import parallel_size
 from highwater_worker.memory.encoder_budget import encoder_budget
 from highwater_worker.memory.kv_cache import describe_groups, describe_layers
-from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED
+from highwater_worker.memory.memory_parts import INIT_FREE, REQUESTED, given_kv_bytes
 from highwater_worker.memory.start_phases import StartPhases
 
 ENVIRONMENT = (
@@ -64,7 +64,6 @@ _MEMORY: Mapping[str, _Source] = {
 _CACHE: Mapping[str, _Source] = {
     "block_size": (whole, (f"{_CONFIG}.block_size",)),
     "size_tokens": (whole, (f"{_CONFIG}.kv_cache_size_tokens",)),
-    "given_bytes": (whole, (f"{_CONFIG}.kv_cache_memory_bytes",)),
     "cpu_space_bytes": (whole, (f"{_CONFIG}.cpu_kvcache_space_bytes",)),
     "blocks_override": (whole, (f"{_CONFIG}.num_gpu_blocks_override",)),
     "cache_dtype": (_short, (f"{_CONFIG}.cache_dtype",)),
@@ -145,6 +144,7 @@ def _kv_cache(worker: object, start: StartPhases | None, notes: Notes) -> dict[s
     cache = look_up(worker, "model_runner", "kv_cache_config")
     return {
         **_values(worker, _CACHE, notes),
+        "given_bytes": notes.attempt("given_bytes", lambda: given_kv_bytes(worker)),
         "tensor_bytes": notes.attempt("tensor_bytes", lambda: _tensor_bytes(look_up(cache, "kv_cache_tensors"))),
         "groups": notes.attempt("groups", lambda: _groups(cache)),
         "layers": notes.attempt("layers", lambda: _layers(cache, start)),

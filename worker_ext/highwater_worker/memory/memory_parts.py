@@ -5,10 +5,12 @@ A part that cannot be read costs only itself, and is noted by name.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from highwater_worker.attributes import first_of, fraction, look_up, whole
+from highwater_worker.attributes import first_of, fraction, look_up, text, whole
 from highwater_worker.devices import Device
 from highwater_worker.devices.family import AllocatorFigures, Space
 from highwater_worker.devices.host import HostMemory
@@ -20,6 +22,7 @@ REQUESTED = ("requested_memory", "requested_cpu_memory")
 # vllm-ascend up to 0.13 kept the free bytes alone (vllm_ascend 0.12.0rc1 worker/worker_v1.py:216, vllm_ascend 0.13.0
 # worker/worker.py:240, `_init_device`).
 INIT_FREE = ("init_snapshot.free_memory", "init_npu_memory")
+_ASCEND_TAKES_GIVEN_BYTES = (0, 19)
 SUSPENDED = "the engine is suspended by {}: its device is not read until it resumes"
 NO_DEVICE = "the worker's device is not known; see the note on device"
 
@@ -100,16 +103,29 @@ def read_budget(worker: object, notes: Notes) -> dict[str, Any]:
     cache_config = look_up(worker, "vllm_config", "cache_config")
     reads: dict[str, Callable[[], float | None]] = {
         "gpu_memory_utilization": lambda: fraction(look_up(cache_config, "gpu_memory_utilization")),
-        "requested_bytes": lambda: _requested_bytes(worker, cache_config),
+        "requested_bytes": lambda: _requested_bytes(worker),
         "init_free_bytes": lambda: init_free_bytes(worker),
     }
     return {name: notes.attempt(f"budget.{name}", read) for name, read in reads.items()}
 
 
-def _requested_bytes(worker: object, cache_config: object) -> int | None:
+def given_kv_bytes(worker: object) -> int | None:
+    """Return the size of the KV cache that a flag or a startup plan gives; None: none is given, or it has no effect.
+
+    vllm-ascend before 0.19 ignores it: there the share of the device sizes the KV cache all the same (vllm_ascend
+    0.18.0 worker/worker.py:339, vllm_ascend 0.23.0 worker/worker.py:540).
+    """
+    if "vllm_ascend" in sys.modules:
+        release = re.match(r"(\d+)\.(\d+)", text(look_up(sys.modules.get("vllm"), "__version__")) or "")
+        if release is not None and tuple(map(int, release.groups())) < _ASCEND_TAKES_GIVEN_BYTES:
+            return None
+    return whole(look_up(worker, "vllm_config", "cache_config", "kv_cache_memory_bytes"))
+
+
+def _requested_bytes(worker: object) -> int | None:
     # With the KV cache's size given, the utilization has no effect: vLLM computes the number and leaves it unused
     # (vllm 0.32.0 v1/worker/gpu_worker.py:649, vllm 0.32.0 v1/worker/cpu_worker.py:213, `determine_available_memory`).
-    if look_up(cache_config, "kv_cache_memory_bytes") is not None:
+    if given_kv_bytes(worker) is not None:
         return None
     return cast("int | None", first_of(worker, *REQUESTED, convert=whole))
 

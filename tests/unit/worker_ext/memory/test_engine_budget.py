@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from highwater_worker.errors import UnreadableError
+from highwater_worker.errors import Notes, UnreadableError
 from highwater_worker.memory.engine_budget import read_engine_budget
 from highwater_worker.memory.kv_cache import MAX_KINDS, describe_layers, describe_spec
+from highwater_worker.memory.memory_parts import read_budget
 from tests.fakes.started import BF16, GIB, full, gemma, qwen3_next, story
 from tests.unit.worker_ext.fakes import ask, fake_worker
 
@@ -56,6 +57,22 @@ def test_the_version_of_vllm_ascend_is_its_distributions(tmp_path: Path, monkeyp
     assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] == "0.30.0rc2"
     monkeypatch.delitem(sys.modules, "vllm_ascend")
     assert read_engine_budget(SimpleNamespace(), None)["ascend_version"] is None
+
+
+@pytest.mark.parametrize(
+    ("version", "ascend", "given"),
+    [("0.18.0", True, None), ("0.19.1rc1", True, 10**9), ("0.12.0", False, 10**9), ("main", True, 10**9)],
+)
+def test_bytes_that_vllm_ascend_ignores_are_not_given(version, ascend, given, monkeypatch: pytest.MonkeyPatch):
+    """Before 0.19 the share sizes the KV cache all the same, and is what was requested."""
+    worker = story()
+    worker.vllm_config.cache_config.kv_cache_memory_bytes = 10**9
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__=version))
+    if ascend:
+        monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace())
+    assert read_engine_budget(worker, None)["kv_cache"]["given_bytes"] == given
+    requested = read_budget(worker, Notes())["requested_bytes"]
+    assert requested == (worker.requested_memory if given is None else None)
 
 
 def test_an_attribute_that_raises_costs_only_itself():

@@ -1,0 +1,74 @@
+"""A plan of a running engine as JSON for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from highwater.accounting.engine_budget import EncoderLimits
+from highwater.plan.kv_view import LiveEngine
+from highwater.plan.live import LivePlan
+from kvplan.figure import GRADES, Grade
+from kvplan.flags import command_line
+
+SCHEMA: Final = 1
+# They follow from the layers; the other figures of a pool are known as well as its bytes are.
+_OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "needed_bytes"})
+
+
+def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
+    """Return a plan of a running engine for programs, as `POST /memory/plan` does."""
+    pool, available = plan.pool, plan.available
+    figures = {
+        "available_bytes": pool.available_bytes,
+        "bytes_per_block": pool.bytes_per_block,
+        "block_size": min(group.block_size for group in pool.groups),
+        "blocks": pool.blocks,
+        "groups": [asdict(group) for group in pool.groups],
+        "tokens": pool.tokens,
+        "max_concurrency": pool.max_concurrency,
+        "needed_bytes": pool.needed_bytes,
+        "fits": plan.fits,
+        "max_model_len_that_fits": pool.max_model_len_that_fits,
+    }
+    # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
+    sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
+    grades: dict[str, Grade] = {name: "exact" if name in _OF_LAYERS else sized for name in figures}
+    if plan.card is not None:
+        grades["fits"] = "estimated"
+    return {
+        "schema": SCHEMA,
+        "vllm_version": engine.version,
+        "platform": plan.flags.platform,
+        "model": {
+            "architecture": engine.workers[0].budget.architecture,
+            "layers": len({name for layers in engine.layers for name in layers}),
+            "max_position_embeddings": None,
+        },
+        "flags": asdict(plan.flags),
+        "changed": dict(plan.changed),
+        "kv_cache": {
+            **figures,
+            "available_bytes_low": available.low,
+            "available_bytes_high": available.high,
+            "refusal": plan.refusal,
+            "on_card": None if plan.card is None else plan.card.why,
+            "grades": {**grades, "available_bytes": available.grade},
+        },
+        "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),
+        "command_line": command_line(plan.changed) if plan.changed else None,
+        "notes": [*available.notes, *plan.notes],
+    }
+
+
+def _encoder_json(encoder: EncoderLimits) -> dict[str, Any]:
+    size, width, element = encoder.cache_size, encoder.embed_width, encoder.embed_bytes
+    return {
+        "compute_embeddings": encoder.compute_budget,
+        "cache_embeddings": size,
+        "cache_bytes": None if size is None or width is None or element is None else size * width * element,
+        "items": {
+            modality: {"max_embeddings": largest, "cached": size // largest if size is not None and largest else None}
+            for modality, largest in (encoder.max_tokens_per_item or {}).items()
+        },
+    }
