@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +14,7 @@ from highwater.cli import main
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
+from tests.unit.plan.test_beside import ANSWER
 
 BUDGET = wire(story(), version="0.12.0")
 
@@ -159,6 +162,33 @@ async def test_a_file_that_is_no_explanation_is_refused_by_name(url, tmp_path):
     assert "odd.json: no explanation that this version understands" in result.output
     odd.write_text("no JSON")
     assert "holds no JSON" in (await asyncio.to_thread(ran, "--against", str(odd), url=url)).output
+
+
+async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_about(url, monkeypatch):
+    """For its card, and what its start measured; the answer is as it would come from vLLM."""
+    asked = []
+
+    def ask_command(line: str, **question: object) -> object:
+        asked.append((line, question["device_bytes"], question["engine_python"], question["card"]))
+        return ANSWER
+
+    monkeypatch.setitem(sys.modules, "highwater.plan.roads", SimpleNamespace(ask_command=ask_command))
+    line = ("--against", "vllm serve MODEL", "--engine-python", "/opt/vllm/bin/python")
+    text = (await asyncio.to_thread(ran, *line, url=url)).output
+    assert asked[0] == ("vllm serve MODEL", BUDGET["memory"]["total_bytes"], "/opt/vllm/bin/python", "910B")
+    assert "beside that command line, as vLLM 0.32.0 answers: fits" in text
+    assert "--tensor-parallel-size 2 -> 1" in text
+    parsed = json.loads((await asyncio.to_thread(ran, *line, "--json", url=url)).output)
+    assert parsed["beside"][0]["there"] == ANSWER["budget"]["ranks"][0]["weights"]["bytes"]
+    assert (parsed["answer"], parsed["command_line"]) == (ANSWER, "vllm serve MODEL")
+
+
+async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, monkeypatch):
+    """In one line, and nothing is compared."""
+    failed = {"status": "cannot_be_asked", "error": "no config.json", "help": "copy it there"}
+    monkeypatch.setitem(sys.modules, "highwater.plan.roads", SimpleNamespace(ask_command=lambda *_, **__: failed))
+    result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
+    assert (result.exit_code, result.output) == (1, "Error: cannot_be_asked: no config.json: copy it there\n")
 
 
 async def test_without_any_start_the_command_says_why(tmp_path):

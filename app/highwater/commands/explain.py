@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,11 +12,13 @@ import click
 from highwater.client.options import examples, json_option, sidecar_at, url_option
 from highwater.exit_codes import FAILED
 from highwater.readings.schema import SCHEMA
+from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from highwater.diagnose.budget import Explained
+    from highwater.plan.beside import Ask
     from highwater.plan.budget import RankBudget
 
 PATH: Final = "/memory/budget"
@@ -44,17 +47,19 @@ _MAX_TEXT: Final = 20_000
         "highwater explain",
         "highwater explain --json > before.json      keep this start, then restart with other flags",
         "highwater explain --against before.json     what moved",
+        'highwater explain --against "vllm serve MODEL --max-num-seqs 64" --engine-python PATH',
     )
 )
 @url_option
 @click.option(
     "--against",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="compares with another start: a file that `highwater explain --json` wrote",
+    metavar="FILE|COMMAND",
+    help="compares with another start: a file that `highwater explain --json` wrote, or a `vllm serve` command line"
+    " that vLLM itself is asked about, for this engine's card",
 )
+@click.option("--engine-python", metavar="PATH", help="a Python that has the vLLM to ask  [default: this one]")
 @json_option
-def explain(url: str, against: Path | None, *, as_json: bool) -> None:
+def explain(url: str, against: str | None, engine_python: str | None, *, as_json: bool) -> None:
     """Show why the memory is as it is: the start's budget rank by rank, the KV cache, the encoder.
 
     A bar of the tightest rank with its budget line, tables that add up to the byte, what this version of vLLM counts
@@ -63,25 +68,54 @@ def explain(url: str, against: Path | None, *, as_json: bool) -> None:
     with sidecar_at(url) as sidecar:
         answer = sidecar.get(PATH)
     after = _parsed(answer, url)
-    before = None if against is None else _read(against)
-    if as_json and before is None:
-        click.echo(json.dumps(answer, indent=2))
-    elif before is not None:
-        _compare(before, after, as_json=as_json)
-    else:
-        _show(after)
+    try:
+        if against is None:
+            click.echo(json.dumps(answer, indent=2)) if as_json else _show(after)
+        else:
+            _compare(after, against, engine_python, as_json=as_json)
+    except PlanError as exc:
+        raise click.ClickException(str(exc)) from exc
     if not after.explanation.ranks:
         raise click.exceptions.Exit(FAILED)
 
 
-def _read(path: Path) -> Explained:
+def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
+    from highwater.api.budget_text import comparison, comparison_text
+    from highwater.plan.beside import ask_beside, beside, beside_text, is_command
     from highwater.plan.measured import read_answer
-    from kvplan.errors import PlanError
 
-    try:
-        return _parsed(read_answer(path), str(path))
-    except PlanError as exc:
-        raise click.ClickException(str(exc)) from exc
+    if is_command(against) and not Path(against).is_file():
+        found = ask_beside(after.explanation, _asker(after, against, engine_python))
+        if "config" not in found:
+            raise PlanError(": ".join(str(found[key]) for key in ("status", "error", "help") if found.get(key)))
+        rows = [asdict(row) for row in beside(after.explanation, found)]
+        shown, text = {"command_line": against, "beside": rows, "answer": found}, beside_text(after.explanation, found)
+    else:
+        before = _parsed(read_answer(Path(against)), against)
+        names = ("what", "before", "after", "by")
+        moved = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
+        shown, text = {"moved": moved}, comparison_text(before, after)
+    click.echo(json.dumps({"schema": SCHEMA, **shown}, indent=2) if as_json else text, nl=as_json)
+
+
+def _asker(after: Explained, line: str, engine_python: str | None) -> Ask:
+    from highwater.plan.beside import card_name
+    from highwater.plan.roads import ask_command
+
+    def say(words: str) -> None:
+        click.echo(words, err=True)
+
+    card = card_name(after.explanation)
+    if card is None:
+        say("this engine's card is not in the table of cards; what depends on its kind is an H100's")
+    return lambda device_bytes, measured: ask_command(
+        line,
+        engine_python=engine_python,
+        card=card or "H100",
+        say=say,
+        device_bytes=device_bytes,
+        measured=measured,
+    )
 
 
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
@@ -96,17 +130,6 @@ def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
     except ValidationError as exc:
         flaws = flaw(exc.errors(include_url=False, include_input=False))
         raise click.ClickException(f"{where}: no explanation that this version understands: {flaws}") from exc
-
-
-def _compare(before: Explained, after: Explained, *, as_json: bool) -> None:
-    from highwater.api.budget_text import comparison, comparison_text
-
-    if as_json:
-        names = ("what", "before", "after", "by")
-        rows = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
-        click.echo(json.dumps({"schema": SCHEMA, "moved": rows}, indent=2))
-    else:
-        click.echo(comparison_text(before, after), nl=False)
 
 
 def _show(answer: Explained) -> None:
