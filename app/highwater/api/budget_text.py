@@ -167,7 +167,6 @@ def _encoder(encoder: EncoderView | None) -> str:
     if encoder is None:
         return ""
     bound = " or more" if encoder.bytes_grade == "estimated" else ""
-    side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
     profiled = {
         True: ["yes", f"{_number(encoder.profiled_items)} at once"],
         False: ["no", "the start sized the KV cache without it"],
@@ -178,7 +177,7 @@ def _encoder(encoder: EncoderView | None) -> str:
         ["embeddings cached", _number(encoder.cache_size), f"{gib_text(encoder.cache_bytes)}{bound} on each rank"],
         ["held now", gib_text(encoder.held_bytes), ""],
         [f"largest {encoder.modality or 'item'}", _number(encoder.item_tokens),
-         f"embeddings{side}; {_number(encoder.items_in_cache)} fill the cache"],
+         f"embeddings{encoder.item_side}; {_number(encoder.items_in_cache)} fill the cache"],
         ["profiled", *profiled],
     ]  # fmt: skip
     return table(["encoder", "", ""], rows, words=1)

@@ -54,7 +54,7 @@ class Suggestion:
     bytes: int | None = None  # as printed, within the requested share, and kept by a startup plan
     counted_once_bytes: int | None = None  # the same with the captured graphs off it, and not their estimate too
     lost_bytes: int | None = None
-    missing: str | None = None  # what is not known, and why; None: all is
+    missing: str | None = None  # what is not known, in a sentence; None: all is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,15 +274,21 @@ def _suggestion(budget: EngineBudget, counting: Counting | None, graphs: int) ->
     It takes off the peak that has the estimate in it, and what was captured (vllm 0.32.0 v1/worker/gpu_worker.py:999);
     so did 0.27.0, and 0.26.0 did not. A startup plan keeps the result (vllm 0.32.0 v1/worker/gpu_worker.py:1036).
     """
-    memory, plan = budget.memory, budget.environment.get("VLLM_ENABLE_STARTUP_PLAN")
-    if counting == "given" and plan not in (None, "", "0"):
-        why = "the KV cache's size was given, by a flag or by a startup plan, so this start measured nothing"
-        return Suggestion(missing=f"{why}; a plan that vLLM 0.27 or newer made has graphs off it twice")
-    if counting != "consumed" or not graphs:
+    memory = budget.memory
+    if counting == "given" and budget.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}:
+        return Suggestion(
+            missing="A startup plan that vLLM from 0.27 on made has graphs off the KV cache's size twice; by how much, "
+            "this start did not measure, as the size was given."
+        )
+    if counting != "consumed" or graphs <= 0:
         return None
     sizes = (memory.requested_bytes, memory.total_consumed_bytes, memory.peak_activation_bytes, memory.graphs_bytes)
     if None in sizes:
-        return Suggestion(lost_bytes=graphs, missing="the captured graphs' bytes, as no recorder saw the start")
+        return Suggestion(
+            lost_bytes=graphs,
+            missing="The size that vLLM's log suggests as --kv-cache-memory has graphs off it twice, once by their "
+            f"estimate of {gib_text(graphs)}; the size itself is not known, as nothing saw what was captured.",
+        )
     requested, *taken = (size or 0 for size in sizes)
     printed = requested - sum(taken) - SUGGESTION_MARGIN
     return Suggestion(bytes=printed, counted_once_bytes=printed + graphs, lost_bytes=graphs)

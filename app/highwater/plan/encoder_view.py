@@ -38,6 +38,11 @@ class EncoderView:
     is_profiled: bool | None  # the start took the encoder into account
     unprofiled_by: EncoderUnprofiledBy | None = None  # why it did not
 
+    @property
+    def item_side(self) -> str:
+        """The sides of that image in words; empty where they are not known."""
+        return "" if self.item_pixels is None else f", {self.item_pixels} x {self.item_pixels} pixels"
+
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
     encoder = budget.encoder

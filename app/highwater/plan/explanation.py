@@ -93,40 +93,36 @@ def paragraph(explanation: Explanation) -> str:
     sentences = [_budget_sentence(explanation, rank), _parts_sentence(rank)]
     if pool is not None:
         sentences += [pool_sentence(pool, explanation.limits), _fully_counted_sentence(rank, pool)]
-    sentences.append(_outside_sentence(rank))
-    sentences.append(_encoder_sentence(explanation.encoder))
+    sentences += [_outside_sentence(rank), _suggestion_sentence(rank), _encoder_sentence(explanation.encoder)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _budget_sentence(explanation: Explanation, rank: RankBudget) -> str:
-    version = explanation.vllm_version or "of unknown version"
-    who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM {version}"
-    name = rank_title(rank.dp_rank, rank.rank, UNKNOWN)
+    who = f"{explanation.model or explanation.architecture or 'The model'} on vLLM "
+    who += f"{explanation.vllm_version or 'of unknown version'}, rank {rank_title(rank.dp_rank, rank.rank, UNKNOWN)}"
     if rank.requested_bytes is None:
         total = f" of {gib_text(rank.total_bytes)}" if rank.total_bytes is not None else ""
         given = "The KV cache's size was given, not a share of the device" if rank.counting == "given" else ""
-        return f"{who}, rank {name}{total}. {given or 'No budget is reported'}."
+        return f"{who}{total}. {given or 'No budget is reported'}."
     share = "" if rank.utilization is None else f" = {gib_text(rank.total_bytes)} x {rank.utilization:g}"
-    return f"{who}, rank {name}: {gib_text(rank.requested_bytes)} requested{share}."
+    return f"{who}: {gib_text(rank.requested_bytes)} requested{share}."
 
 
 def _parts_sentence(rank: RankBudget) -> str:
-    names = {"kv_cache", "null_block", "rounding"}
-    others = [part for part in rank.parts if part.key not in names and part.bytes]
+    others = [part for part in rank.parts if part.key not in {"kv_cache", "null_block", "rounding"} and part.bytes]
     if rank.available_bytes is None or not others:
         return ""
-    listed = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others)
+    listed, left = ", ".join(f"{part.title} {gib_text(part.bytes)}" for part in others), gib_text(rank.available_bytes)
     if rank.requested_bytes is None:
-        return f"Of {gib_text(rank.total_bytes)} the KV cache has {gib_text(rank.available_bytes)}; the rest: {listed}."
-    return f"Of that {listed}; {gib_text(rank.available_bytes)} are left for the KV cache."
+        return f"Of {gib_text(rank.total_bytes)} the KV cache has {left}; the rest: {listed}."
+    return f"Of that {listed}; {left} are left for the KV cache."
 
 
 def _fully_counted_sentence(rank: RankBudget, pool: PoolView) -> str:
     if not rank.uncounted or rank.fully_counted_bytes is None:
         return ""
-    listed = " and ".join(
-        f"{part.title} {gib_text(part.bytes)} ({part.why})" for part in rank.uncounted if part.key != "others"
-    )
+    missed = [part for part in rank.uncounted if part.key != "others"]
+    listed = " and ".join(f"{part.title} {gib_text(part.bytes)} ({part.why})" for part in missed)
     tokens = "" if pool.fully_counted_tokens is None else f", {pool.fully_counted_tokens:,} tokens"
     return (
         f"This version's formula counts nowhere: {listed}. With that counted, "
@@ -144,6 +140,19 @@ def _outside_sentence(rank: RankBudget) -> str:
     )
 
 
+def _suggestion_sentence(rank: RankBudget) -> str:
+    found = rank.suggestion
+    if found is None or found.bytes is None:
+        return "" if found is None else found.missing or ""
+    plan = rank.environment.get("VLLM_ENABLE_STARTUP_PLAN") not in {None, "", "0"}
+    kept = ", and VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" if plan else ""
+    return (
+        f"vLLM's log suggests --kv-cache-memory={found.bytes} ({gib_text(found.bytes)}), which has graphs off it "
+        f"twice, as estimated and as captured{kept}; counted once it is {found.counted_once_bytes} "
+        f"({gib_text(found.counted_once_bytes)}): {gib_text(found.lost_bytes)} are lost."
+    )
+
+
 def _encoder_sentence(encoder: EncoderView | None) -> str:
     if encoder is None or encoder.cache_size is None:
         return ""
@@ -152,10 +161,6 @@ def _encoder_sentence(encoder: EncoderView | None) -> str:
         bound = "at least " if encoder.bytes_grade == "estimated" else ""
         text += f" ({bound}{gib_text(encoder.cache_bytes)} on each rank)"
     if encoder.items_in_cache and encoder.item_tokens is not None:
-        side = "" if encoder.item_pixels is None else f", {encoder.item_pixels} x {encoder.item_pixels} pixels"
-        text += (
-            f", filled by {encoder.items_in_cache} of the largest {encoder.modality} ({encoder.item_tokens:,}{side})"
-        )
-    if encoder.is_profiled is False:
-        text += "; this start did not profile the encoder"
-    return f"{text}."
+        items = f"{encoder.items_in_cache} of the largest {encoder.modality}"
+        text += f", filled by {items} ({encoder.item_tokens:,}{encoder.item_side})"
+    return text + ("; this start did not profile the encoder." if encoder.is_profiled is False else ".")

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from highwater.accounting.engine_budget import EncoderLimits, EngineBudget, KvCacheMade, StartMemory
-from highwater.plan.budget import encoder_bytes, rank_budget
+from highwater.plan.budget import Suggestion, encoder_bytes, rank_budget
 from highwater.plan.encoder_view import encoder_view
+from highwater.plan.explanation import explain
 from highwater.readings.rank import Components, EncoderCache, StartPhase, TorchMemory
 from tests.fakes.started import GIB
 from tests.unit.plan.readings import GEMMA, LARGER, QWEN3_NEXT, STORY, STORY_NON_TORCH, STORY_START, rank, story_rank
@@ -147,6 +148,59 @@ def test_from_0_27_on_persistent_tensors_are_counted():
     assert parts["weights"] + parts["persistent"] + parts["non_torch"] == int(10.01 * GIB)
     assert (parts["activation"], parts["graphs"]) == (int(3.86 * GIB), 10**9)
     assert "unexplained" not in parts
+
+
+CAPTURED = replace(NEW, memory=replace(NEW.memory, graphs_bytes=700_000_000))
+
+
+def test_the_size_that_the_log_suggests_has_graphs_off_it_twice():
+    """As 0.27 to 0.33 compute it: their estimate in the peak, and what was captured, and a margin of 150 MiB."""
+    memory = CAPTURED.memory
+    printed = (
+        memory.requested_bytes - (memory.total_consumed_bytes + memory.peak_activation_bytes + memory.graphs_bytes)
+        - 150 * 2**20
+    )  # fmt: skip
+    found = rank_budget(CAPTURED, rank(), STORY_START).suggestion
+    assert found == Suggestion(bytes=printed, counted_once_bytes=printed + 10**9, lost_bytes=10**9)
+    words = explain([rank()], lambda _: CAPTURED).paragraph
+    assert f"--kv-cache-memory={printed} (" in words
+    assert f"counted once it is {printed + 10**9} (" in words
+    assert "0.931 GiB are lost." in words
+    assert "STARTUP_PLAN" not in words
+    stored = replace(CAPTURED, environment={"VLLM_ENABLE_STARTUP_PLAN": "1"})
+    assert "VLLM_ENABLE_STARTUP_PLAN keeps it for the next start" in explain([rank()], lambda _: stored).paragraph
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(replace(GEMMA, memory=replace(GEMMA.memory, graphs_bytes=GIB)), id="0.19: the peak is without"),
+        pytest.param(
+            replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_counted=False)), id="not counted"
+        ),
+        pytest.param(replace(CAPTURED, memory=replace(CAPTURED.memory, graphs_estimate_bytes=0)), id="no graphs"),
+        pytest.param(
+            replace(CAPTURED, kv_cache=replace(CAPTURED.kv_cache, given_bytes=5)), id="given: none is printed"
+        ),
+    ],
+)
+def test_a_size_that_is_right_is_not_spoken_of(engine: EngineBudget):
+    assert rank_budget(engine, rank()).suggestion is None
+
+
+def test_a_suggestion_that_lacks_a_figure_says_which():
+    """Nothing saw the capture; or a plan was used, whose start is long over."""
+    unseen = rank_budget(NEW, rank()).suggestion
+    assert (unseen.bytes, unseen.counted_once_bytes, unseen.lost_bytes) == (None, None, 10**9)
+    assert "nothing saw what was captured" in unseen.missing
+    planned = replace(
+        CAPTURED,
+        kv_cache=replace(CAPTURED.kv_cache, given_bytes=5),
+        environment={"VLLM_ENABLE_STARTUP_PLAN": "1"},
+    )
+    used = rank_budget(planned, rank()).suggestion
+    assert (used.bytes, used.lost_bytes) == (None, None)
+    assert used.missing in explain([rank()], lambda _: planned).paragraph
 
 
 def test_without_the_phases_they_are_one_part():
