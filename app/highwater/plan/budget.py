@@ -1,13 +1,7 @@
 """One rank's memory budget as a value: the parts that the start counted, and what it counted nowhere. Pure.
 
 The parts sum to the requested bytes exactly: what no figure of the engine explains is a part of its own. The parts
-depend on how the version of vLLM counts, which the attributes of its workers show:
-
-    ``parts``      up to 0.26: requested - (weights + peak activation + non-torch increase) - graphs' estimate
-    ``consumed``   from 0.27:  requested - (what the device's use grew by + peak headroom) - graphs' estimate
-    ``cpu``        the requested share of the machine - the process's memory after the profile
-    ``given``      the KV cache's size was given: nothing else is counted
-    ``remainder``  the worker keeps only the result of its profile (vllm-ascend before 0.15)
+depend on how the version of vLLM counts, which the attributes of its workers show.
 """
 
 from __future__ import annotations
@@ -27,10 +21,13 @@ from highwater.units import gib_text
 Counting: TypeAlias = Literal["parts", "consumed", "cpu", "given", "remainder"]
 
 FORMULAS: Final[Mapping[Counting, str]] = {
+    # Up to 0.26, and vllm-ascend from 0.15 on.
     "parts": "KV cache = requested - (weights + peak activation + non-torch increase){graphs}",
+    # From 0.27 on.
     "consumed": "KV cache = requested - (device use grown since the start + peak headroom){graphs}",
     "cpu": "KV cache = requested - the process's memory after the profile",
     "given": "KV cache = the size that was given; the utilization has no effect",
+    # Before 0.15 vllm-ascend's worker keeps the result of its profile alone.
     "remainder": "KV cache = total x utilization - what the profile found (this version keeps the result alone)",
 }
 # vLLM's own rounding of a share of the device to whole bytes is at most this.

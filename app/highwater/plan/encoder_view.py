@@ -45,21 +45,18 @@ class EncoderView:
 
 
 def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | None:
-    encoder = budget.encoder
+    encoder, held, size = budget.encoder, reading.encoder_cache, encoder_bytes(budget, reading)
     if encoder is None:
         return None
     largest = {name: size for name, size in (encoder.max_tokens_per_item or {}).items() if size}
-    modality = max(largest, key=lambda name: largest[name], default=None)
+    modality = max(largest, key=largest.__getitem__, default=None)
     tokens = None if modality is None else largest[modality]
-    held = reading.encoder_cache
-    is_measured = held is not None and bool(held.embeds)
-    size = encoder_bytes(budget, reading)
-    batch = encoder.max_items_per_batch or {}
     reason = unprofiled_by(budget, reading.device.type)
     is_skipped = reason is not None or budget.kv_cache.given_bytes is not None
     # Model runner V2 reports a budget only where it was seen to profile the encoder with it.
     is_v2 = budget.limits is not None and budget.limits.v2_runner
     seen = encoder.cache_size if is_v2 else budget.memory.peak_activation_bytes
+    is_measured = held is not None and held.embeds
     return EncoderView(
         compute_budget=encoder.compute_budget,
         cache_size=encoder.cache_size,
@@ -70,7 +67,7 @@ def encoder_view(budget: EngineBudget, reading: RankReading) -> EncoderView | No
         item_tokens=tokens,
         item_pixels=_pixels(budget.architecture, modality, tokens),
         items_in_cache=None if tokens is None or encoder.cache_size is None else encoder.cache_size // tokens,
-        profiled_items=None if modality is None else batch.get(modality),
+        profiled_items=None if modality is None else (encoder.max_items_per_batch or {}).get(modality),
         is_profiled=False if is_skipped else None if seen is None else True,
         unprofiled_by=reason,
     )

@@ -13,29 +13,18 @@ from kvplan.flags import command_line
 
 SCHEMA: Final = 1
 # They follow from the layers; the other figures of a pool are known as well as its bytes are.
-_OF_LAYERS: Final = frozenset({"bytes_per_block", "block_size", "groups", "needed_bytes"})
+_OF_LAYERS: Final = ("bytes_per_block", "block_size", "groups", "needed_bytes")
+_OF_BYTES: Final = ("available_bytes", "blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits")
 
 
 def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
     """Return a plan of a running engine for programs, as `POST /memory/plan` does."""
-    pool, available = plan.pool, plan.available
-    figures = {
-        "available_bytes": pool.available_bytes,
-        "bytes_per_block": pool.bytes_per_block,
-        "block_size": min(group.block_size for group in pool.groups),
-        "blocks": pool.blocks,
-        "groups": [asdict(group) for group in pool.groups],
-        "tokens": pool.tokens,
-        "max_concurrency": pool.max_concurrency,
-        "needed_bytes": pool.needed_bytes,
-        "fits": plan.fits,
-        "max_model_len_that_fits": pool.max_model_len_that_fits,
-    }
+    pool, available = asdict(plan.pool), plan.available
+    pool |= {"fits": plan.fits, "block_size": min(group.block_size for group in plan.pool.groups)}
     # The pool as it runs is the engine's own; the same formulas on other numbers are known as well as the bytes.
     sized: Grade = max(available.grade, "exact" if plan.changed else "engine", key=GRADES.index)
-    grades: dict[str, Grade] = {name: "exact" if name in _OF_LAYERS else sized for name in figures}
-    if plan.card is not None:
-        grades["fits"] = "estimated"
+    grades: dict[str, Grade] = {**dict.fromkeys(_OF_LAYERS, "exact"), **dict.fromkeys(_OF_BYTES, sized)}
+    grades |= {"available_bytes": available.grade, "fits": sized if plan.card is None else "estimated"}
     return {
         "schema": SCHEMA,
         "vllm_version": engine.version,
@@ -48,12 +37,12 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
         "flags": asdict(plan.flags),
         "changed": dict(plan.changed),
         "kv_cache": {
-            **figures,
+            **{name: pool[name] for name in (*_OF_BYTES, *_OF_LAYERS)},
             "available_bytes_low": available.low,
             "available_bytes_high": available.high,
             "refusal": plan.refusal,
             "on_card": None if plan.card is None else plan.card.why,
-            "grades": {**grades, "available_bytes": available.grade},
+            "grades": grades,
         },
         "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),
         "command_line": command_line(plan.changed) if plan.changed else None,

@@ -6,16 +6,18 @@ difference is shown, never hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from highwater.accounting.engine_budget import EngineLimits
 from highwater.plan.budget import RankBudget, block_bytes
-from highwater.plan.kv_view import LiveEngine, LiveWorker, available_bytes, live_engine
+from highwater.plan.kv_view import LiveEngine, LiveWorker, live_engine
 from highwater.units import size_text
 from kvplan.errors import PlanError
 from kvplan.generations import generation_of
+from kvplan.limits import Limits
 from kvplan.pool import KvPool, deciding_workers, plan_pool
 
 LENGTHS = (1_024, 8_192)
@@ -74,11 +76,9 @@ class PoolView:
 
 
 def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> PoolView:
-    first = workers[0].budget
-    sizes = [(size, rank.rank) for worker, rank in zip(workers, ranks, strict=True)
-             if (size := available_bytes(worker.budget)) is not None]  # fmt: skip
+    first, kv = workers[0].budget, workers[0].budget.kv_cache
+    sizes = [(size, rank.rank) for rank in ranks if (size := rank.available_bytes) is not None]
     least, binding = min(sizes, key=lambda one: one[0], default=(None, None))
-    kv = first.kv_cache
     view = PoolView(
         dp_rank=ranks[0].dp_rank,
         blocks=kv.blocks,
@@ -100,30 +100,22 @@ def pool_view(workers: Sequence[LiveWorker], ranks: Sequence[RankBudget]) -> Poo
 
 
 def _group(described: Mapping[str, Any]) -> GroupView:
-    def number(name: str) -> int | None:
-        value = described.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    return GroupView(
-        kind=str(described.get("kind"))[:60],
-        layers=number("layers"),
-        block_size=number("block_size"),
-        page_bytes=number("page_bytes"),
-        window=number("sliding_window"),
-    )
+    fields = {"layers": "layers", "block_size": "block_size", "page_bytes": "page_bytes", "window": "sliding_window"}
+    known = {ours: described[name] for ours, name in fields.items() if type(described.get(name)) is int}
+    return GroupView(kind=str(described.get("kind"))[:60], **{**dict.fromkeys(fields), **known})
 
 
 def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBudget]) -> PoolView:
     generation = generation_of(engine.version)
     deciding = deciding_workers(engine.layers, engine.available_bytes)
-    engine = replace(
-        engine,
-        layers=tuple(engine.layers[number] for number in deciding),
-        available_bytes=tuple(engine.available_bytes[number] for number in deciding),
-        workers=tuple(engine.workers[number] for number in deciding),
-    )
-    planned = plan_pool(engine.layers, engine.available_bytes, engine.limits, generation)
-    view = replace(
+    layers = [engine.layers[number] for number in deciding]
+    available = [engine.available_bytes[number] for number in deciding]
+    plan = partial(plan_pool, layers, available, generation=generation)
+    planned, counted = plan(engine.limits), [rank.fully_counted_bytes for rank in ranks]
+    missed = [size for size in counted if size is not None]
+    least = min(missed) if missed and len(missed) == len(ranks) else None
+    fully = None if not least or least < 0 else plan_pool(layers, [least] * len(layers), engine.limits, generation)
+    return replace(
         view,
         tokens=planned.tokens if view.tokens is None else view.tokens,
         tokens_grade=view.tokens_grade or (None if planned.tokens is None else "exact"),
@@ -135,16 +127,7 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
         max_model_len_that_fits=planned.max_model_len_that_fits,
         differences=_differences(view, planned, engine),
         note=generation.note,
-        conversations=_conversations(view, planned, engine),
-    )
-    counted = [rank.fully_counted_bytes for rank in ranks if rank.fully_counted_bytes is not None]
-    if not counted or len(counted) < len(ranks):
-        return view
-    least = min(counted)
-    sizes = tuple(least for _ in engine.layers)
-    fully = plan_pool(engine.layers, sizes, engine.limits, generation) if least > 0 else None
-    return replace(
-        view,
+        conversations=_conversations(view, planned, engine.limits, plan),
         fully_counted_bytes=least,
         fully_counted_blocks=None if fully is None else fully.blocks,
         fully_counted_tokens=None if fully is None else fully.tokens,
@@ -152,35 +135,34 @@ def _with_arithmetic(view: PoolView, engine: LiveEngine, ranks: Sequence[RankBud
 
 
 def _meaning(printed: str, pool: KvPool, engine: LiveEngine) -> str:
-    length = f"{engine.limits.max_model_len:,}"
+    length, groups = f"{engine.limits.max_model_len:,}", len(pool.groups)
     if printed == "length":
-        need = pool.blocks_per_request
-        text = (
-            f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {need:,} for each request of "
-            f"{length} tokens, times {length}"
+        return (
+            f"the maximum concurrency times the maximum length: {pool.blocks:,} blocks / {pool.blocks_per_request:,} "
+            f"for each request of {length} tokens, times {length}"
+            + ("" if groups == 1 else "; shorter requests of a hybrid model hold fewer tokens than that")
         )
-        hybrid = "; shorter requests of a hybrid model hold fewer tokens than that"
-        return text if len(pool.groups) == 1 else text + hybrid
-    if len(pool.groups) == 1:
-        return f"blocks times tokens a block: {pool.blocks:,} x {pool.groups[0].block_size:,}"
     size = min(group.block_size for group in pool.groups)
+    if groups == 1:
+        return f"blocks times tokens a block: {pool.blocks:,} x {size:,}"
     return (
-        f"blocks divided by {len(pool.groups)} groups, times the smallest block ({pool.blocks:,} // "
-        f"{len(pool.groups)} x {size:,}): as if every group kept every token, so a hybrid model holds more than that"
+        f"blocks divided by {groups} groups, times the smallest block ({pool.blocks:,} // {groups} x {size:,}): as if "
+        "every group kept every token, so a hybrid model holds more than that"
     )
 
 
 def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[str, ...]:
+    own, ours = view.max_concurrency, planned.max_concurrency
     pairs = (
         ("blocks", view.blocks, planned.blocks),
         ("bytes a block", view.bytes_per_block, planned.bytes_per_block),
         ("tokens", view.tokens, planned.tokens),
-        ("maximum concurrency", _rounded(view.max_concurrency), _rounded(planned.max_concurrency)),
+        ("maximum concurrency", None if own is None else round(own, 2), None if ours is None else round(ours, 2)),
     )
     found = [
-        f"{what}: the engine has {own:,}, the arithmetic of {engine.version} gives {ours:,}"
-        for what, own, ours in pairs
-        if own is not None and ours is not None and own != ours
+        f"{what}: the engine has {one:,}, the arithmetic of {engine.version} gives {other:,}"
+        for what, one, other in pairs
+        if one is not None and other is not None and one != other
     ]
     if found and engine.layers_are_grouped:
         found.append(
@@ -190,26 +172,19 @@ def _differences(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[s
     return tuple(found)
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
-
-
-def _conversations(view: PoolView, planned: KvPool, engine: LiveEngine) -> tuple[RequestNeed, ...]:
+def _conversations(
+    view: PoolView, planned: KvPool, limits: Limits, plan: Callable[[Limits], KvPool]
+) -> tuple[RequestNeed, ...]:
     """Return the needs of requests, by the arithmetic for an engine of that maximum length."""
-    blocks = view.blocks or planned.blocks
-    generation, limits = generation_of(engine.version), engine.limits
     rows = []
     for tokens in (*(length for length in LENGTHS if length < limits.max_model_len), limits.max_model_len):
-        short = replace(limits, max_model_len=tokens)
         try:
-            pool = plan_pool(engine.layers, engine.available_bytes, short, generation)
+            need = plan(replace(limits, max_model_len=tokens)).blocks_per_request
         except PlanError:
             continue  # this version refuses the length, so no request can have it
-        need = pool.blocks_per_request
         if need:
             # vLLM's own concurrency counts the null block, which no request gets.
-            requests = max(blocks - 1, 0) // need
-            size = need * planned.bytes_per_block
+            requests, size = max((view.blocks or planned.blocks) - 1, 0) // need, need * planned.bytes_per_block
             rows.append(RequestNeed(tokens=tokens, blocks=need, bytes=size, requests=requests))
     return tuple(rows)
 

@@ -16,8 +16,6 @@ from kvplan.versions import Release
 # vllm-ascend's profile does not count the multimodal encoder.
 ASCEND_SKIPS_ENCODER: Final = Span((0, 11), (0, 13))
 ASCEND_TAKES_KV_CACHE_BYTES: Final = Span((0, 19))  # `--kv-cache-memory-bytes`, which it ignored before
-# Its workers keep the result of the profile alone.
-ASCEND_KEEPS_RESULT: Final = Span((0, 11), (0, 15))
 # It fits what the profile left to its own layout of the KV cache, before it stores the figure, and once more before it
 # returns it (vllm-ascend 0.27.1rc1, 0.30.0rc2 worker/worker.py `determine_available_memory`).
 ASCEND_RESCALES: Final = Span((0, 24))
