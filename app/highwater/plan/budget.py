@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from highwater.accounting.engine_budget import EngineBudget, StartMemory
@@ -144,33 +144,26 @@ class _Rank:
 
     def _counted(self) -> list[BudgetPart]:
         memory, counting = self._memory, self.counting
-        parts, seen = [], self._reading.components.weights_bytes
-        if memory.weights_bytes is not None:
-            parts = [part_of("weights", memory.weights_bytes)]
-        elif seen is not None:
-            parts = [replace(part_of("weights_seen", seen), key="weights")]
-        weights = sum(part.bytes for part in parts)
-        if counting == "cpu" and memory.requested_bytes is not None and memory.returned_bytes is not None:
-            parts.append(part_of("process", memory.requested_bytes - memory.returned_bytes - weights))
-        if counting == "consumed" and memory.total_consumed_bytes is not None:
-            parts += self._consumed(memory.total_consumed_bytes - weights)
-        if counting in {"parts", "consumed"} and self._peak is not None:
-            parts.append(part_of("activation", self._peak))
-        if counting == "parts" and memory.non_torch_bytes is not None:
-            parts.append(part_of("non_torch", memory.non_torch_bytes))
+        seen = None if memory.weights_bytes is not None else self._reading.components.weights_bytes
+        sizes: dict[str, int | None] = {"weights": memory.weights_bytes, "weights:seen": seen}
+        weights = memory.weights_bytes or seen or 0
+        if counting == "cpu":
+            sizes["process"] = (memory.requested_bytes or 0) - (memory.returned_bytes or 0) - weights
+        if counting == "consumed":
+            rest, persistent = (memory.total_consumed_bytes or 0) - weights, self._persistent
+            if persistent is None:
+                sizes["consumed"] = rest
+            else:
+                sizes |= {"persistent": persistent, "non_torch:rest": rest - persistent}
+        if counting in {"parts", "consumed"}:
+            sizes["activation"] = self._peak
+        if counting == "parts":
+            sizes["non_torch"] = memory.non_torch_bytes
+        parts = [part_of(row, size) for row, size in sizes.items() if size is not None]
         if self.graphs:
             why = "a negative estimate, which the start added to the KV cache" if self.graphs < 0 else None
             parts.append(part_of("graphs", self.graphs, why))
         return parts
-
-    def _consumed(self, rest: int) -> list[BudgetPart]:
-        if self._persistent is None:
-            return [part_of("consumed", rest)]
-        others = part_of(
-            "non_torch", rest - self._persistent, "contexts, collectives, workspaces, and blocks that PyTorch kept"
-        )
-        source = "total_consumed - weights - persistent"
-        return [part_of("persistent", self._persistent), replace(others, grade="exact", source=source)]
 
     def uncounted(self) -> tuple[BudgetPart, ...]:
         """Return the parts that the version's formula counts nowhere."""
@@ -201,25 +194,19 @@ class _Rank:
             return ()
         estimate = memory.graphs_estimate_bytes
         about = "graphs" if estimate is None else f"graphs (estimated {gib_text(estimate)})"
-        rows: list[tuple[str, str, int | None, int | None, tuple[str, ...]]] = [
+        rows: list[tuple[str, str, int | None, int | None, str]] = [
             ("activation", "peak activation", self._peak, self._observed_peak(),
-             ("--max-num-batched-tokens", "--max-num-seqs", "--limit-mm-per-prompt")),
+             "--max-num-batched-tokens --max-num-seqs --limit-mm-per-prompt"),
             ("graphs", about, None if estimate is None else self.graphs, memory.graphs_bytes,
-             ("--gpu-memory-utilization", "--compilation-config")),
+             "--gpu-memory-utilization --compilation-config"),
         ]  # fmt: skip
         if self.counting == "parts":
             rows.append(("non_torch", "non-torch", memory.non_torch_bytes, now.non_torch_bytes,
-                         ("--gpu-memory-utilization", "--kv-cache-memory-bytes", "HCCL_BUFFSIZE")))  # fmt: skip
+                         "--gpu-memory-utilization --kv-cache-memory-bytes HCCL_BUFFSIZE"))  # fmt: skip
         if budget.encoder is not None and self._reading.encoder_cache is not None:
             rows.append(("encoder_cache", "encoder cache", encoder_bytes(budget, self._reading),
-                         now.encoder_cache_bytes, ("--max-num-batched-tokens", "--limit-mm-per-prompt")))  # fmt: skip
-        return tuple(
-            Observed(
-                key=key, title=title, profiled_bytes=profiled, observed_bytes=seen, settings=settings,
-                risk_bytes=None if profiled is None or seen is None else max(seen - profiled, 0),
-            )
-            for key, title, profiled, seen, settings in rows if profiled is not None or seen is not None
-        )  # fmt: skip
+                         now.encoder_cache_bytes, "--max-num-batched-tokens --limit-mm-per-prompt"))  # fmt: skip
+        return tuple(_observed(*row) for row in rows if row[2:4] != (None, None))
 
     def _observed_peak(self) -> int | None:
         """Return how much more than between steps was allocated at once, without weights, KV cache and other tensors.
@@ -231,6 +218,14 @@ class _Rank:
         if peak is None or pool is None or rest is None or peak <= rest + pool:
             return None
         return peak - rest - pool
+
+
+def _observed(key: str, title: str, profiled: int | None, seen: int | None, settings: str) -> Observed:
+    risk = None if profiled is None or seen is None else max(seen - profiled, 0)
+    return Observed(
+        key=key, title=title, profiled_bytes=profiled, observed_bytes=seen, risk_bytes=risk,
+        settings=tuple(settings.split()),
+    )  # fmt: skip
 
 
 def _counting(budget: EngineBudget, device: Device) -> Counting | None:
@@ -306,9 +301,7 @@ def _pool_parts(budget: EngineBudget) -> list[BudgetPart]:
         parts.append(part_of("mm_ipc", stored - available))
     block = block_bytes(budget)
     if block is None or kv.blocks is None:
-        why = "how much of it the blocks take is not reported"
-        pool = replace(part_of("kv_cache", available, why), grade="engine", source="available_kv_cache_memory_bytes")
-        return [*parts, pool]
+        return [*parts, part_of("kv_cache:bytes", available)]
     taken, usable = kv.blocks * block, max(kv.blocks - 1, 0) * block
     sizes = {"kv_cache": usable, "null_block": taken - usable, "rounding": available - taken}
     return [*parts, *(part_of(key, size) for key, size in sizes.items())]

@@ -19,10 +19,10 @@ class BudgetPart:
     why: str  # its contents, in a sentence
 
 
-# By key: title, grade, source and reason.
+# By key, or by key and how else the part may be known: title, grade, source and reason.
 _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     "weights": ("weights", "engine", "model_memory_usage", "by how much loading the model raised the device's use"),
-    "weights_seen": ("weights", "measured", "parameters and buffers", "this engine does not report it"),
+    "weights:seen": ("weights", "measured", "parameters and buffers", "this engine does not report it"),
     "process": ("rest of the process", "exact", "requested_cpu_memory - rss",
                 "interpreter, libraries, heap, and what the profiling pass left: the resident size of the process"),
     "consumed": ("persistent and non-torch", "exact", "total_consumed - weights",
@@ -34,6 +34,8 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
                    "what the profiling pass allocated at its highest and gave back again"),
     "non_torch": ("non-torch", "engine", "non_torch_memory", "contexts, collectives and workspaces that came between"
                   " the engine's first look and the profile's end"),
+    "non_torch:rest": ("non-torch", "exact", "total_consumed - weights - persistent",
+                       "contexts, collectives, workspaces, and blocks that PyTorch kept"),
     "graphs": ("graphs (estimate)", "engine", "cudagraph_memory_estimate",
                "set aside for the graphs that are captured after the profile"),
     "mm_ipc": ("multimodal transfer", "exact", "--mm-ipc-gpu-memory-gb", "taken off the KV cache after the profile:"
@@ -41,6 +43,8 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
     "rescaled": ("rescaled by vllm-ascend", "exact", "available_kv_cache_memory_bytes", "what the profile left, fitted"
                  " to several groups of layers, shared buffers or offload; which is not reported"),
     "kv_cache": ("KV cache", "exact", "kv_cache_config.num_blocks", "blocks for keys and values"),
+    "kv_cache:bytes": ("KV cache", "engine", "available_kv_cache_memory_bytes",
+                       "how much of it the blocks take is not reported"),
     "null_block": ("null block", "exact", "BlockPool.null_block",
                    "one block is a placeholder and is never given to a request"),
     "rounding": ("rounding to blocks", "exact", "available - blocks",
@@ -59,6 +63,8 @@ _PARTS: Final[Mapping[str, tuple[str, Grade, str, str]]] = {
 }  # fmt: skip
 
 
-def part_of(key: str, size: int, why: str | None = None) -> BudgetPart:
-    title, grade, source, usual = _PARTS[key]
-    return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=usual if why is None else why)
+def part_of(row: str, size: int, why: str | None = None) -> BudgetPart:
+    """Return the part of a row of the table, of so many bytes; ``why`` replaces the row's reason."""
+    title, grade, source, usual = _PARTS[row]
+    key, reason = row.partition(":")[0], usual if why is None else why
+    return BudgetPart(key=key, title=title, bytes=size, grade=grade, source=source, why=reason)
