@@ -212,6 +212,34 @@ def test_more_sequences_lower_the_bound_and_not_the_estimate(story: LiveEngine) 
     assert (available.low, available.high) == (available.each[0] - int(3.86 * GIB), available.each[0])
 
 
+# The peak of activation in GiB by a step's tokens and requests, as vLLM 0.32.0 answers on `meta` with model runner V1:
+# `python -m highwater_worker.plan -- VLLM_USE_V2_MODEL_RUNNER=0 VLLM_USE_FLASHINFER_SAMPLER=0 vllm serve ...`.
+STEPS = ((8192, 1024), (16384, 1024), (32768, 1024), (2048, 1024), (2048, 256), (8192, 256), (8192, 64), (8192, 2048),
+         (65536, 8))  # fmt: skip
+PEAKS = {
+    "Llama-3.1-8B": (1.889, 1.951, 3.660, 1.842, 0.546, 0.941, 0.941, 3.617, 7.285),
+    "gpt-oss-20b": (2.889, 2.933, 3.021, 2.856, 0.835, 0.868, 0.412, 5.585, 2.941),
+    "Mistral-Small-3.1 w8a8": (1.947, 3.660, 7.285, 1.889, 0.562, 1.848, 1.848, 3.717, 14.535),
+    "Qwen1.5-MoE": (2.474, 2.803, 3.459, 2.228, 0.701, 0.947, 0.613, 4.511, 4.660),
+    "gemma-2-2b": (3.623, 3.658, 3.728, 3.597, 1.027, 1.053, 0.633, 7.050, 4.816),
+}
+
+
+@pytest.mark.parametrize("peaks", PEAKS.values(), ids=PEAKS)
+def test_the_bounds_hold_what_vllm_itself_says_of_another_step(story: LiveEngine, peaks: tuple[float, ...]) -> None:
+    """Whether the layers or the sampler make the peak: measured at any of these steps, planned for any other."""
+    sizes = {step: int(peak * GIB) for step, peak in zip(STEPS, peaks, strict=True)}
+    for (tokens, requests), peak in sizes.items():
+        memory = replace(story.workers[0].budget.memory, peak_activation_bytes=peak, available_bytes=2**40)
+        limits = replace(story.workers[0].budget.limits, max_num_batched_tokens=tokens, max_num_seqs=requests)
+        budget = replace(story.workers[0].budget, memory=memory, limits=limits)
+        engine = live_engine([replace(worker, budget=budget) for worker in story.workers])
+        for (others, more), true in sizes.items():
+            found = plan_live(engine, {"max_num_batched_tokens": others, "max_num_seqs": more}).available
+            if (others, more) != (tokens, requests):
+                assert found.low <= 2**40 - (true - peak) <= found.high, (tokens, requests, others, more)
+
+
 def test_graphs_grow_and_shrink_with_the_sequences_in_the_bounds(story: LiveEngine) -> None:
     """They are captured for as many; what was set aside for them is the start's."""
     memory = replace(
