@@ -188,7 +188,7 @@ async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, mon
     failed = {"status": "cannot_be_asked", "error": "no config.json", "help": "copy it there"}
     monkeypatch.setitem(sys.modules, "highwater.plan.roads", SimpleNamespace(ask_command=lambda *_, **__: failed))
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
-    assert (result.exit_code, result.output) == (1, "Error: cannot_be_asked: no config.json: copy it there\n")
+    assert (result.exit_code, result.output) == (1, "Error: cannot be asked: no config.json: copy it there\n")
 
 
 async def test_without_any_start_the_command_says_why(tmp_path):

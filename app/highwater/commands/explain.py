@@ -69,10 +69,12 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
         answer = sidecar.get(PATH)
     after = _parsed(answer, url)
     try:
-        if against is None:
-            click.echo(json.dumps(answer, indent=2)) if as_json else _show(after)
-        else:
+        if against is not None:
             _compare(after, against, engine_python, as_json=as_json)
+        elif as_json:
+            click.echo(json.dumps(answer, indent=2))
+        else:
+            _show(after)
     except PlanError as exc:
         raise click.ClickException(str(exc)) from exc
     if not after.explanation.ranks:
@@ -81,13 +83,13 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
 
 def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
     from highwater.api.budget_text import comparison, comparison_text
-    from highwater.plan.beside import ask_beside, beside, beside_text, is_command
+    from highwater.plan.beside import ask_beside, beside, beside_text, is_command, why_not
     from highwater.plan.measured import read_answer
 
-    if is_command(against) and not Path(against).is_file():
+    if is_command(against):
         found = ask_beside(after.explanation, _asker(after, against, engine_python))
-        if "config" not in found:
-            raise PlanError(": ".join(str(found[key]) for key in ("status", "error", "help") if found.get(key)))
+        if (why := why_not(found)) is not None:
+            raise PlanError(why)
         rows = [asdict(row) for row in beside(after.explanation, found)]
         shown, text = {"command_line": against, "beside": rows, "answer": found}, beside_text(after.explanation, found)
     else:

@@ -93,6 +93,13 @@ def ask_beside(explanation: Explanation, ask: Ask) -> Answer:
     return answer if held == measured else ask(rank.total_bytes, held)
 
 
+def why_not(answer: Answer) -> str | None:
+    """Return why an answer has no figures: a refusal in vLLM's words, or why it cannot be asked; None: it has."""
+    status, refusal = str(answer.get("status")).replace("_", " "), answer.get("refusal") or {}
+    words = (status, refusal.get("message"), answer.get("error"), answer.get("help"))
+    return None if answer.get("kv_cache") else ": ".join(str(word) for word in words if word)
+
+
 def beside(explanation: Explanation, answer: Answer) -> list[Beside]:
     """Return both sides, each of the rank with the fewest bytes for its KV cache."""
     rank = tightest(explanation.ranks)
@@ -130,11 +137,11 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
         between = "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
         moved = "" if not by else f"{by:+,.6g}" if is_count else size_text(by, signed=True)
         rows.append([row.what, here, there, moved, row.grade or "", between, ", ".join(row.moved_by)])
-    versions, refusal = answer.get("versions") or {}, answer.get("refusal") or {}
-    said = refusal.get("message") or (answer.get("kv_cache") or {}).get("refusal")
-    asked = f"this engine, vLLM {explanation.vllm_version or UNKNOWN}, beside that command line"
-    lines = [f"{asked}, as vLLM {versions.get('vllm', UNKNOWN)} answers: {str(answer.get('status')).replace('_', ' ')}"]
-    lines += [f"vLLM refuses it: {said}"] if said else []
+    version, refusal = (answer.get("versions") or {}).get("vllm", UNKNOWN), answer["kv_cache"].get("refusal")
+    asked = (
+        f"this engine, vLLM {explanation.vllm_version or UNKNOWN}, beside that command line, as vLLM {version} answers"
+    )
+    lines = [f"{asked}: {str(answer.get('status')).replace('_', ' ')}", *([refusal] if refusal else [])]
     lines += ["", table(["", "here", "there", "by", "grade", "between", "moved by"], rows, words=3)]
     lines += [
         f"{name.replace('_', ' ')}: {one}" for name in ("guessed", "not_counted") for one in answer.get(name) or ()

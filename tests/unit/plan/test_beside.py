@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from highwater.accounting.engine_budget import EngineBudget, EngineLimits, StartMemory
-from highwater.plan.beside import Answer, ask_beside, beside, beside_text, card_name, is_command
+from highwater.plan.beside import Answer, ask_beside, beside, beside_text, card_name, is_command, why_not
 from highwater.plan.explanation import Explanation, explain
 from highwater.readings.rank import Device
 from tests.fakes.started import GIB
@@ -111,14 +111,25 @@ def test_what_was_measured_of_another_start_is_not_taken_for_this(answer: Answer
 
 def test_a_refusal_and_what_was_guessed_stand_in_the_text() -> None:
     """In vLLM's words, under its version."""
-    refused = {
-        "status": "refused", "refusal": {"stage": "the command line", "message": "no such length"},
-        "config": {}, "versions": {"vllm": "0.33.0"}, "guessed": ["ranks are alike"],
-    }  # fmt: skip
-    text = beside_text(explanation_of(), refused)
-    assert "as vLLM 0.33.0 answers: refused\nvLLM refuses it: no such length\n" in text
-    assert "guessed: ranks are alike" in text
-    assert "-> " not in text
+    pool = {**ANSWER["kv_cache"], "fits": False, "refusal": "no such length"}
+    refused = {**ANSWER, "status": "does_not_fit", "kv_cache": pool, "guessed": ["ranks are alike"]}
+    lines = beside_text(explanation_of(), refused).splitlines()
+    assert lines[0].endswith("beside that command line, as vLLM 0.32.0 answers: does not fit")
+    assert (lines[1], lines[-1]) == ("no such length", "guessed: ranks are alike")
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (ANSWER, None),
+        ({"status": "refused", "refusal": {"message": "no such length"}}, "refused: no such length"),
+        ({"status": "cannot_be_asked", "error": "no config.json", "help": "copy it"},
+         "cannot be asked: no config.json: copy it"),
+        ({"status": "invalid", "error": "max_len is unknown"}, "invalid: max_len is unknown"),
+    ],
+)  # fmt: skip
+def test_an_answer_without_figures_says_why(answer: Answer, why: str | None) -> None:
+    assert why_not(answer) == why
 
 
 def test_the_table_has_sizes_between_bounds_and_numbers() -> None:
