@@ -177,7 +177,7 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
     text = (await asyncio.to_thread(ran, *line, url=url)).output
     assert asked[0] == ("vllm serve MODEL", BUDGET["memory"]["total_bytes"], "/opt/vllm/bin/python", "910B")
     assert "beside that command line, as vLLM 0.32.0 answers: fits" in text
-    assert "--tensor-parallel-size 2 -> 1" in text
+    assert "-tp 2 -> 1" in text
     parsed = json.loads((await asyncio.to_thread(ran, *line, "--json", url=url)).output)
     assert parsed["beside"][0]["there"] == ANSWER["budget"]["ranks"][0]["weights"]["bytes"]
     assert (parsed["answer"], parsed["command_line"]) == (ANSWER, "vllm serve MODEL")

@@ -26,26 +26,26 @@ _FLAGS: Final[Mapping[str, tuple[str, str]]] = {
     "--max-model-len": ("model", "max_model_len"),
     "--max-num-batched-tokens": ("scheduler", "max_num_batched_tokens"),
     "--max-num-seqs": ("scheduler", "max_num_seqs"),
-    "--tensor-parallel-size": ("parallel", "tensor_parallel_size"),
-    "--pipeline-parallel-size": ("parallel", "pipeline_parallel_size"),
-    "--data-parallel-size": ("parallel", "data_parallel_size"),
+    "-tp": ("parallel", "tensor_parallel_size"),
+    "-pp": ("parallel", "pipeline_parallel_size"),
+    "-dp": ("parallel", "data_parallel_size"),
     "--gpu-memory-utilization": ("cache", "gpu_memory_utilization"),
 }
-_OF_RANKS: Final = frozenset(flag for flag in _FLAGS if flag.endswith("parallel-size"))
+_OF_RANKS: Final = frozenset(("-tp", "-pp", "-dp"))
 # A title, the parts of both sides that it sums, and the flags that move it.
 _PARTS: Final = (
-    ("weights", ("weights",), "--tensor-parallel-size --pipeline-parallel-size --quantization --cpu-offload-gb"),
+    ("weights", ("weights",), "-tp -pp --quantization --cpu-offload-gb"),
     ("peak activation", ("activation",), "--max-num-batched-tokens --max-num-seqs --limit-mm-per-prompt"),
-    ("outside torch, and tensors that stay", ("non_torch", "persistent", "consumed", "buffers"),
-     "--tensor-parallel-size NCCL_BUFFSIZE HCCL_BUFFSIZE"),
+    ("outside torch, buffers", ("non_torch", "persistent", "consumed", "buffers"),
+     "-tp NCCL_BUFFSIZE HCCL_BUFFSIZE"),
     ("graphs", ("graphs",), "--max-num-seqs --enforce-eager --compilation-config"),
 )  # fmt: skip
 # The same of the KV cache, by the names of a pool's figures, and whether these are bytes.
 _OF_POOL: Final = (
     ("KV cache", "available_bytes", "--gpu-memory-utilization --kv-cache-memory-bytes"),
-    ("tokens", "tokens", "--tensor-parallel-size --kv-cache-dtype --gpu-memory-utilization"),
-    ("requests of the maximum length at once", "max_concurrency", "--max-model-len --kv-cache-dtype"),
-    ("longest length that fits", "max_model_len_that_fits", "--max-model-len --kv-cache-dtype"),
+    ("tokens", "tokens", "--gpu-memory-utilization --kv-cache-dtype -tp"),
+    ("requests at once", "max_concurrency", "--max-model-len --kv-cache-dtype"),
+    ("longest that fits", "max_model_len_that_fits", "--max-model-len --kv-cache-dtype"),
 )
 
 
@@ -77,7 +77,7 @@ def card_name(explanation: Explanation) -> str | None:
 def ask_beside(explanation: Explanation, ask: Ask) -> Answer:
     """Return vLLM's answer for this engine's card, with what its start measured where the command line keeps it so.
 
-    Memory outside torch is that of as many ranks, graphs are those of as many requests.
+    Memory outside torch is that of as many ranks, graphs are those of the same model and as many requests.
     """
     rank = tightest(explanation.ranks)
     if rank is None:
@@ -85,9 +85,10 @@ def ask_beside(explanation: Explanation, ask: Ask) -> Answer:
     parts = {key: part.bytes for key in ("non_torch", "graphs") if (part := rank.part(key)) is not None}
     measured = {key: size for key, size in parts.items() if size > 0}
     answer = ask(rank.total_bytes, measured)
-    config, moved = answer.get("config"), _differing(explanation, rank, answer).keys()
+    model, moved = (answer.get("config") or {}).get("model", {}), _differing(explanation, rank, answer).keys()
     lost = set(measured) if moved & _OF_RANKS else set()
-    if config and ("--max-num-seqs" in moved or config.get("model", {}).get("enforce_eager")):
+    is_another = model.get("_architecture", explanation.architecture) != explanation.architecture
+    if "--max-num-seqs" in moved or model.get("enforce_eager") or is_another:
         lost.add("graphs")
     held = {key: size for key, size in measured.items() if key not in lost}
     return answer if held == measured else ask(rank.total_bytes, held)
@@ -134,15 +135,15 @@ def beside_text(explanation: Explanation, answer: Answer) -> str:
         is_count = row.what in counts
         here, there = (_count(one) if is_count else gib_text(one) for one in (row.here, row.there))
         by = None if row.here is None or row.there is None else row.there - row.here
-        between = "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
+        known = row.grade or "" if row.low == row.high else f"{gib_text(row.low)} to {gib_text(row.high)}"
         moved = "" if not by else f"{by:+,.6g}" if is_count else size_text(by, signed=True)
-        rows.append([row.what, here, there, moved, row.grade or "", between, ", ".join(row.moved_by)])
+        rows.append([row.what, here, there, moved, known, row.moved_by[0]])
     version, refusal = (answer.get("versions") or {}).get("vllm", UNKNOWN), answer["kv_cache"].get("refusal")
     asked = (
         f"this engine, vLLM {explanation.vllm_version or UNKNOWN}, beside that command line, as vLLM {version} answers"
     )
     lines = [f"{asked}: {str(answer.get('status')).replace('_', ' ')}", *([refusal] if refusal else [])]
-    lines += ["", table(["", "here", "there", "by", "grade", "between", "moved by"], rows, words=3)]
+    lines += ["", table(["", "here", "there", "by", "known", "moved by"], rows, words=2)]
     lines += [
         f"{name.replace('_', ' ')}: {one}" for name in ("guessed", "not_counted") for one in answer.get(name) or ()
     ]

@@ -78,7 +78,7 @@ def test_each_part_has_both_sides_and_the_flags_that_moved_it() -> None:
         (pool.max_model_len_that_fits, 32_768),
     ]
     assert rows["KV cache"].moved_by == ("--gpu-memory-utilization 0.9 -> 0.92",)
-    assert rows["requests of the maximum length at once"].moved_by == ("--max-model-len 8192 -> 32768",)
+    assert rows["requests at once"].moved_by == ("--max-model-len 8192 -> 32768",)
     assert rows["peak activation"].moved_by[0] == "--max-num-batched-tokens"
     assert (rows["weights"].low, rows["weights"].high, rows["weights"].grade) == (
         16_094_076_928, 16_597_016_832, "estimated",
@@ -98,6 +98,7 @@ def test_vllm_is_asked_for_this_card_with_what_was_measured() -> None:
         (with_config("parallel", tensor_parallel_size=2), {}),
         (with_config("scheduler", max_num_seqs=64), {"non_torch": int(0.56 * GIB)}),
         (with_config("model", enforce_eager=True), {"non_torch": int(0.56 * GIB)}),
+        (with_config("model", _architecture="Gemma3ForCausalLM"), {"non_torch": int(0.56 * GIB)}),
         (with_config("scheduler", max_num_batched_tokens=64), None),
     ],
 )
@@ -135,10 +136,10 @@ def test_an_answer_without_figures_says_why(answer: Answer, why: str | None) -> 
 def test_the_table_has_sizes_between_bounds_and_numbers() -> None:
     """Bytes in GiB, counts as such."""
     lines = {
-        line[:38].strip(): " ".join(line[38:].split()) for line in beside_text(explanation_of(), ANSWER).splitlines()
+        line[:22].strip(): " ".join(line[22:].split()) for line in beside_text(explanation_of(), ANSWER).splitlines()
     }
-    assert lines["peak activation"].startswith("1.86 GiB 0.941 GiB -943 MiB estimated 0.793 GiB to 1.14 GiB --max-num")
-    assert lines["requests of the maximum length at once"].startswith("16.50 13.95 -2.55371 estimated --max-model-len")
+    assert lines["peak activation"].startswith("1.86 GiB 0.941 GiB -943 MiB 0.793 GiB to 1.14 GiB --max-num")
+    assert lines["requests at once"].startswith("16.50 13.95 -2.55371 estimated --max-model-len 8192 -> 32768")
 
 
 def test_an_engine_whose_start_is_not_known_is_shown_beside_it_all_the_same() -> None:
