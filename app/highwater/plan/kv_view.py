@@ -34,7 +34,7 @@ from kvplan.specs import (
 MAX_LAYERS = 4096
 _Value = TypeVar("_Value", int, str)
 # The way out where a running engine does not show what a flag changes.
-OFFLINE = "plan it from the model's config.json: `highwater plan CONFIG_OR_DIR`"
+OFFLINE = "ask vLLM itself: `highwater plan -- vllm serve MODEL ...`"
 _PLATFORMS: Mapping[str, Platform] = {"npu": "ascend", "cpu": "cpu"}
 # vLLM's kinds of attention, each with its layer, and the fields of that by vLLM's names.
 _ATTENTION_KINDS: Mapping[str, tuple[type[AttentionLayer], Mapping[str, str]]] = {

@@ -326,7 +326,7 @@ def test_states_that_are_kept_once_a_request_have_blocks_as_long_as_the_length()
 def test_blocks_that_would_be_aligned_anew_are_refused_by_name(flags: dict[str, Any]) -> None:
     """How vLLM aligns the blocks of a hybrid model follows from its config.json."""
     engine = engine_of(started.qwen3_next(), "0.12.0", 2, device="cuda")
-    with pytest.raises(PlanError, match=rf"{next(iter(flags))}: .*highwater plan CONFIG_OR_DIR"):
+    with pytest.raises(PlanError, match=rf"{next(iter(flags))}: .*highwater plan -- vllm serve MODEL"):
         plan_live(engine, flags)
 
 
