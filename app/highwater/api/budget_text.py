@@ -65,14 +65,19 @@ def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
     parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
     rank = tightest(explanation.ranks)
     if rank is not None:
-        parts += [_bar(rank) if with_bar else "", _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
+        parts += [
+            bar_text(rank) if with_bar else "",
+            _parts_table(explanation.ranks),
+            _uncounted_table(explanation.ranks),
+        ]
         parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
         parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
         parts.append(explanation.paragraph)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _bar(rank: RankBudget) -> str:
+def bar_text(rank: RankBudget) -> str:
+    """Return the bar in letters, with the budget line; empty where no part is known."""
     segments = bar_segments(rank)
     if not segments:
         return ""
