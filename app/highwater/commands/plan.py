@@ -14,6 +14,7 @@ import click
 from highwater.commands.plan_live import ask_sidecar, print_json, show_live
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
 from highwater.units import GIB, size_text
+from highwater_worker.plan.cards import CARDS
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _STATUS: Final = (
     " 4 this vLLM cannot be asked."
 )
 _EXIT: Final = {"fits": OK, "not_known": OK, "invalid": INVALID}
+_FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _MAX_ANSWER_BYTES: Final = 20_000_000
 # What a card is called is no size: drivers show less.
 _LABELS: Final = frozenset({16, 24, 32, 40, 48, 80, 96, 141, 180, 192})
@@ -52,11 +54,15 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     vLLM's own code answers, without a card or weights, where a vLLM can be imported; else rules for the commonest
     models. MODEL is a folder, a config.json, - for standard input, or a Hugging Face id in the local cache.
     """
-    from highwater.plan.command_line import read_line
+    from highwater.plan.command_line import Line, read_line
     from highwater.plan.roads import CannotBeAskedError
 
     try:
+        if wish is not None and (found := [name for name in _FOUND_BY_A_WISH if Line(words, {}).value(name)]):
+            raise PlanError(f"--wish: it finds this flag itself; leave --{found[0].replace('_', '-')} out")
         if live_url is not None:
+            if wish is not None and words:
+                wish, words = _in_tokens(wish, words, own), ()
             show_live(ask_sidecar(live_url, words, wish, own), as_json=as_json)
         if own["image"] or own["pod"]:
             click.echo(_container_command(read_line(words), own))
@@ -125,24 +131,38 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
+    """Return a wish with its images in tokens, as the model on the command line takes them."""
+    from highwater.plan.command_line import read_line
+    from highwater.plan.ways_out import Asking, image_tokens
+    from highwater.plan.wish import parse_wish
+
+    wish = parse_wish(text)
+    if wish.images is None or wish.images.width is None:
+        return text
+    with ExitStack() as opened:
+        image = image_tokens(Asking(_road(own, "H100", opened)[0], read_line(words)), wish.images)
+    tokens = 0 if image is None else image.prompt_tokens
+    return f"{wish.conversations} x {wish.tokens} + {wish.images.count} images of {tokens} tokens"
+
+
 def _road(own: dict[str, Any], card: str, opened: ExitStack) -> tuple[Road, list[str]]:
     from highwater.plan.roads import BuiltInRoad, VllmRoad, engine_here
 
     python = own["engine_python"] or engine_here()
     if own["built_in"] or python is None:
         why = [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
-        return BuiltInRoad(card), why
+        return BuiltInRoad(CARDS[card] if _is_named(own["device"], card) else None), why
     return opened.enter_context(VllmRoad(python, card, lambda text: click.echo(text, err=True))), []
 
 
 def _device(given: str | None) -> tuple[str, int | None, list[str]]:
     """Return the card to pretend, its bytes, and what is to be said of a size. Raises PlanError: it is neither."""
     from highwater.plan.command_line import size_of
-    from highwater_worker.plan.cards import CARDS
 
     if given is None:
         return "H100", None, []
-    name = next((name for name in CARDS if name.lower() == given.strip().lower().replace(" ", "")), None)
+    name = next((name for name in CARDS if _is_named(given, name)), None)
     if name is not None:
         return name, CARDS[name].total_bytes, []
     try:
@@ -153,7 +173,7 @@ def _device(given: str | None) -> tuple[str, int | None, list[str]]:
         meant = f"{given.strip()}GiB, or " if given.strip().isdecimal() else ""
         raise PlanError(f"--device: {given!r} must be {meant}a size such as 22.5GiB, or one of {', '.join(CARDS)}")
     name = next(name for gib, name in _OF_SIZE if total >= gib * GIB)
-    notes = [f"of a card of {size_text(total)} nothing else is known: it is taken for one like an {name}"]
+    notes = [f"a card of {size_text(total)} is taken for one like an {name}; --device takes names too"]
     number = float("".join(letter for letter in given if letter.isdigit() or letter == "."))
     alike = {
         card: found.total_bytes / GIB
@@ -161,18 +181,19 @@ def _device(given: str | None) -> tuple[str, int | None, list[str]]:
         if _LABEL_SHOWS < found.total_bytes / GIB / number < 1
     }
     if number in _LABELS and alike:
-        shown = ", ".join(f"{card} {size:.2f} GiB" for card, size in alike.items())
-        notes.insert(
-            0, f"{given} is what a card is called; its driver shows less: {shown}. --device {next(iter(alike))}"
-        )
+        shown = ", ".join(f"{card} {size:.2f}" for card, size in alike.items())
+        meant = name if name in alike else next(iter(alike))
+        notes[0] = f"{given} is a label; drivers show less, in GiB: {shown}; as in --device {meant}"
     return name, total, notes
 
 
-def _title(given: str, card: str, total: int | None) -> str:
-    from highwater_worker.plan.cards import CARDS
+def _is_named(given: str | None, card: str) -> bool:
+    return given is not None and given.strip().lower().replace(" ", "") == card.lower()
 
+
+def _title(given: str, card: str, total: int | None) -> str:
     found = CARDS[card]
-    is_named = given.strip().lower().replace(" ", "") == card.lower()
+    is_named = _is_named(given, card)
     return f"{found.name}, {size_text(total)} ({found.read_in})" if is_named else f"a card of {size_text(total)}"
 
 
@@ -181,7 +202,7 @@ def _judge_card(answer: dict[str, Any], total: int | None) -> None:
     kv = answer.get("kv_cache") or {}
     if answer.get("budget") or total is None or kv.get("available_bytes") is None:
         return
-    weights = max(_least(rank["weights"]) for rank in answer["ranks"])
+    weights = max(_least(rank["weights"]) for rank in answer["ranks"] if rank["weights"])
     left = total - weights - kv["available_bytes"]
     if left < 0:
         answer["status"] = "does_not_fit"

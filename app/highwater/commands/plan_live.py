@@ -14,7 +14,7 @@ from kvplan.errors import PlanError
 
 _PATH = "/memory/plan"
 _REFUSED = 422
-_NOT_LIVE = ("device", "others", "engine_python", "image", "pod", "measured")
+_NOT_LIVE = ("device", "others", "image", "pod", "measured", "table")
 
 
 def ask_sidecar(url: str, words: tuple[str, ...], wish: str | None, own: Mapping[str, Any]) -> dict[str, Any]:

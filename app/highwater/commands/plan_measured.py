@@ -124,7 +124,8 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
         return parts
     rest = requested - printed["kv"] - sum(parts.values())
     name = "graphs" if "non_torch" in parts else "non_torch" if "activation" in parts else "activation"
-    return {"non_torch": 0, "graphs": 0, **parts, name: max(parts.get(name, 0) + rest, 0)}
+    zero = dict.fromkeys(("weights", "activation", "non_torch", "graphs"), 0)
+    return {**zero, **parts, name: max(parts.get(name, 0) + rest, 0)}
 
 
 def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
 
-from highwater.plan.ways_out import is_tight
 from highwater.units import UNKNOWN, gib_text, size_text
 
 WIDTH: Final = 100
@@ -18,21 +18,25 @@ _KEYS: Final = {"buffers": "persistent"}
 
 def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
-    click.echo(_wrapped(verdict(answer)))
-    click.echo(_wrapped(_who(answer)))
+    if "wish" not in answer:
+        click.echo(_wrapped(verdict(answer)))
+    click.echo(_wrapped(_who(answer)) + "\n")
     if "wish" in answer:
-        click.echo("\n".join(["", *wish_lines(answer, answer["wish"])]))
+        click.echo("\n".join(_wish(answer, answer["wish"])))
     elif "table" in answer:
-        click.echo("\n".join(["", *_table(answer["table"])]))
+        click.echo("\n".join(_table(answer["table"])))
     else:
-        if rows := list(_rows(answer)):
-            click.echo("\n".join(["", *rows, ""]))
+        for row in _rows(answer):
+            click.echo(row)
         _bar(answer)
-    ways = [f"  {_words(way['flags']):<44}{_held(way)}" for way in answer.get("ways_out") or ()]
-    if ways:
-        click.echo("\n".join(["ways out, each asked:", *ways]))
-    elif is_tight(answer) and answer["status"] != "fits":
-        click.echo("No other length, share of the card, KV cache type or number of ranks that was tried fits.")
+    if ways := answer.get("ways_out"):
+        click.echo(f"{'' if answer.get('budget') else chr(10)}ways out, each asked:")
+        widest = max(len(_words(way["flags"])) for way in ways)
+        for way in ways:
+            held = f"{way['max_concurrency']:,.2f} requests of {way['max_model_len']:,} tokens"
+            click.echo(f"  {_words(way['flags']):<{widest}}  fits: {held}")
+    elif ways is not None and answer["status"] != "fits":
+        click.echo("No other length, share of the card, type of KV cache or number of ranks that was asked for fits.")
     _notes(answer)
 
 
@@ -60,8 +64,10 @@ def verdict(answer: Mapping[str, Any]) -> str:
             if cause and answer.get("device") else
             "It was compared with nothing: --device names a card, or its size."
         )  # fmt: skip
-    refusal = answer.get("refusal") or {}
-    return f"vLLM refuses it: {refusal.get('message') or answer.get('error')}"
+    said = str((answer.get("refusal") or {}).get("message") or answer.get("error"))
+    # pydantic puts the input, and an address, behind what vLLM says.
+    found = re.search(r"Value error, (.+?)\s*\[type=", said, re.DOTALL)
+    return f"vLLM refuses it: {said if found is None else found[1]}"
 
 
 def _who(answer: Mapping[str, Any]) -> str:
@@ -95,9 +101,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
     if (budget := answer.get("budget")) is not None:
         share = answer["config"]["cache"]["gpu_memory_utilization"]
         outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
-        yield _row(
-            "bound by", f"--gpu-memory-utilization {share:g}; {outside} outside it are for others and late graphs"
-        )
+        yield _row("bound by", f"--gpu-memory-utilization {share:g}; outside it {outside}, for others and late graphs")
     elif kv.get("available_bytes") is not None:
         yield _row("bound by", "the bytes that were given for the KV cache")
 
@@ -125,7 +129,7 @@ def _bar(answer: Mapping[str, Any]) -> None:
     )  # fmt: skip
     if not draw(Console(highlight=False, width=WIDTH), rank):
         listed = [f"{LETTERS[part.key]} {part.title} {gib_text(part.bytes)}" for part in rank.parts if part.bytes]
-        click.echo("\n".join([*bar_text(rank).splitlines()[:-1], _wrapped(", ".join(listed)), ""]))
+        click.echo("\n".join(["", *bar_text(rank).splitlines()[:-1], _wrapped(", ".join(listed)), ""]))
 
 
 def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
@@ -134,8 +138,7 @@ def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
     )
 
 
-def wish_lines(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
-    """Return what a wish needs: the proof, the command line with its reasons, or the nearest that fits."""
+def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     chosen, image = wish["chosen"], wish["image"]
     lines = [*_wrapped(wish["proof"]).splitlines()]
     if image is not None:
@@ -173,15 +176,12 @@ def _notes(answer: Mapping[str, Any]) -> None:
         ("guessed", answer.get("guessed")),
     ]
     notes = [f"{kind}: {text}" for kind, texts in told for text in texts or ()]
-    notes += [f"pretended: {len(names)}, such as {names[0]}"] if (names := answer.get("pretended")) else []
+    if names := answer.get("pretended"):
+        notes.append(f"pretended: {names[0]}" + (f", and {len(names) - 1} more" if names[1:] else ""))
     for note in notes[:_MAX_NOTES]:
-        click.echo(textwrap.shorten(note, WIDTH, placeholder=" ..."))
+        click.echo(_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")))
     if len(notes) > _MAX_NOTES:
         click.echo(f"{len(notes) - _MAX_NOTES} more notes: --json")
-
-
-def _held(way: Mapping[str, Any]) -> str:
-    return f"fits: {way['max_concurrency']:,.2f} requests of {way['max_model_len']:,} tokens"
 
 
 def _words(flags: Mapping[str, Any]) -> str:

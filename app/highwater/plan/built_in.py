@@ -12,7 +12,7 @@ from highwater.plan.command_line import Line, parse
 from highwater.plan.json_file import read_object
 from highwater.plan.model_files import checkpoint_bytes, folder_of
 from highwater_worker.plan import estimates
-from highwater_worker.plan.cards import Card, card_of
+from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
@@ -24,15 +24,17 @@ _CAPTURED: Final = 512
 _OF_LAYERS: Final = ("bytes_per_block", "block_size", "needed_bytes", "groups")
 
 
-def answer_to(line: Line, card_name: str, question: Mapping[str, Any]) -> dict[str, Any]:
+def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a question of docs/plan-by-vllm.md about a command line. Raises PlanError: it is not planned here."""
-    parsed, card = parse(line), card_of(card_name)
-    total = int(question.get("device_bytes") or card.total_bytes)
+    parsed, total = parse(line), int(question.get("device_bytes") or 0)
     folder = folder_of(parsed.model)
     config = read_object(folder / "config.json", MAX_CONFIG_BYTES, "the model's config.json")
-    flags = parsed.flags(device_bytes=total, device_name=card.name)
+    named = {} if card is None else {
+        "device_name": card.name, "compute_capability": ".".join(map(str, card.capability))
+    }  # fmt: skip
+    flags = parsed.flags(device_bytes=total or None, **named)
     start = read_start(config, flags, checkpoint_bytes=checkpoint_bytes(folder))
-    found = _found(start, parsed.model or "", card)
+    found = _found(start, parsed.model or "")
     if parsed.ignored:
         found["guessed"].append(f"no memory depends on {', '.join(parsed.ignored)}")
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes
@@ -41,23 +43,23 @@ def answer_to(line: Line, card_name: str, question: Mapping[str, Any]) -> dict[s
     left: list[estimates.Figure] = []
     if given is not None:
         left = [estimates.exact(int(given), "given")] * len(start.workers)
-    elif requested > total - others:
+    elif total and requested > total - others:
         message = f"{requested:,} bytes, --gpu-memory-utilization {share} of the card, are more than the others leave"
         return found | {"status": "refused", "refusal": {"stage": "the card", "message": message}}
-    elif question.get("activation") is not False and start.activation is not None:
+    elif total and start.weights and start.activation is not None:
         parts = _parts(start, parsed.given, question.get("measured") or {})
         left = [estimates.left(requested, part) for part in parts]
         rows = [{name: figure._asdict() for name, figure in part.items()} for part in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
-    elif start.activation is None:
-        found["not_counted"] = [f"the activation peak: {start.why_unknown}"]
+    elif total:
+        found["not_counted"] = [f"{start.why_unknown}"]
     found["kv_cache"] = pool = _pool(start, left)
     fits = pool["fits"]
     found["status"] = "not_known" if not left else "may_not_fit" if fits is None else "fits" if fits else "does_not_fit"
     return found
 
 
-def _found(start: Start, model: str, card: Card) -> dict[str, Any]:
+def _found(start: Start, model: str) -> dict[str, Any]:
     flags = start.flags
     weights = [{"rank": rank, "weights": astuple(figure)} for rank, figure in enumerate(start.weights)]
     return {
@@ -71,12 +73,10 @@ def _found(start: Start, model: str, card: Card) -> dict[str, Any]:
             "scheduler": {name: getattr(flags, name) for name in ("max_num_batched_tokens", "max_num_seqs")},
         },
         "ranks": weights,
-        "encoder": None,
         "pretended": [],
         "not_counted": [],
         "guessed": [*start.notes, *start.doubts],
         "log": [],
-        "card": card._asdict(),
     }
 
 

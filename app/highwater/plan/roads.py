@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 from highwater.plan.built_in import answer_to
 from highwater.plan.command_line import Line, read_line
+from highwater_worker.plan.cards import Card
 from kvplan.errors import PlanError
 
 Answer: TypeAlias = Mapping[str, Any]
@@ -55,7 +56,7 @@ class Road(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BuiltInRoad:
-    card: str
+    card: Card | None  # None: not named
     title: str = "The built-in's rules, with the defaults of vLLM {vllm}"
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
@@ -114,9 +115,16 @@ class VllmRoad:
         self._opened.close()
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
+        answer = self._json({"argv": line.argv, **question})
+        if answer["status"] == "cannot_be_asked":
+            why = f"this vLLM cannot be asked: {answer.get('error')}"
+            raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
+        return answer
+
+    def _json(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
         with suppress(BrokenPipeError):  # it ended: what it said is read below
-            self._process.stdin.write(json.dumps({"argv": line.argv, **question}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         try:
             answer: dict[str, Any] = json.loads(self._line())
@@ -124,9 +132,6 @@ class VllmRoad:
             self._errors.seek(0)
             last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
             raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
-        if answer["status"] == "cannot_be_asked":
-            why = f"this vLLM cannot be asked: {answer.get('error')}"
-            raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
         return answer
 
     def _line(self) -> bytes:

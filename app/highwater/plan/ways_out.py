@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -40,18 +41,18 @@ def status_of(asking: Asking, flags: Flags) -> tuple[str, Answer]:
 
 
 def is_tight(answer: Answer) -> bool:
-    """Return whether ways out help: it does not fit or may not, or holds fewer than two whole requests."""
+    """Return whether ways out may help: it is refused, may not fit, or holds fewer than two whole requests."""
     kv = answer.get("kv_cache") or {}
-    if answer["status"] in ("does_not_fit", "may_not_fit"):
+    if answer["status"] in ("refused", "does_not_fit", "may_not_fit"):
         return True
     return answer["status"] == "fits" and (kv.get("max_concurrency") or TIGHT) < TIGHT
 
 
 def present(answer: Answer) -> tuple[float | None, str | None, int]:
     """Return the share of the card that sizes the KV cache (None: none does), the cache's type, and the ranks."""
-    config, kv = answer.get("config") or {}, answer.get("kv_cache") or {}
+    config = answer.get("config") or {}
     cache, parallel = config.get("cache") or {}, config.get("parallel") or {}
-    share = cache.get("gpu_memory_utilization") if kv.get("grades", {}).get("available_bytes") == "estimated" else None
+    share = cache.get("gpu_memory_utilization") if answer.get("budget") else None
     return share, cache.get("cache_dtype"), int(parallel.get("tensor_parallel_size") or 1)
 
 
@@ -62,7 +63,7 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
         if status == "fits":
             yield _way({"max_model_len": length}, again)
             break
-    for flags, _ in changes(*present(answer)):
+    for flags in (*_smaller_share(asking.question), *(flags for flags, _ in changes(*present(answer)))):
         status, again = status_of(asking, flags)
         if status == "fits":
             yield _way(flags, again)
@@ -70,7 +71,7 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
 
 def _lengths(asking: Asking, answer: Answer) -> Iterator[int]:
     """Yield the longest lengths that may fit: of the likely bytes, then of the fewest."""
-    kv = answer["kv_cache"]
+    kv = answer.get("kv_cache") or {}
     if answer["status"] == "fits":
         return
     if longest := kv.get("max_model_len_that_fits"):
@@ -79,6 +80,13 @@ def _lengths(asking: Asking, answer: Answer) -> Iterator[int]:
         bound = asking.ask({}, kv_cache_bytes=kv["available_bytes_low"])["kv_cache"]
         if longest := bound.get("max_model_len_that_fits"):
             yield int(longest)
+
+
+def _smaller_share(question: Mapping[str, Any]) -> Iterator[Flags]:
+    """Yield the share of a card that others leave: vLLM starts with no larger one."""
+    others, total = question.get("in_use_bytes"), question.get("device_bytes")
+    if others and total:
+        yield {"gpu_memory_utilization": math.floor(100 * max(total - others, 0) / total) / 100}
 
 
 def _way(flags: Flags, answer: Answer) -> dict[str, Any]:
@@ -118,6 +126,8 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
     ``answer`` is that of the command line as it is. Where no bytes are known, those that the wish needs are added.
     """
     is_open = answer["status"] == "not_known"
+    if wish.images is not None and answer.get("encoder", {}) is None:
+        raise PlanError(f"wish: {wish.images.count} images: the model takes none; wish for conversations alone")
 
     def pool(flags: Flags) -> _Asked:
         layers = _answered(asking.ask(flags, kv_cache_bytes=_SEEN))["kv_cache"]
@@ -134,10 +144,14 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
 
     share, dtype, ranks = present(answer)
     granted = grant(
-        wish, pool, image=_image(asking, wish.images), utilization=share, kv_cache_dtype=dtype,
+        wish, pool, image=image_tokens(asking, wish.images), utilization=share, kv_cache_dtype=dtype,
         tensor_parallel_size=ranks,
     )  # fmt: skip
-    if granted.chosen is None or not is_open:
+    if not is_open:
+        is_estimated = answer.get("kv_cache", {}).get("grades", {}).get("available_bytes") == "estimated"
+        bound = " There are at least " if is_estimated else " There are "
+        return replace(granted, proof=granted.proof.replace(" There are ", bound))
+    if granted.chosen is None:
         return granted
     needed = granted.chosen.needed_bytes
     return replace(
@@ -155,7 +169,8 @@ def _answered(answer: Answer) -> Answer:
     return answer
 
 
-def _image(asking: Asking, images: Images | None) -> ImageTokens | None:
+def image_tokens(asking: Asking, images: Images | None) -> ImageTokens | None:
+    """Return the tokens of an image of a wish, as vLLM's own processor makes them. Raises PlanError: not known."""
     if images is None or images.tokens is not None:
         tokens = None if images is None else images.tokens
         return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
