@@ -1,6 +1,6 @@
 """Records what vLLM answers to the questions of `highwater plan`: `python -m tests.support.record_answers`.
 
-Kept are the keys that the command reads; tests of the command then need no engine.
+Kept are the keys that the command reads; tests of the command then need no engine. What docs/plan.md shows is kept too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ _CONFIG: Final = {
     "parallel": ("tensor_parallel_size",),
 }
 _LEFT_OUT: Final = ("log", "seconds", "encoder", "at", "schema")
+SCREENS: Final = Path(__file__).parents[2] / "docs" / "plan_screens.json"
+# Those of docs/plan.md.
+SHOWN: Final = {
+    "fits": ("--device H100", "--max-model-len 32768"),
+    "refused": ("--device L4", "--max-model-len 65536"),
+    "table": ("--device L4 --table", "--max-model-len 32768"),
+}
 # Of Llama 3.1 8B: the command's own options, and vLLM's flags.
 COMMANDS: Final = (
-    ("--device H100", "--max-model-len 32768"),
-    ("--device L4", "--max-model-len 65536"),
+    *SHOWN.values(),
     ("--device L4 --others 3GiB", "--max-model-len 8192"),
     ("--device 24GB", "--max-model-len 23840"),
     ("", "--max-model-len 32768"),
@@ -54,6 +60,11 @@ def kept(answer: dict[str, Any]) -> dict[str, Any]:
     found["card"] = {"name": found["card"]["name"]}
     if "ranks" in found:
         found["ranks"] = [{"rank": rank["rank"], "weights": rank["weights"]} for rank in found["ranks"]]
+    if "budget" in found:
+        ranks = [
+            {part: {"bytes": figure["bytes"]} for part, figure in rank.items()} for rank in found["budget"]["ranks"]
+        ]
+        found["budget"] = {**found["budget"], "ranks": ranks}
     if "kv_cache" in found:
         found["kv_cache"] = {name: value for name, value in found["kv_cache"].items() if name != "groups"}
     return found
@@ -72,6 +83,7 @@ class _Recording(roads.VllmRoad):
 
 def main() -> None:
     environment = ensure_environment(DEFAULT_VERSION, recipes=ALL_RECIPES, announce=print)
+    screens: dict[str, str] = {}
     roads.VllmRoad = _Recording  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as made:
         folder = model_folder(Path(made), "llama", LLAMA_8B)
@@ -79,7 +91,9 @@ def main() -> None:
             words = shlex.split(f"{own} --engine-python {environment.python} -- {folder} {flags}")
             result = CliRunner().invoke(plan, words)
             click.echo(f"{own} -- {flags}\n{result.stdout}{result.exit_code} {result.exception}")
+            screens |= {name: result.stdout for name, shown in SHOWN.items() if shown == (own, flags)}
     rows = [f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in sorted(_Recording.answers.items())]
+    SCREENS.write_text(json.dumps(screens, indent=2) + "\n")
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 

@@ -13,12 +13,12 @@ import click
 
 from highwater.commands.plan_live import ask_sidecar, print_json, show_live
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
-from highwater.units import GIB, size_text
 from highwater_worker.plan.cards import CARDS
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
     from highwater.plan.command_line import Line
+    from highwater.plan.device import Device
     from highwater.plan.roads import Answer, Road
 
 _STATUS: Final = (
@@ -28,11 +28,6 @@ _STATUS: Final = (
 _EXIT: Final = {"fits": OK, "not_known": OK, "invalid": INVALID}
 _FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
 _MAX_ANSWER_BYTES: Final = 20_000_000
-# What a card is called is no size: drivers show less.
-_LABELS: Final = frozenset({16, 24, 32, 40, 48, 80, 96, 141, 180, 192})
-_LABEL_SHOWS: Final = 0.9  # at least so much of it
-# A size alone says which defaults vLLM takes (70 and 160 GiB); for the rest a common card of that size is taken.
-_OF_SIZE: Final = ((160, "B200"), (120, "H200"), (70, "H100"), (30, "L40S"), (0, "L4"))
 
 
 @click.command(epilog=_STATUS, context_settings={"ignore_unknown_options": True})
@@ -58,10 +53,9 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     from highwater.plan.roads import CannotBeAskedError
 
     try:
-        if wish is not None and (found := [name for name in _FOUND_BY_A_WISH if Line(words, {}).value(name)]):
-            raise PlanError(f"--wish: it finds this flag itself; leave --{found[0].replace('_', '-')} out")
         if live_url is not None:
             if wish is not None and words:
+                _refuse_lengths(Line(words, {}))
                 wish, words = _in_tokens(wish, words, own), ()
             show_live(ask_sidecar(live_url, words, wish, own), as_json=as_json)
         if own["image"] or own["pod"]:
@@ -86,54 +80,70 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
 
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
-    from highwater.commands.plan_measured import read_measured
+    from highwater.plan.device import judge_given, read_device
     from highwater.plan.model_files import placed
     from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
     from highwater.plan.wish import parse_wish, wish_json
 
-    card, total, notes = _device(own["device"])
-    wished = None if wish is None else parse_wish(wish)
-    question: dict[str, Any] = {"device_bytes": total, "in_use_bytes": _size("--others", own["others"])}
-    if own["device"] is None:
-        question["activation"] = False
+    device, wished = read_device(own["device"]), None if wish is None else parse_wish(wish)
+    total, notes = device.total_bytes, [] if device.note is None else [device.note]
+    if wished is not None:
+        _refuse_lengths(line)
+    if own["table"] and total is None:
+        raise PlanError("--table: nothing to compare with; --device names a card, or its size")
+    question = _question(line, own, total, notes)
+    with ExitStack() as opened:
+        folder = placed(line.model, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+        road = _road(own, device, opened, notes)
+        asking = Asking(road, line if folder is None else line.on(folder), question)
+        first = asking.ask({})
+        beside: dict[str, Any] = {"road": road.title, "command_line": str(line), "notes": notes}
+        answer = {**first, **beside}
+        if wished is not None:
+            granted = grant_asked(asking, wished, first)
+            beside["wish"] = wish_json(granted, lambda flags: str(line.changed(flags)))
+            if granted.chosen is not None:
+                beside["command_line"] = str(line.changed(granted.chosen.flags))
+                answer = dict(asking.ask(granted.chosen.flags))
+        elif own["table"]:
+            length = ((first.get("config") or {}).get("model") or {}).get("max_model_len")
+            beside |= {} if length is None else {"table": table(asking, int(length))}
+        elif is_tight(first):
+            beside["ways_out"] = list(ways_out(asking, first))
+        answer |= beside
+    if total is not None:
+        answer["device"] = {"name": own["device"], "total_bytes": total, "title": device.title}
+        if (judged := judge_given(answer, total, question.get("in_use_bytes", 0))) is not None:
+            may_hold, why = judged
+            notes[:0] = [why] if may_hold else []
+            if not may_hold:
+                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", why
+    return answer
+
+
+def _question(line: Line, own: dict[str, Any], total: int | None, notes: list[str]) -> dict[str, Any]:
+    """Return what goes with every command line, in the words of docs/plan-by-vllm.md."""
+    from highwater.commands.plan_measured import read_measured
+
+    question: dict[str, Any] = {"activation": False} if total is None else {"device_bytes": total}
+    if (others := _size("--others", own["others"])) is not None:
+        question["in_use_bytes"] = others
     if own["measured"] is not None:
         start = read_measured(Path(own["measured"]), line, total)
         question["measured"] = start.parts
         notes += start.notes
-    with ExitStack() as opened:
-        made = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        folder = placed(line.model, made)
-        road, why = _road(own, card, opened)
-        given = {key: value for key, value in question.items() if value is not None}
-        asking = Asking(road, line if folder is None else line.on(folder), given)
-        answer = {**asking.ask({}), "road": road.title, "command_line": str(line)}
-        answer["notes"] = [*notes, *why]
-        if own["device"] is not None:
-            answer["device"] = {
-                "name": own["device"],
-                "total_bytes": total,
-                "title": _title(own["device"], card, total),
-            }
-            _judge_card(answer, total)
-        if wished is not None:
-            granted = grant_asked(asking, wished, answer)
-            answer["wish"] = wish_json(granted, lambda flags: str(line.changed(flags)))
-            if granted.chosen is not None:
-                answer |= asking.ask(granted.chosen.flags)
-                answer["command_line"] = str(line.changed(granted.chosen.flags))
-        elif own["table"]:
-            length = answer.get("config", {}).get("model", {}).get("max_model_len")
-            if not length or own["device"] is None:
-                raise PlanError("--table: a card is needed, --device, and a command line that vLLM takes")
-            answer["table"] = table(asking, int(length))
-        elif is_tight(answer):
-            answer["ways_out"] = list(ways_out(asking, answer))
-    return answer
+    return question
+
+
+def _refuse_lengths(line: Line) -> None:
+    if found := [name for name in _FOUND_BY_A_WISH if line.value(name) is not None]:
+        raise PlanError(f"--wish: it finds this flag itself; leave --{found[0].replace('_', '-')} out")
 
 
 def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
     """Return a wish with its images in tokens, as the model on the command line takes them."""
     from highwater.plan.command_line import read_line
+    from highwater.plan.device import read_device
     from highwater.plan.ways_out import Asking, image_tokens
     from highwater.plan.wish import parse_wish
 
@@ -141,82 +151,19 @@ def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
     if wish.images is None or wish.images.width is None:
         return text
     with ExitStack() as opened:
-        image = image_tokens(Asking(_road(own, "H100", opened)[0], read_line(words)), wish.images)
+        image = image_tokens(Asking(_road(own, read_device(None), opened, []), read_line(words)), wish.images)
     tokens = 0 if image is None else image.prompt_tokens
     return f"{wish.conversations} x {wish.tokens} + {wish.images.count} images of {tokens} tokens"
 
 
-def _road(own: dict[str, Any], card: str, opened: ExitStack) -> tuple[Road, list[str]]:
+def _road(own: dict[str, Any], device: Device, opened: ExitStack, notes: list[str]) -> Road:
     from highwater.plan.roads import BuiltInRoad, VllmRoad, engine_here
 
-    python = own["engine_python"] or engine_here()
-    if own["built_in"] or python is None:
-        why = [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
-        return BuiltInRoad(CARDS[card] if _is_named(own["device"], card) else None), why
-    return opened.enter_context(VllmRoad(python, card, lambda text: click.echo(text, err=True))), []
-
-
-def _device(given: str | None) -> tuple[str, int | None, list[str]]:
-    """Return the card to pretend, its bytes, and what is to be said of a size. Raises PlanError: it is neither."""
-    from highwater.plan.command_line import size_of
-
-    if given is None:
-        return "H100", None, []
-    name = next((name for name in CARDS if _is_named(given, name)), None)
-    if name is not None:
-        return name, CARDS[name].total_bytes, []
-    try:
-        total = size_of(given)
-    except ValueError:
-        total = 0
-    if total < GIB:
-        meant = f"{given.strip()}GiB, or " if given.strip().isdecimal() else ""
-        raise PlanError(f"--device: {given!r} must be {meant}a size such as 22.5GiB, or one of {', '.join(CARDS)}")
-    name = next(name for gib, name in _OF_SIZE if total >= gib * GIB)
-    notes = [f"a card of {size_text(total)} is taken for one like an {name}; --device takes names too"]
-    number = float("".join(letter for letter in given if letter.isdigit() or letter == "."))
-    alike = {
-        card: found.total_bytes / GIB
-        for card, found in CARDS.items()
-        if _LABEL_SHOWS < found.total_bytes / GIB / number < 1
-    }
-    if number in _LABELS and alike:
-        shown = ", ".join(f"{card} {size:.2f}" for card, size in alike.items())
-        meant = name if name in alike else next(iter(alike))
-        notes[0] = f"{given} is a label; drivers show less, in GiB: {shown}; as in --device {meant}"
-    return name, total, notes
-
-
-def _is_named(given: str | None, card: str) -> bool:
-    return given is not None and given.strip().lower().replace(" ", "") == card.lower()
-
-
-def _title(given: str, card: str, total: int | None) -> str:
-    found = CARDS[card]
-    is_named = _is_named(given, card)
-    return f"{found.name}, {size_text(total)} ({found.read_in})" if is_named else f"a card of {size_text(total)}"
-
-
-def _judge_card(answer: dict[str, Any], total: int | None) -> None:
-    """Refuse bytes for the KV cache that were given, where the card cannot hold them beside the least weights."""
-    kv = answer.get("kv_cache") or {}
-    if answer.get("budget") or total is None or kv.get("available_bytes") is None:
-        return
-    weights = max(_least(rank["weights"]) for rank in answer["ranks"] if rank["weights"])
-    left = total - weights - kv["available_bytes"]
-    if left < 0:
-        answer["status"] = "does_not_fit"
-        kv["on_card"] = (
-            f"vLLM runs out of memory: the card's {size_text(total)} do not hold the weights (at least"
-            f" {size_text(weights)}) and the KV cache ({size_text(kv['available_bytes'])})."
-        )
-    else:
-        text = f"vLLM takes these bytes without a look at the card; {size_text(left)} are left beside the weights"
-        answer["notes"].insert(0, f"{text} and the KV cache, for activations, graphs and memory outside torch")
-
-
-def _least(figure: Any) -> int:  # noqa: ANN401 - JSON
-    return int(figure["low"] if isinstance(figure, dict) else figure[1])
+    python = None if own["built_in"] else own["engine_python"] or engine_here()
+    if python is not None:
+        return opened.enter_context(VllmRoad(python, device.pretended, lambda text: click.echo(text, err=True)))
+    notes += [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
+    return BuiltInRoad(CARDS[device.pretended] if device.is_named else None)
 
 
 def _size(option: str, text: str | None) -> int | None:
@@ -229,36 +176,31 @@ def _size(option: str, text: str | None) -> int | None:
 
 
 def _recorded(words: tuple[str, ...]) -> Answer | None:
-    """Return an answer that another machine gave, from a file or standard input; None: it is something else."""
-    if len(words) != 1 or not (words[0] == "-" or words[0].endswith(".json")):
-        return None
-    if words[0] == "-":
-        return None
+    """Return an answer that another machine gave, from a file; None: it is something else."""
     from highwater.plan.json_file import read_object
 
+    if len(words) != 1 or not words[0].endswith(".json"):
+        return None
     found = read_object(Path(words[0]), _MAX_ANSWER_BYTES, "a config.json, or an answer of highwater_worker.plan")
     return found if found.get("schema") == 1 and "status" in found else None
 
 
 def _container_command(line: Line, own: dict[str, Any]) -> str:
     """Return the command that asks the vLLM of an image or a pod; nothing is run."""
+    from highwater.plan.device import read_device
     from highwater.plan.roads import MODULE, worker_package
 
-    card, total, _ = _device(own["device"])
-    package, model = worker_package(), line.model
-    asked = ["python3", "-m", MODULE, "--card", card, *([] if total is None else ["--device-bytes", str(total)])]
-    asked += ["--", *line.argv]
+    device, others, package = read_device(own["device"]), _size("--others", own["others"]), worker_package()
+    model = None if line.model is None or not Path(line.model).exists() else Path(line.model).absolute()
+    asked = ["python3", "-m", MODULE, "--card", device.pretended]
+    asked += [] if device.total_bytes is None else ["--device-bytes", str(device.total_bytes)]
+    asked += [] if others is None else ["--in-use-bytes", str(others)]
+    asked += ["--", *(line if model is None or own["pod"] else line.on(model)).argv]
     if own["image"]:
-        mounts = [f"{package}:/highwater/{package.name}:ro"]
-        if model is not None and Path(model).exists():
-            mounts.append(f"{Path(model).absolute()}:{Path(model).absolute()}:ro")
+        mounts = [f"{package}:/highwater/{package.name}:ro", *([] if model is None else [f"{model}:{model}:ro"])]
         words = ["docker", "run", "--rm", "--network=none", "-e", "PYTHONPATH=/highwater"]
-        words += [word for mount in mounts for word in ("-v", mount)] + [
-            "--entrypoint",
-            asked[0],
-            own["image"],
-            *asked[1:],
-        ]
+        words += [word for mount in mounts for word in ("-v", mount)]
+        words += ["--entrypoint", asked[0], own["image"], *asked[1:]]
         return f"{shlex.join(words)} > answer.json\nhighwater plan answer.json"
     copy = f"tar -C {shlex.quote(str(package.parent))} -cf - --exclude=__pycache__ {package.name}"
     pod = shlex.quote(own["pod"])

@@ -18,7 +18,7 @@ _KEYS: Final = {"buffers": "persistent"}
 
 def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
-    if "wish" not in answer:
+    if "wish" not in answer or (answer.get("kv_cache") or {}).get("on_card"):
         click.echo(_wrapped(verdict(answer)))
     click.echo(_wrapped(_who(answer)) + "\n")
     if "wish" in answer:

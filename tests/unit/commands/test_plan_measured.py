@@ -13,12 +13,18 @@ from kvplan.errors import PlanError
 
 GIB = 1 << 30
 LINE = read_line(["vllm serve m -tp 2 --max-model-len 8192"])
-BEGIN = "(EngineCore pid=9) INFO 10-22 09:43:01 [core.py:134] Initializing a V1 LLM engine (v{version}) with config: model='m'"
+BEGIN = (
+    "(EngineCore pid=9) INFO 10-22 09:43:01 [core.py:134] Initializing a V1 LLM engine (v{version}) with config: "
+    "model='m'"
+)
 ARGUMENTS = (
     "(APIServer pid=1) INFO 10-22 09:43:00 [utils.py:286] non-default args: {'model_tag': 'm',"
     " 'tensor_parallel_size': 2, 'gpu_memory_utilization': 0.9}"
 )
-FREE = "Free memory on device (78.7/79.19 GiB) on startup. Desired GPU memory utilization is (0.9, 71.27 GiB). Actual usage is "
+FREE = (
+    "Free memory on device (78.7/79.19 GiB) on startup. Desired GPU memory utilization is (0.9, 71.27 GiB). Actual "
+    "usage is "
+)
 END = " Replace gpu_memory_utilization config with `--kv-cache-memory=1` (53.0 GiB) to fit into requested memory"
 SUMMARIES = {
     # vllm 0.11 to 0.26, v1/worker/gpu_worker.py: 17.37 GiB beside the KV cache.

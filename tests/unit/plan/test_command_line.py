@@ -83,7 +83,7 @@ def test_the_tables_know_aliases_human_sizes_switches_and_what_changes_no_memory
     ],
 )
 def test_what_the_tables_do_not_know_is_refused_by_name(given: str, said: str) -> None:
-    with pytest.raises(PlanError, match=".") as raised:
+    with pytest.raises(PlanError) as raised:
         parse(line(given))
     assert said in str(raised.value)
 

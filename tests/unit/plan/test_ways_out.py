@@ -140,6 +140,7 @@ def test_images_that_nobody_counts_are_refused() -> None:
 def test_a_wish_that_vllm_refuses_is_not_answered() -> None:
     class Refusing(Linear):
         def ask(self, line: Line, **question: Any) -> dict[str, Any]:
+            del line, question
             return {"status": "refused", "refusal": {"message": "no such length"}}
 
     one = Asking(Refusing(), read_line(["m"]))
