@@ -1,12 +1,14 @@
 """Records what vLLM answers to the questions of `highwater plan`: `python -m tests.support.record_answers`.
 
-Kept are the keys that the command reads; tests of the command then need no engine. What docs/plan.md shows is kept too.
+Kept are the keys that the command reads; tests of the command then need no engine. What docs/plan.md shows is made
+of them: `... record_answers screens` does that alone.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -18,7 +20,7 @@ from highwater.commands.plan import plan
 from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
 from highwater.plan import roads
 from tests.engines import ALL_RECIPES
-from tests.fakes.recorded_vllm import FILE, MODEL, key
+from tests.fakes.recorded_vllm import FILE, MODEL, key, write_python
 from tests.support.asked_starts import model_folder
 from tests.support.recorded_starts import LLAMA_8B
 
@@ -83,7 +85,6 @@ class _Recording(roads.VllmRoad):
 
 def main() -> None:
     environment = ensure_environment(DEFAULT_VERSION, recipes=ALL_RECIPES, announce=print)
-    screens: dict[str, str] = {}
     roads.VllmRoad = _Recording  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as made:
         folder = model_folder(Path(made), "llama", LLAMA_8B)
@@ -91,11 +92,22 @@ def main() -> None:
             words = shlex.split(f"{own} --engine-python {environment.python} -- {folder} {flags}")
             result = CliRunner().invoke(plan, words)
             click.echo(f"{own} -- {flags}\n{result.stdout}{result.exit_code} {result.exception}")
-            screens |= {name: result.stdout for name, shown in SHOWN.items() if shown == (own, flags)}
     rows = [f"{json.dumps(name)}: {json.dumps(answer)}" for name, answer in sorted(_Recording.answers.items())]
-    SCREENS.write_text(json.dumps(screens, indent=2) + "\n")
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
+def screens() -> dict[str, str]:
+    """Return what docs/plan.md shows, of the answers that are kept."""
+    with tempfile.TemporaryDirectory() as made:
+        python, shown = write_python(Path(made)), {}
+        for name, (own, flags) in SHOWN.items():
+            words = shlex.split(f"{own} --engine-python {python} -- /model {flags}")
+            command = f"$ highwater plan {own} -- vllm serve Llama-3.1-8B/ {flags}"
+            shown[name] = f"{command}\n{CliRunner().invoke(plan, words).stdout}"
+    return shown
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] != ["screens"]:
+        main()
+    SCREENS.write_text(json.dumps(screens(), indent=2) + "\n")

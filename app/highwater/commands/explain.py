@@ -93,10 +93,10 @@ def _compare(before: Explained, after: Explained, *, as_json: bool) -> None:
 def _show(answer: Explained) -> None:
     from rich.console import Console
 
-    from highwater.api.budget_text import budget_text
+    from highwater.api.budget_text import bar_of, budget_text
     from highwater.commands.budget_bar import draw
     from highwater.plan.explanation import tightest
 
     rank = tightest(answer.explanation.ranks)
-    drawn = rank is not None and draw(Console(highlight=False), rank)
+    drawn = rank is not None and draw(Console(highlight=False), bar_of(rank))
     click.echo(budget_text(answer, with_bar=not drawn), nl=False)

@@ -78,7 +78,7 @@ def _of_explanation(ranks: list[Mapping[str, Any]], path: Path) -> MeasuredStart
         found.append((rank.get("available_bytes") or 0, parts))
     if not any(parts for _, parts in found):
         raise PlanError(f"--measured: {path} describes no start: explanation.ranks has no parts")
-    return MeasuredStart(parts=min(found, key=lambda one: one[0])[1])
+    return MeasuredStart(parts={"buffers": 0, **min(found, key=lambda one: one[0])[1]})
 
 
 def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | None) -> MeasuredStart:
@@ -116,7 +116,7 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
     parts = {name: printed[name] for name in ("weights", "activation", "non_torch", "graphs") if name in printed}
     if "consumed" in printed and "weights" in printed:
         parts["non_torch"] = max(printed["consumed"] - printed["weights"], 0)
-        parts["graphs"] = 0
+        parts |= {"buffers": 0, "graphs": 0}  # in the one figure, and in the peak
     total = printed.get("total") or device_bytes
     share = float(arguments.get("gpu_memory_utilization") or _DEFAULT_SHARE)
     requested = printed.get("requested") or (None if total is None else round(total * share))
@@ -124,7 +124,7 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
         return parts
     rest = requested - printed["kv"] - sum(parts.values())
     name = "graphs" if "non_torch" in parts else "non_torch" if "activation" in parts else "activation"
-    zero = dict.fromkeys(("weights", "activation", "non_torch", "graphs"), 0)
+    zero = dict.fromkeys(("weights", "activation", "non_torch", "buffers", "graphs"), 0)
     return {**zero, **parts, name: max(parts.get(name, 0) + rest, 0)}
 
 

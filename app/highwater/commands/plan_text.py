@@ -9,11 +9,19 @@ from typing import Any, Final
 
 import click
 
+from highwater.text.budget_bar import BudgetBar
 from highwater.units import UNKNOWN, gib_text, size_text
 
 WIDTH: Final = 100
 _MAX_NOTES: Final = 4
-_KEYS: Final = {"buffers": "persistent"}
+_PARTS: Final = {
+    "weights": ("weights", "weights"),
+    "activation": ("activation", "peak activation"),
+    "non_torch": ("non_torch", "non-torch"),
+    "buffers": ("persistent", "buffers"),
+    "graphs": ("graphs", "graphs"),
+    "kv_cache": ("kv_cache", "KV cache"),
+}
 
 
 def show(answer: Mapping[str, Any]) -> None:
@@ -49,7 +57,9 @@ def verdict(answer: Mapping[str, Any]) -> str:
     if (card := kv.get("on_card")) and status != "fits" and (kv.get("needed_bytes") or 0) <= (high or 0):
         return f"It {'does' if status == 'does_not_fit' else 'may'} not fit: {card}"
     if status == "fits":
-        return f"It fits: {kv['max_concurrency']:,.2f} requests of {length:,} tokens at once. {card or ''}".rstrip()
+        held = kv.get("max_concurrency")
+        at_once = "vLLM starts" if held is None else f"{held:,.2f} requests of {length:,} tokens at once"
+        return f"It fits: {at_once}. {card or ''}".rstrip()
     if status == "does_not_fit":
         longest = kv.get("max_model_len_that_fits")
         at_most = f"the longest that fits is {longest:,}" if longest else "no length fits"
@@ -72,7 +82,7 @@ def verdict(answer: Mapping[str, Any]) -> str:
 
 def _who(answer: Mapping[str, Any]) -> str:
     card, device = answer.get("card") or {}, answer.get("device")
-    who = answer.get("road", "vLLM {vllm} itself").format(**answer.get("versions") or {"vllm": "(version unknown)"})
+    who = answer.get("road", "vLLM {vllm} itself").replace("{vllm}", (answer.get("versions") or {}).get("vllm", ""))
     on = f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
     return f"{who}{on}"
 
@@ -101,7 +111,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
     if (budget := answer.get("budget")) is not None:
         share = answer["config"]["cache"]["gpu_memory_utilization"]
         outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
-        yield _row("bound by", f"--gpu-memory-utilization {share:g}; outside it {outside}, for others and late graphs")
+        yield _row("bound by", f"--gpu-memory-utilization {share:g}; {outside} outside, for others and late graphs")
     elif kv.get("available_bytes") is not None:
         yield _row("bound by", "the bytes that were given for the KV cache")
 
@@ -110,32 +120,28 @@ def _bar(answer: Mapping[str, Any]) -> None:
     """Draw the rank that binds, as `highwater explain` draws a running one."""
     from rich.console import Console
 
-    from highwater.api.budget_text import LETTERS, bar_text
     from highwater.commands.budget_bar import draw
-    from highwater.plan.budget import RankBudget
-    from highwater.plan.budget_parts import part_of
-    from highwater.readings.rank import Device
 
     budget = answer.get("budget")
-    if budget is None or answer["status"] == "refused":
+    if budget is None:
         return
     total, requested = budget["total_bytes"], budget["requested_bytes"]
-    rows = [{name: _figure(part)["bytes"] for name, part in rank.items()} for rank in budget["ranks"]]
-    number = max(range(len(rows)), key=lambda each: sum(rows[each].values()))
-    sizes = {**rows[number], "kv_cache": max(requested - sum(rows[number].values()), 0)}
-    rank = RankBudget(
-        rank=number, device=Device(type="cuda"), total_bytes=total, requested_bytes=requested,
-        outside_bytes=total - requested, parts=tuple(part_of(_KEYS.get(name, name), sizes[name]) for name in sizes),
-    )  # fmt: skip
-    if not draw(Console(highlight=False, width=WIDTH), rank):
-        listed = [f"{LETTERS[part.key]} {part.title} {gib_text(part.bytes)}" for part in rank.parts if part.bytes]
-        click.echo("\n".join(["", *bar_text(rank).splitlines()[:-1], _wrapped(", ".join(listed)), ""]))
-
-
-def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON
-    return (
-        part if isinstance(part, Mapping) else dict(zip(("bytes", "low", "high", "grade", "why"), part, strict=False))
+    sizes = [{name: _figure(part)["bytes"] for name, part in rank.items()} for rank in budget["ranks"]]
+    number = max(range(len(sizes)), key=lambda each: sum(sizes[each].values()))
+    left = max(requested - sum(sizes[number].values()), 0)
+    bar = BudgetBar(
+        title=f"rank {number}, {gib_text(total)}",
+        parts=[(*_PARTS.get(name, (name, name)), size) for name, size in {**sizes[number], "kv_cache": left}.items()],
+        requested_bytes=requested,
+        outside_bytes=total - requested,
     )
+    click.echo()
+    if not draw(Console(highlight=False, width=WIDTH), bar):
+        click.echo(bar.text(with_sizes=True) + "\n")
+
+
+def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON: an object, or a row of its values
+    return part if isinstance(part, Mapping) else {"bytes": part[0]}
 
 
 def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
@@ -170,14 +176,10 @@ def _table(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _notes(answer: Mapping[str, Any]) -> None:
-    told = [
-        ("note", answer.get("notes")),
-        ("not counted", answer.get("not_counted")),
-        ("guessed", answer.get("guessed")),
-    ]
-    notes = [f"{kind}: {text}" for kind, texts in told for text in texts or ()]
+    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
+    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
     if names := answer.get("pretended"):
-        notes.append(f"pretended: {names[0]}" + (f", and {len(names) - 1} more" if names[1:] else ""))
+        notes.append(f"pretended: {names[0]}" + (", and more: --json" if names[1:] else ""))
     for note in notes[:_MAX_NOTES]:
         click.echo(_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")))
     if len(notes) > _MAX_NOTES:

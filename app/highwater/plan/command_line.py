@@ -53,11 +53,12 @@ class Line:
 
     def __str__(self) -> str:
         """Return it as a shell takes it."""
-        return shlex.join(self.argv)
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
+        return " ".join([*before, shlex.join(["vllm", "serve", *self.words])])
 
     def value(self, name: str) -> str | None:
         """Return the last value of a flag, by its name with underscores; a switch has "True". None: not given."""
-        given = [" ".join(words[1:]) or words[0].partition("=")[2] for key, words in self._split() if key == name]
+        given = [words[0].partition("=")[2] or "".join(words[1:2]) for key, words in self._split() if key == name]
         return given[-1] or "True" if given else None
 
     def on(self, model: Path) -> Line:
@@ -67,7 +68,9 @@ class Line:
 
     def changed(self, flags: Mapping[str, Any]) -> Line:
         """Return it with flags of one value, by their names with underscores, in place of those that it has."""
-        words = [word for key, part in self._split() if key not in flags for word in part]
+        words: list[str] = []
+        for key, part in self._split():  # a model may stand behind the value
+            words += part if key not in flags else part[1 if "=" in part[0] else 2 :]
         for key, value in flags.items():
             text = json.dumps(value) if isinstance(value, Mapping) else str(value)
             words += [_SHORT.get(key, f"--{key.replace('_', '-')}"), text]

@@ -14,6 +14,7 @@ from highwater.commands import plan_text
 from highwater.commands.plan import plan
 from highwater.plan import built_in, roads
 from tests.fakes.recorded_vllm import FILE, write_python
+from tests.support.record_answers import SCREENS, screens
 from tests.unit.plan.test_built_in import Rules
 
 GIB = 1 << 30
@@ -251,3 +252,8 @@ def test_a_plan_loads_neither_torch_nor_the_sidecar(model: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_shows_what_the_command_prints() -> None:
+    """`python -m tests.support.record_answers screens` writes it again."""
+    assert json.loads(SCREENS.read_text()) == screens()

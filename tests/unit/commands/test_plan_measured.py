@@ -96,6 +96,7 @@ def test_without_the_summary_the_share_of_the_card_gives_the_rest(tmp_path: Path
         "weights": 14.99,
         "activation": round(72 - 53.9 - 14.99, 2),
         "non_torch": 0,
+        "buffers": 0,
         "graphs": 0,
     }
     assert list(read_measured(log(tmp_path, lines), LINE, None).parts) == ["weights"]
@@ -130,7 +131,7 @@ def test_what_explain_wrote_is_told_by_its_content(tmp_path: Path) -> None:
 
     file = tmp_path / "before.json"
     file.write_text(json.dumps({"explanation": {"ranks": [rank(90, 10), rank(80, 20)]}}))
-    assert read_measured(file, LINE, None).parts == {"weights": 20, "activation": 2, "non_torch": 7}
+    assert read_measured(file, LINE, None).parts == {"buffers": 0, "weights": 20, "activation": 2, "non_torch": 7}
 
 
 @pytest.mark.parametrize(

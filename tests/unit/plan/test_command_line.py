@@ -55,6 +55,15 @@ def test_other_flags_stand_in_place_of_those_that_were_given_in_any_spelling() -
     assert str(changed).startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve Qwen/Qwen3-14B -sc '{")
 
 
+def test_a_model_behind_a_flag_stays_where_a_flag_goes() -> None:
+    for given in ("--max-model-len 9 m", "--max-model-len=9 m"):
+        assert line(f"vllm serve {given}").changed({"max_model_len": 8}).words == ("m", "--max-model-len", "8")
+
+
+def test_a_line_is_shown_as_a_shell_takes_it() -> None:
+    assert str(line("A='1 2' vllm serve m")) == "A='1 2' vllm serve m"
+
+
 def test_a_model_is_put_elsewhere_wherever_it_stands() -> None:
     assert line("vllm serve m -tp 2").on(Path("/x")).words == ("/x", "-tp", "2")
     assert line("vllm serve -tp 2 --model m").on(Path("/x")).model == "/x"
