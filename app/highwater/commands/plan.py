@@ -66,7 +66,10 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
         if as_json:
             print_json({"schema": 1, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
-        sys.exit(CANNOT_BE_ASKED if isinstance(exc, CannotBeAskedError) else INVALID)
+        if isinstance(exc, CannotBeAskedError):
+            click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
+            sys.exit(CANNOT_BE_ASKED)
+        sys.exit(INVALID)
     if as_json:
         print_json(answer)
     else:

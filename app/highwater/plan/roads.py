@@ -117,7 +117,7 @@ class VllmRoad:
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
         answer = self._json({"argv": line.argv, **question})
         if answer["status"] == "cannot_be_asked":
-            why = f"this vLLM cannot be asked: {answer.get('error')}"
+            why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
         return answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,18 +130,22 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
     if wish.images is not None and answer.get("encoder", {}) is None:
         raise PlanError(f"wish: {wish.images.count} images: the model takes none; wish for conversations alone")
 
+    known: dict[str, _Asked] = {}
+
     def pool(flags: Flags) -> _Asked:
-        layers = _answered(asking.ask(flags, kv_cache_bytes=_SEEN))["kv_cache"]
-        each = round(layers["blocks"] / layers["max_concurrency"])
-        size = layers["bytes_per_block"]
-        if is_open:
-            return _Asked(
-                blocks=wish.conversations * each + 1, bytes_per_block=size, blocks_per_request=each, fits=True
+        """Return the KV cache of the fewest bytes; a search comes back to the same flags."""
+        if (key := json.dumps(flags, sort_keys=True)) not in known:
+            found: Answer = {"status": "fits", "kv_cache": {}} if is_open else _answered(asking.ask(flags))
+            kv = layers = found["kv_cache"]
+            if not kv.get("max_concurrency"):  # it is refused: its layers are those of a cache that is large enough
+                layers = _answered(asking.ask(flags, kv_cache_bytes=_SEEN))["kv_cache"]
+            size, each = layers["bytes_per_block"], round(layers["blocks"] / layers["max_concurrency"])
+            left = kv.get("available_bytes_low", kv.get("available_bytes"))
+            blocks = wish.conversations * each + 1 if left is None else left // size
+            known[key] = _Asked(
+                blocks=blocks, bytes_per_block=size, blocks_per_request=each, fits=found["status"] == "fits"
             )
-        found = _answered(asking.ask(flags))
-        kv, fits = found["kv_cache"], found["status"] == "fits"
-        blocks = kv.get("blocks_low") if fits else kv["available_bytes"] // size
-        return _Asked(blocks=blocks or kv["blocks"], bytes_per_block=size, blocks_per_request=each, fits=fits)
+        return known[key]
 
     share, dtype, ranks = present(answer)
     granted = grant(
