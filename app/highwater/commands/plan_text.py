@@ -172,7 +172,7 @@ def _table(table: Mapping[str, Any]) -> Iterator[str]:
     rows = [[f"{row['max_model_len']:,}", *map(cell, row["max_concurrency"])] for row in table["rows"]]
     heads = ["requests at once of", *(f"-tp {ranks}" for ranks in table["tensor_parallel_size"])]
     yield from text_table(heads, rows).splitlines()
-    yield "? the bounds of the estimate leave open whether one fits; - vLLM refuses it, or not one fits"
+    yield "? the bounds of the estimate leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
 
 
 def _notes(answer: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dic
     flags = parsed.flags(device_bytes=total or None, **named)
     start = read_start(config, flags, checkpoint_bytes=checkpoint_bytes(folder))
     found = _found(start, parsed.model or "")
+    if line.environ:
+        found["guessed"].append(f"the environment {', '.join(line.environ)} was not looked at")
     if parsed.ignored:
         found["guessed"].append(f"no memory depends on {', '.join(parsed.ignored)}")
     given = question.get("kv_cache_bytes") or flags.kv_cache_memory_bytes

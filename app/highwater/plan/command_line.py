@@ -234,11 +234,13 @@ def parse(line: Line) -> Parsed:
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, dest=f"ignored {name}")
     # Its opposite makes a step as long as the longest sequence.
     parser.add_argument("--enable-chunked-prefill", action="store_true", dest="ignored enable-chunked-prefill")
-    words = [*_of_config(line.value("config")), *_without_config(line.words)]
+    parser.add_argument("--config", dest="ignored config", default="")  # its flags are read before the others
+    words = [*_of_config(line.value("config")), *line.words]
     found, unknown = parser.parse_known_args([_with_hyphens(word) for word in words])
     if unknown:
         raise PlanError(f"{unknown[0]}: it is not known here what this flag does to memory")
     values = vars(found)
+    del values["ignored config"]
     model = values.pop("model_tag", None) or values.pop("model", None)
     values.pop("model", None)
     ignored = tuple(f"--{name.partition(' ')[2]}" for name in values if name.startswith("ignored "))
@@ -259,13 +261,6 @@ def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _with_hyphens(word: str) -> str:
     name, is_joined, value = word.partition("=")
     return name.replace("_", "-") + is_joined + value if name.startswith("--") else word
-
-
-def _without_config(words: Sequence[str]) -> list[str]:
-    return [
-        word for n, word in enumerate(words)
-        if not word.startswith("--config=") and word != "--config" and words[n - 1 : n] != ("--config",)
-    ]  # fmt: skip
 
 
 def _of_config(path: str | None) -> list[str]:

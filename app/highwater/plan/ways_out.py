@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from highwater.plan.command_line import Line
-from highwater.plan.roads import Answer, Road
+from highwater.plan.roads import Answer, CannotBeAskedError, Road
 from highwater.plan.wish import Flags, Granted, Images, ImageTokens, Wish, changes, grant
 from kvplan.errors import PlanError
 
 TIGHT: Final = 2.0
 """Fewer requests of the whole length at once than this: one that is long makes the others wait."""
 RANKS: Final = (1, 2, 4, 8)
-_SEEN: Final = 1 << 50
+_SEEN: Final = 1 << 50  # bytes enough for any layers to be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ def status_of(asking: Asking, flags: Flags) -> tuple[str, Answer]:
     """Return an answer's status and the answer; ``refused`` where a flag is refused in another way."""
     try:
         answer = asking.ask(flags)
+    except CannotBeAskedError:
+        return "cannot_be_asked", {}
     except PlanError:
         return "refused", {}
     return answer["status"], answer
@@ -96,12 +98,13 @@ def _way(flags: Flags, answer: Answer) -> dict[str, Any]:
 
 
 def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str, Any]:
-    """Return the requests at once by length and TP: None where vLLM refuses, `?` where the bounds leave it open."""
+    """Return the requests at once by length and TP: None where vLLM refuses, `?` where that is open."""
     lengths = [length * times // 4 for times in (1, 2, 4, 8, 16) if length * times // 4]
 
     def cell(flags: Flags) -> float | str | None:
         status, answer = status_of(asking, flags)
-        return answer["kv_cache"]["max_concurrency"] if status == "fits" else "?" if status == "may_not_fit" else None
+        is_open = status in ("may_not_fit", "not_known", "cannot_be_asked")
+        return answer["kv_cache"]["max_concurrency"] if status == "fits" else "?" if is_open else None
 
     rows = [
         {"max_model_len": each,

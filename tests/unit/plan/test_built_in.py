@@ -152,3 +152,11 @@ def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_n
     snapshot.mkdir(parents=True)
     (model / "config.json").rename(snapshot / "config.json")
     assert ask(monkeypatch, Path("org/name"))["status"] == "not_known"
+
+
+def test_variables_before_the_command_are_said_not_to_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.setattr(built_in, "read_start", Rules())
+    answer = BuiltInRoad(None).ask(read_line([f"VLLM_USE_V2_MODEL_RUNNER=0 vllm serve {model}"]))
+    assert "the environment VLLM_USE_V2_MODEL_RUNNER was not looked at" in answer["guessed"]
