@@ -97,7 +97,7 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     question = _question(line, own, total, notes)
     with ExitStack() as opened:
         folder = placed(line.model, Path(opened.enter_context(tempfile.TemporaryDirectory())))
-        road = _road(own, device, opened, notes)
+        road = _road(line, own, device, opened, notes)
         asking = Asking(road, line if folder is None else line.on(folder), question)
         first = asking.ask({})
         beside: dict[str, Any] = {"road": road.title, "command_line": str(line), "notes": notes}
@@ -154,19 +154,20 @@ def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
     if wish.images is None or wish.images.width is None:
         return text
     with ExitStack() as opened:
-        image = image_tokens(Asking(_road(own, read_device(None), opened, []), read_line(words)), wish.images)
+        road = _road(line := read_line(words), own, read_device(None), opened, [])
+        image = image_tokens(Asking(road, line), wish.images)
     tokens = 0 if image is None else image.prompt_tokens
     return f"{wish.conversations} x {wish.tokens} + {wish.images.count} images of {tokens} tokens"
 
 
-def _road(own: dict[str, Any], device: Device, opened: ExitStack, notes: list[str]) -> Road:
+def _road(line: Line, own: dict[str, Any], device: Device, opened: ExitStack, notes: list[str]) -> Road:
     from highwater.plan.roads import BuiltInRoad, VllmRoad, engine_here
 
     python = None if own["built_in"] else own["engine_python"] or engine_here()
     if python is not None:
         return opened.enter_context(VllmRoad(python, device.pretended, lambda text: click.echo(text, err=True)))
     notes += [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
-    return BuiltInRoad(CARDS[device.pretended] if device.is_named else None)
+    return BuiltInRoad(CARDS[device.pretended] if device.is_named else None, line)
 
 
 def _size(option: str, text: str | None) -> int | None:

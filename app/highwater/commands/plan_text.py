@@ -68,12 +68,11 @@ def verdict(answer: Mapping[str, Any]) -> str:
     if status == "may_not_fit":
         return f"It may not fit: {needs} of KV cache, and {size_text(low)} to {size_text(high)} are left for it."
     if status == "not_known":
-        cause = next((text for text in answer.get("not_counted") or () if "activation peak" in text), None)
-        return f"{needs[:1].upper()}{needs[1:]} of KV cache. " + (
-            f"What a start leaves of the card is not known ({cause}); --measured or --kv-cache-memory-bytes gives it."
-            if cause and answer.get("device") else
-            "It was compared with nothing: --device names a card, or its size."
-        )  # fmt: skip
+        unknown = (
+            "What a start leaves of the card is not known (below); --measured or --kv-cache-memory-bytes gives it."
+        )
+        nothing = "It was compared with nothing: --device names a card, or its size."
+        return f"{needs[:1].upper()}{needs[1:]} of KV cache. {unknown if answer.get('device') else nothing}"
     said = str((answer.get("refusal") or {}).get("message") or answer.get("error"))
     # pydantic puts the input, and an address, behind what vLLM says.
     found = re.search(r"Value error, (.+?)\s*\[type=", said, re.DOTALL)

@@ -57,6 +57,7 @@ class Road(Protocol):
 @dataclass(frozen=True, slots=True)
 class BuiltInRoad:
     card: Card | None  # None: not named
+    pasted: Line | None = None  # the command line as people know it, where its model was put elsewhere
     title: str = "The built-in's rules, with the defaults of vLLM {vllm}"
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
@@ -65,7 +66,7 @@ class BuiltInRoad:
         except PlanError as exc:
             raise PlanError(
                 f"{exc}. This is the built-in, for the commonest models and flags; a vLLM answers for all:"
-                f" highwater plan --engine-python PATH -- {line}"
+                f" highwater plan --engine-python PATH -- {self.pasted or line}"
             ) from exc
 
 

@@ -236,10 +236,9 @@ def test_every_status_has_a_verdict() -> None:
     kv = {"needed_bytes": GIB, "available_bytes_low": 0, "available_bytes_high": 0, "max_model_len_that_fits": 0}
     said = plan_text.verdict({"status": "does_not_fit", "kv_cache": kv})
     assert said.endswith("0 B are left for it; no length fits.")
-    unknown = plan_text.verdict(
-        {"status": "not_known", "kv_cache": kv, "not_counted": ["the activation peak: x"], "device": {}}
-    )
-    assert "It was compared with nothing" in unknown
+    unknown = {"status": "not_known", "kv_cache": kv}
+    assert "It was compared with nothing" in plan_text.verdict(unknown)
+    assert "What a start leaves of the card is not known" in plan_text.verdict({**unknown, "device": {"title": "L4"}})
 
 
 def test_a_plan_loads_neither_torch_nor_the_sidecar(model: Path) -> None:
