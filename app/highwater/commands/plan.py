@@ -13,6 +13,7 @@ import click
 
 from highwater.commands.plan_live import ask_sidecar, print_json, show_live
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
+from highwater.readings.schema import SCHEMA
 from highwater_worker.plan.cards import CARDS
 from kvplan.errors import PlanError
 
@@ -64,7 +65,7 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
         answer: Answer = _recorded(words) or _asked(read_line(words), wish, own)
     except PlanError as exc:
         if as_json:
-            print_json({"schema": 1, "error": str(exc)})
+            print_json({"schema": SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         if isinstance(exc, CannotBeAskedError):
             click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
@@ -186,7 +187,7 @@ def _recorded(words: tuple[str, ...]) -> Answer | None:
     if len(words) != 1 or not words[0].endswith(".json"):
         return None
     found = read_object(Path(words[0]), _MAX_ANSWER_BYTES, "a config.json, or an answer of highwater_worker.plan")
-    return found if found.get("schema") == 1 and "status" in found else None
+    return found if found.get("schema") == SCHEMA and "status" in found else None
 
 
 def _container_command(line: Line, own: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a start measured, from its log as any collector keeps it, or from a file of `highwater explain --json`."""
+"""A start's own figures, from its log as any collector keeps it, or from a file of `highwater explain --json`."""
 
 from __future__ import annotations
 

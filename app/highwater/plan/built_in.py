@@ -11,6 +11,7 @@ from typing import Any, Final
 from highwater.plan.command_line import Line, parse
 from highwater.plan.json_file import read_object
 from highwater.plan.model_files import checkpoint_bytes, folder_of
+from highwater.readings.schema import SCHEMA
 from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
@@ -65,7 +66,7 @@ def _found(start: Start, model: str) -> dict[str, Any]:
     flags = start.flags
     weights = [{"rank": rank, "weights": astuple(figure)} for rank, figure in enumerate(start.weights)]
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "versions": {"vllm": text_of(NEWEST_KNOWN)},
         "architecture": start.architecture,
         "config": {

@@ -36,7 +36,7 @@ _SHORT: Final = {"tensor_parallel_size": "-tp"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What follows `vllm serve`, as it was written, and the environment before it."""
+    """The words behind `vllm serve`, as they were written, and the environment before it."""
 
     words: tuple[str, ...]
     environ: Mapping[str, str]

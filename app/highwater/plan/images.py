@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from highwater.plan.json_file import ConfigJson
-from highwater.plan.wish import ImageTokens as ImageTokens  # noqa: PLC0414 - others take it from here
+from highwater.plan.wish import ImageTokens
 from kvplan.errors import PlanError
 
 # Families whose largest item is an image, of a size that does not depend on its shape.

@@ -1,4 +1,4 @@
-"""Where a model's config.json is: a folder, a file, standard input, or the local cache of Hugging Face."""
+"""A model's config.json, wherever it is: a folder, a file, standard input, or the local cache of Hugging Face."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Road(Protocol):
 
     @property
     def title(self) -> str:
-        """Who answers, for people; ``{vllm}`` stands for the version."""
+        """The road, for people; ``{vllm}`` stands for the version."""
         ...
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON

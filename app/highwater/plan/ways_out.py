@@ -1,4 +1,4 @@
-"""What makes room where a command line does not fit, or only just: each way is asked before it is named."""
+"""Ways out where a command line does not fit, or only just: each is asked before it is named; tables and wishes too."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ Flags: TypeAlias = Mapping[str, Any]
 
 
 class Pool(Protocol):
-    """What a wish asks of a KV cache, whoever sized it."""
+    """A KV cache as a wish looks at it, whoever sized it."""
 
     @property
     def blocks(self) -> int: ...
