@@ -32,10 +32,11 @@ _PRINTED: Final[Mapping[str, re.Pattern[str]]] = {
     "activation": re.compile(rf"{_SUMMARY}.{{1,299}}? {_GIB} for peak activation"),
     "non_torch": re.compile(rf"{_SUMMARY}.{{1,399}}? {_GIB} for non-torch memory"),
 }
-_BEGINS: Final = re.compile(r"Initializing a V1 LLM engine \(v([\w.+]{1,40})\)|vLLM API server version")
+_BEGINS: Final = re.compile(r"Initializing a V1 LLM engine|vLLM API server version")
 _ARGUMENTS: Final = re.compile(r"non-default args: (\{.*\})")
 # Flags that a part depends on: with another value it does not carry over.
-_OF_ALL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "speculative_config")
+_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size")
+_OF_ALL: Final = (*_PARALLEL, "quantization", "dtype", "speculative_config")
 _OF_PEAK: Final = ("max_num_batched_tokens", "max_num_seqs", "limit_mm_per_prompt", "enforce_eager")
 _DEFAULT_SHARE: Final = 0.92
 
@@ -60,25 +61,28 @@ def read_measured(path: Path, line: Line, device_bytes: int | None) -> MeasuredS
     except (OSError, ValueError) as exc:
         raise PlanError(f"--measured: {path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     try:
-        explained = json.loads(content)["explanation"]["ranks"]
+        explained = json.loads(content)["explanation"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return _of_log(WholeLines().of(content), path, line, device_bytes)
-    return _of_explanation(explained, path)
+    try:
+        return _of_explanation(explained, line)
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise PlanError(f"--measured: {path} describes no start: explanation.ranks has no parts") from exc
 
 
-def _of_explanation(ranks: list[Mapping[str, Any]], path: Path) -> MeasuredStart:
+def _of_explanation(explained: Mapping[str, Any], line: Line) -> MeasuredStart:
     names = {"persistent": "non_torch", "consumed": "non_torch"}
-    found = []
-    for rank in ranks:
-        parts: dict[str, int] = {}
-        for part in rank.get("parts") or ():
-            key = names.get(part["key"], part["key"])
-            if key in ("weights", "activation", "non_torch", "graphs"):
-                parts[key] = parts.get(key, 0) + int(part["bytes"])
-        found.append((rank.get("available_bytes") or 0, parts))
-    if not any(parts for _, parts in found):
-        raise PlanError(f"--measured: {path} describes no start: explanation.ranks has no parts")
-    return MeasuredStart(parts={"buffers": 0, **min(found, key=lambda one: one[0])[1]})
+    binding = min(explained["ranks"], key=lambda rank: rank.get("available_bytes") or 0)
+    parts: dict[str, int] = {"buffers": 0}
+    for part in binding["parts"]:
+        key = names.get(part["key"], part["key"])
+        if key in ("weights", "activation", "non_torch", "graphs"):
+            parts[key] = parts.get(key, 0) + int(part["bytes"])
+    start = MeasuredStart(parts=parts)
+    # The limits have defaults filled in: what the line does not say is no difference.
+    limits = {key: value for key, value in (explained.get("limits") or {}).items() if line.value(key) is not None}
+    _compare(start, {**limits, **(explained.get("parallel") or {})}, line, (*_PARALLEL, *limits))
+    return start
 
 
 def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | None) -> MeasuredStart:
@@ -99,7 +103,12 @@ def _of_log(texts: Iterable[str], path: Path, line: Line, device_bytes: int | No
         raise PlanError(f"--measured: {path} has no line of a start, such as 'Model loading took 14.99 GiB memory'")
     binding = min(ranks.values(), key=lambda printed: printed.get("kv", 0))
     start = MeasuredStart(parts=_parts(binding, arguments, device_bytes))
-    _compare(start, arguments, line)
+    before, now = (
+        Path(str(name or "")).name for name in (arguments.get("model_tag", arguments.get("model")), line.model)
+    )
+    if before and now and before != now:
+        raise PlanError(f"--measured: {path} is a start of {before!r}, and the command line serves {now!r}")
+    _compare(start, arguments, line, (*_OF_ALL, *_OF_PEAK))
     return start
 
 
@@ -128,9 +137,9 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
     return {**zero, **parts, name: max(parts.get(name, 0) + rest, 0)}
 
 
-def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line) -> None:
+def _compare(start: MeasuredStart, arguments: Mapping[str, Any], line: Line, names: Iterable[str]) -> None:
     """Leave out what another command line measured, and say so."""
-    for name in (*_OF_ALL, *_OF_PEAK):
+    for name in names:
         default = "1" if name.endswith("parallel_size") else None
         before, now = _word(arguments.get(name, default)), _word(line.value(name) or default)
         if before == now:
@@ -148,10 +157,6 @@ def _word(value: object) -> str:
             value = json.loads(value) if value.startswith("{") else size_of(value)
         except (ValueError, RecursionError):
             return str(value)
-    return (
-        ""
-        if value is None
-        else json.dumps(value, sort_keys=True, default=str)
-        if isinstance(value, dict)
-        else str(value)
-    )
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True, default=str)
+    return "" if value is None else str(value)

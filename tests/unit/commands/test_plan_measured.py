@@ -130,14 +130,28 @@ def test_what_explain_wrote_is_told_by_its_content(tmp_path: Path) -> None:
         return {"available_bytes": available, "parts": [{"key": key, "bytes": size} for key, size in parts]}
 
     file = tmp_path / "before.json"
-    file.write_text(json.dumps({"explanation": {"ranks": [rank(90, 10), rank(80, 20)]}}))
+    explanation = {
+        "ranks": [rank(90, 10), rank(80, 20)],
+        "parallel": {"tensor_parallel_size": 2},
+        "limits": {"max_num_seqs": 256},
+    }
+    file.write_text(json.dumps({"explanation": explanation}))
     assert read_measured(file, LINE, None).parts == {"buffers": 0, "weights": 20, "activation": 2, "non_torch": 7}
+    other = read_measured(file, read_line(["m -tp 4"]), None)
+    assert (other.parts, "--tensor-parallel-size 2, this line 4" in other.notes[0]) == ({}, True)
+    assert list(read_measured(file, read_line(["m -tp 2 --max-num-seqs 8"]), None).parts) == ["weights"]
+
+
+def test_another_models_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="is a start of 'm', and the command line serves 'other'"):
+        read_measured(log(tmp_path, [ARGUMENTS, *start("0.19.0")]), read_line(["/models/other -tp 2"]), None)
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("nothing of vLLM\n", "has no line of a start, such as 'Model loading took"),
+        ('{"explanation": {"ranks": [1]}}', "describes no start"),
         ('{"explanation": {"ranks": []}}', "describes no start: explanation.ranks has no parts"),
     ],
 )
