@@ -16,6 +16,7 @@ from kvplan.errors import PlanError
 TIGHT: Final = 2.0
 """Fewer requests of the whole length at once than this: one that is long makes the others wait."""
 RANKS: Final = (1, 2, 4, 8)
+_ONE: Final = {"tensor_parallel_size": "1"}
 _SEEN: Final = 1 << 50  # bytes enough for any layers to be seen
 
 
@@ -28,8 +29,13 @@ class Asking:
     question: Mapping[str, Any] = field(default_factory=dict)
 
     def ask(self, flags: Flags, **more: Any) -> Answer:  # noqa: ANN401 - JSON
-        """Return the answer with other flags. Raises PlanError: there is none."""
-        return self.road.ask(self.line.changed(flags), **self.question, **more)
+        """Return the answer with other flags, for which what was measured may not hold. Raises PlanError: none."""
+        question = {**self.question, **more}
+        others = {name for name, value in flags.items() if str(value) != (self.line.value(name) or _ONE.get(name))}
+        if "measured" in question and others & {"tensor_parallel_size", "max_num_seqs"}:
+            kept = {} if "tensor_parallel_size" in others else {"weights"}
+            question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
+        return self.road.ask(self.line.changed(flags), **question)
 
 
 def status_of(asking: Asking, flags: Flags) -> tuple[str, Answer]:

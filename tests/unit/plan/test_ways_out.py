@@ -20,10 +20,11 @@ class Linear:
     title = "a rule"
 
     def __init__(self, margin: int = 100) -> None:
-        self.margin, self.asked = margin, 0
+        self.margin, self.asked, self.measured = margin, 0, None
 
     def ask(self, line: Line, **question: Any) -> dict[str, Any]:
         self.asked += 1
+        self.measured = question.get("measured")
         length, ranks = int(line.value("max_model_len") or 8000), int(line.value("tensor_parallel_size") or 1)
         if ranks == 8:
             raise PlanError("--tensor-parallel-size: 8")
@@ -146,3 +147,20 @@ def test_a_wish_that_vllm_refuses_is_not_answered() -> None:
     one = Asking(Refusing(), read_line(["m"]))
     with pytest.raises(PlanError, match="wish: vLLM does not plan it: no such length"):
         grant_asked(one, parse_wish("1 x 400"), one.ask({}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({"max_model_len": 99}, ["weights", "activation"]),
+        ({"tensor_parallel_size": 1}, ["weights", "activation"]),
+        ({"tensor_parallel_size": 2}, []),
+        ({"max_num_seqs": 4}, ["weights"]),
+    ],
+)
+def test_what_was_measured_holds_for_the_flags_that_it_does_not_depend_on(
+    flags: dict[str, Any], kept: list[str]
+) -> None:
+    road = Linear()
+    Asking(road, read_line(["m"]), {"measured": {"weights": 1, "activation": 2}}).ask(flags)
+    assert list(road.measured or ()) == kept
