@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from kvplan.generations import Span
 
 DOCS = Path(__file__).resolve().parent
 STORY = json.loads((DOCS / "npu_story.json").read_text(encoding="utf-8"))
+SCREENS = json.loads((DOCS / "plan_screens.json").read_text(encoding="utf-8"))
 TESTED = tomllib.loads((DOCS / "tested.toml").read_text(encoding="utf-8"))
 ALERTS = DOCS.parent / "helm" / "source" / "alerts.yaml"
 SEVERITIES = ("critical", "warning", "info")
@@ -282,6 +284,11 @@ def _mib(count: int) -> str:
     return f"{count / MIB:,.0f}"
 
 
+def plan_screen(name: str) -> str:
+    """What `highwater plan` printed for Llama 3.1 8B (tests/support/record_answers.py)."""
+    return f"```\n{SCREENS[name].rstrip()}\n```"
+
+
 TABLES = {
     "../README.md": {"npu story": npu_story_short_table},
     "alerts.md": {"alerts": alerts_table},
@@ -291,6 +298,7 @@ TABLES = {
     "kubernetes.md": {"devices": devices_table},
     "settings.md": {"settings": settings_table},
     "terminal.md": {"exit codes": exit_code_table},
+    "plan.md": {name: partial(plan_screen, name) for name in SCREENS},
     "policy.md": {"waters": waters_table, "figures": figures_table, "signals": signal_table, "rule": rule_table},
     "metrics.md": {"metrics of each rank": rank_metrics_table, "metrics": metrics_table},
     "http.md": {"components": components_table},

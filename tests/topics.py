@@ -105,7 +105,10 @@ TOPICS: Mapping[str, Topic] = {
     "plan": Topic(
         "what `highwater plan` says, held to vLLM's own functions and to real starts",
         ("app/highwater/plan", "worker_ext/highwater_worker/plan"),
-        alone=("app/highwater/commands/plan.py", "app/highwater/commands/plan_live.py", "app/highwater/api/plan.py"),
+        alone=(
+            *(f"app/highwater/commands/plan{part}.py" for part in ("", "_live", "_measured", "_text")),
+            "app/highwater/api/plan.py",
+        ),
     ),
     "device": Topic(
         "the kit for devices, each step on a CPU with real tensors, and on a simulated NPU under the real torch_npu",

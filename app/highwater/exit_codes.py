@@ -14,6 +14,7 @@ FAILED: Final = 1  # click's, too, for an error that ends a command with one lin
 INVALID: Final = 2  # click's, too, for a command line that cannot be understood
 NO_SIDECAR: Final = 3
 CANNOT_LISTEN: Final = 4
+CANNOT_BE_ASKED: Final = 4  # by `plan`, which listens nowhere
 
 # What a judgement ends with, beside OK.
 ATTENTION: Final = 1
@@ -47,7 +48,7 @@ MEANINGS: Final[Sequence[tuple[Sequence[int], str]]] = (
         "invalid settings; or an invalid command line",
     ),
     ((NO_SIDECAR,), "no sidecar answers at the URL; stderr says what does, and what to do"),
-    ((CANNOT_LISTEN,), "`serve` cannot listen on its address and port"),
+    ((CANNOT_LISTEN,), "`serve` cannot listen on its address and port; `plan`: this vLLM cannot be asked"),
     ((NOT_EXECUTABLE, NOT_FOUND), "`measure`: the command is not executable, or not found"),
     ((HUNG_UP, INTERRUPTED, TERMINATED), "`top`: its terminal was closed; interrupted; terminated"),
 )

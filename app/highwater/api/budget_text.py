@@ -11,49 +11,22 @@ from highwater.plan.budget_parts import BudgetPart
 from highwater.plan.encoder_view import EncoderView
 from highwater.plan.explanation import tightest
 from highwater.plan.pool_view import PoolView
+from highwater.text.budget_bar import BudgetBar
 from highwater.text.table import rank_title, table
 from highwater.units import UNKNOWN, gib_text, size_text
 
-BAR_WIDTH: Final = 72
 # Of a comparison's table; what is longer is a sentence, and stands below it.
 MAX_CELL: Final = 40
-# In the order in which they are stacked; each part has a letter, for terminals without colours and for pasting.
-LETTERS: Final = {
-    "weights": "W",
-    "process": "P",
-    "persistent": "T",
-    "consumed": "C",
-    "activation": "A",
-    "non_torch": "N",
-    "graphs": "G",
-    "profiled": "M",
-    "mm_ipc": "I",
-    "rescaled": "S",
-    "kv_cache": "K",
-    "unprofiled": ".",
-    "unexplained": "?",
-}
-OUTSIDE: Final = "."
 _REQUESTED: Final = {"cpu": ("engine", "requested_cpu_memory"), "remainder": ("exact", "total x utilization")}
 
 
-def bar_segments(rank: RankBudget, width: int = BAR_WIDTH) -> list[tuple[str, int]]:
-    """Return the bar of one rank: keys of parts and their cells, ``outside`` last; they fill the width exactly.
-
-    Cells are shared out by largest remainder; a part that is there has at least one.
-    """
-    sizes = [(part.key, part.bytes) for part in rank.parts if part.key in LETTERS and part.bytes > 0]
-    if rank.outside_bytes is not None and rank.outside_bytes > 0:
-        sizes.append(("outside", rank.outside_bytes))
-    whole = sum(size for _, size in sizes)
-    if not whole or width < len(sizes):
-        return []
-    free = width - len(sizes)
-    shares = [size * free / whole for _, size in sizes]
-    cells = [1 + int(share) for share in shares]
-    for index in sorted(range(len(sizes)), key=lambda one: int(shares[one]) - shares[one])[: width - sum(cells)]:
-        cells[index] += 1
-    return [(key, count) for (key, _), count in zip(sizes, cells, strict=True)]
+def bar_of(rank: RankBudget) -> BudgetBar:
+    return BudgetBar(
+        title=f"rank {_title(rank)}, {gib_text(rank.total_bytes)}",
+        parts=[(part.key, part.title, part.bytes) for part in rank.parts],
+        requested_bytes=rank.requested_bytes,
+        outside_bytes=rank.outside_bytes,
+    )
 
 
 def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
@@ -65,27 +38,15 @@ def budget_text(answer: Explained, *, with_bar: bool = True) -> str:
     parts = [f"{version}{ascend} {what}".rstrip() + state, *explanation.problems]
     rank = tightest(explanation.ranks)
     if rank is not None:
-        parts += [_bar(rank) if with_bar else "", _parts_table(explanation.ranks), _uncounted_table(explanation.ranks)]
+        parts += [
+            bar_of(rank).text() if with_bar else "",
+            _parts_table(explanation.ranks),
+            _uncounted_table(explanation.ranks),
+        ]
         parts += [_observed_table(explanation.ranks), *(_pool(pool) for pool in explanation.pools)]
         parts += [_encoder(explanation.encoder), _environment(explanation.ranks), findings_text(answer)]
         parts.append(explanation.paragraph)
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _bar(rank: RankBudget) -> str:
-    segments = bar_segments(rank)
-    if not segments:
-        return ""
-    bar = "".join(LETTERS.get(key, OUTSIDE) * cells for key, cells in segments)
-    inside = sum(cells for key, cells in segments if key != "outside")
-    shown = [f"{LETTERS[part.key]} {part.title}" for part in rank.parts if part.key in LETTERS and part.bytes > 0]
-    if rank.requested_bytes is None:
-        line = ""
-    else:
-        line = f"{'budget ' + gib_text(rank.requested_bytes):>{inside}}|".rstrip()
-        shown.append(". outside the budget")
-    title = f"rank {_title(rank)}, {gib_text(rank.total_bytes)}"
-    return "\n".join(part for part in (title, line, bar, ", ".join(shown)) if part)
 
 
 def _parts_table(ranks: Sequence[RankBudget]) -> str:

@@ -15,29 +15,10 @@ from highwater.readings.schema import SCHEMA
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from highwater.diagnose.budget import Explained
     from highwater.plan.beside import Ask
-    from highwater.plan.budget import RankBudget
 
 PATH: Final = "/memory/budget"
-# Of the bar, by the parts' keys; the same meaning has the same colour as on the dashboard.
-_COLOURS: Final = {
-    "weights": "blue",
-    "process": "magenta",
-    "persistent": "cyan",
-    "consumed": "cyan",
-    "activation": "yellow",
-    "non_torch": "magenta",
-    "graphs": "bright_blue",
-    "profiled": "yellow",
-    "mm_ipc": "bright_yellow",
-    "rescaled": "bright_yellow",
-    "kv_cache": "green",
-    "unexplained": "red",
-}
-_MIN_BAR, _MAX_BAR = 40, 120
 # Characters of one text: the paragraph to paste has some thousands.
 _MAX_TEXT: Final = 20_000
 
@@ -137,34 +118,10 @@ def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON
 def _show(answer: Explained) -> None:
     from rich.console import Console
 
-    from highwater.api.budget_text import budget_text
+    from highwater.api.budget_text import bar_of, budget_text
+    from highwater.commands.budget_bar import draw
     from highwater.plan.explanation import tightest
 
-    console = Console(highlight=False)
     rank = tightest(answer.explanation.ranks)
-    has_colours = console.color_system is not None and not console.no_color
-    if has_colours and rank is not None and rank.parts:
-        _draw(console, rank)
-    click.echo(budget_text(answer, with_bar=not has_colours), nl=False)
-
-
-def _draw(console: Console, rank: RankBudget) -> None:
-    from rich.text import Text
-
-    from highwater.api.budget_text import bar_segments
-    from highwater.units import gib_text
-
-    segments = bar_segments(rank, max(_MIN_BAR, min(console.width - 2, _MAX_BAR)))
-    bar, legend, inside = Text(), Text(), 0
-    for key, cells in segments:
-        style = _COLOURS.get(key, "bright_black")
-        bar.append(("█" if key != "outside" else "░") * cells, style)
-        inside += cells if key != "outside" else 0
-        part = rank.part(key)
-        title, size = ("outside the budget", rank.outside_bytes) if part is None else (part.title, part.bytes)
-        legend.append("■ ", style).append(f"{title} {gib_text(size)}   ")
-    if rank.requested_bytes is not None:
-        console.print(Text(f"{'budget ' + gib_text(rank.requested_bytes) + ' ▼':>{inside}}"))
-    console.print(bar, no_wrap=True, overflow="crop")
-    console.print(legend)
-    console.print()
+    drawn = rank is not None and draw(Console(highlight=False), bar_of(rank))
+    click.echo(budget_text(answer, with_bar=not drawn), nl=False)

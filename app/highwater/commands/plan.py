@@ -1,199 +1,218 @@
-"""``highwater plan``: the KV cache that a vLLM command line makes for a model, from its config.json alone."""
+"""``highwater plan``: what vLLM itself makes of a command line, or of a running engine with other flags."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
-from highwater.commands.plan_live import ask_sidecar, end_with, grant_for_model, print_json
-from highwater.commands.sizes import count_option, device_size_option, vllm_size_option
-from highwater.exit_codes import DOES_NOT_FIT, INVALID, OK
+from highwater.commands.plan_live import ask_sidecar, print_json, show_live
+from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
+from highwater.readings.schema import SCHEMA
+from highwater_worker.plan.cards import CARDS
 from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags
 
 if TYPE_CHECKING:
-    from highwater.plan.offline import OfflinePlan
+    from highwater.plan.command_line import Line
+    from highwater.plan.device import Device
+    from highwater.plan.roads import Answer, Road
 
-# By the names of the command's parameters.
-_FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
-_OF_A_RUNNING_ENGINE: Final = (
-    *("vllm_version", "platform", "device_bytes", "in_use_bytes", "measured", "compute_capability", "oracle"),
-    "limit_mm_per_prompt",
-)
-
-_NOT_ASKED: Final = ("kv_cache_memory_bytes",)  # the bytes of a plan go beside its command line
-
-
-def _list_architectures(context: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
-    if not value or context.resilient_parsing:
-        return
-    from highwater.plan.models.architectures import ARCHITECTURES
-
-    click.echo("\n".join(sorted(ARCHITECTURES)))
-    context.exit()
-
-
-def _json_object(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
-    try:
-        found = None if value is None else json.loads(value)
-    except (ValueError, RecursionError):
-        found = value
-    if found is not None and not isinstance(found, dict):
-        raise click.BadParameter(f"{value!r}; a JSON object is needed", context, parameter)
-    return found
-
-
-_size: Final = partial(click.option, callback=vllm_size_option)
-_number: Final = partial(click.option, callback=count_option)
 _STATUS: Final = (
-    "Exit status: 0 it fits, 1 it does not or may not, 2 the input is refused; without bytes to compare, 0."
+    "Exit status: 0 it fits, or there is nothing to compare with; 1 it does not or may not; 2 the input is refused;"
+    " 4 this vLLM cannot be asked."
 )
+_EXIT: Final = {"fits": OK, "not_known": OK, "invalid": INVALID}
+_FOUND_BY_A_WISH: Final = ("max_model_len", "max_num_seqs")
+_MAX_ANSWER_BYTES: Final = 20_000_000
 
 
-@click.command(epilog=_STATUS)
-@click.argument("model", metavar="CONFIG_OR_DIR", required=False)
+@click.command(epilog=_STATUS, context_settings={"ignore_unknown_options": True})
+@click.argument("words", metavar="[--] vllm serve MODEL ...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--device", metavar="CARD|SIZE", help="the card, such as L4, or its size as the driver shows it: 22.5GiB")
+@click.option("--others", metavar="SIZE", help="what others have in use of it, such as a second engine")
+@click.option("--engine-python", metavar="PATH", help="ask the vLLM of this Python  [default: this one's, if any]")
+@click.option("--built-in", is_flag=True, help="ask no vLLM: the commonest models, by the newest version's defaults")
+@click.option("--image", metavar="NAME", help="print the docker command that asks the vLLM of an image")
+@click.option("--pod", metavar="NAME", help="print the kubectl command that asks the vLLM of a pod")
+@click.option("--measured", metavar="FILE", help="an earlier start's log, or what `highwater explain --json` wrote")
 @click.option("--live", "live_url", metavar="URL", help="plan the running engine behind this sidecar with other flags")
 @click.option("--wish", metavar="TEXT", help="what is to fit, such as '8 x 32k + 4 images of 1080p each'")
-@click.option("--vllm-version", metavar="VERSION", help="the version of vLLM  [default: the newest that was tested]")
-@click.option("--platform", type=click.Choice(["cuda", "ascend", "cpu"]), default="cuda", show_default=True)
-@click.option(
-    "--device", "device_bytes", callback=device_size_option, metavar="SIZE",
-    help="the memory of one card, such as 80GiB",
-)  # fmt: skip
-@_size("--in-use", "in_use_bytes", metavar="SIZE", help="what others have in use of it when the engine starts")
-@click.option(
-    "--measured", type=click.Path(path_type=Path), metavar="FILE",
-    help="a start of this model that `highwater explain --json` wrote: what it measured replaces estimates",
-)  # fmt: skip
-@click.option("--compute-capability", metavar="X.Y", help="the CUDA card's, for MLA's block size  [default: 9.0]")
-@_size("--kv-cache-memory-bytes", metavar="SIZE", help="bytes for the KV cache of one rank")
-@click.option("--gpu-memory-utilization", type=float, metavar="SHARE", help="the share of the card that vLLM takes")
-@_number("--max-model-len", metavar="N", help="the longest sequence")
-@_number("--max-num-batched-tokens", metavar="N", help="the tokens of one step")
-@_number("--max-num-seqs", metavar="N", help="the requests of one step")
-@click.option("-tp", "--tensor-parallel-size", "--tp", type=int, default=1, show_default=True)
-@click.option("-pp", "--pipeline-parallel-size", "--pp", type=int, default=1, show_default=True)
-@click.option("-dp", "--data-parallel-size", type=int, default=1, show_default=True)
-@click.option("-dcp", "--decode-context-parallel-size", type=int, default=1, show_default=True)
-@click.option("-pcp", "--prefill-context-parallel-size", type=int, default=1, show_default=True)
-@click.option("--enable-expert-parallel", is_flag=True)
-@click.option("--dtype", metavar="TYPE", help="auto, bfloat16, float16, float32")
-@click.option("--kv-cache-dtype", metavar="TYPE", help="auto, fp8, ...")
-@click.option("-q", "--quantization", metavar="METHOD")
-@click.option("--block-size", type=int, metavar="N")
-@click.option("--num-gpu-blocks-override", type=int, metavar="N")
-@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None)
-@click.option("--async-scheduling/--no-async-scheduling", default=None)
-@click.option("--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager", default=False)
-@click.option("--mamba-cache-dtype", metavar="TYPE")
-@click.option("--mamba-ssm-cache-dtype", metavar="TYPE")
-@click.option("--mamba-block-size", type=int, metavar="N")
-@click.option("--mamba-cache-mode", metavar="MODE", help="none, align or all")
-@click.option(
-    "--limit-mm-per-prompt", callback=_json_object, metavar="JSON", help='items of a prompt, such as {"video": 0}'
-)
-@click.option("-sc", "--speculative-config", metavar="JSON", help="a drafter, as vLLM takes it")
-@click.option(
-    "--list-architectures", is_flag=True, is_eager=True, expose_value=False, callback=_list_architectures,
-    help="list the architectures that can be planned, and end",
-)  # fmt: skip
-@click.option("--oracle", metavar="PYTHON", help="ask the vLLM of this interpreter too, and show what differs")
+@click.option("--table", is_flag=True, help="requests at once by length and tensor parallel size")
 @click.option("--json", "as_json", is_flag=True, help="for programs")
-def plan(
-    model: str | None,
-    *,
-    live_url: str | None,
-    wish: str | None,
-    vllm_version: str | None,
-    measured: Path | None,
-    oracle: str | None,
-    as_json: bool,
-    **given: Any,  # noqa: ANN401 - the flags
-) -> None:
-    """Plan a vLLM command line for a model, exactly as vLLM would size its KV cache.
+def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_json: bool, **own: Any) -> None:  # noqa: ANN401 - options
+    """Plan a vLLM command line: paste it behind `--`.
 
-    CONFIG_OR_DIR is the model's config.json, or the folder that holds it; no weights, device or vLLM are needed. Flags
-    are vLLM's; one that is left out takes the default of that version. What cannot be known exactly is refused or
-    called unknown. With --live the running engine's own layers and measurements are planned with the flags that are
-    given; with --wish the flags are found.
+    vLLM's own code answers, without a card or weights, where a vLLM can be imported; else rules for the commonest
+    models. MODEL is a folder, a config.json, - for standard input, or a Hugging Face id in the local cache.
     """
-    from highwater.plan import answer, offline
-    from highwater.plan.measured import read_start
+    from highwater.plan.command_line import Line, read_line
+    from highwater.plan.roads import CannotBeAskedError
 
     try:
-        if wish is not None:
-            _refuse_given("--wish: it finds this flag itself", _FOUND_BY_A_WISH)
         if live_url is not None:
-            _refuse_given("--live: the running engine has its own", _OF_A_RUNNING_ENGINE)
-            if model is not None and wish is None:
-                raise click.UsageError("--live plans the running engine: leave CONFIG_OR_DIR out, or --live")
-            end_with(ask_sidecar(live_url, given, wish, model), as_json=as_json)
-        if model is None:
-            raise click.UsageError("CONFIG_OR_DIR is missing; without it, --live URL plans a running engine")
-        flags, values = EngineFlags(**given), offline.read_config(model)
-        tensors = None if flags.device_bytes is None else offline.read_tensors(model)
-        start = None if measured is None else read_start(measured)
-        version = vllm_version or offline.DEFAULT_VERSION
-        preprocessor = offline.read_preprocessor(model)
-        plan_flags = partial(
-            offline.plan_offline, values, version=version, preprocessor=preprocessor, tensors=tensors, measured=start
-        )
-        if wish is not None:
-            end_with(grant_for_model(model, values, wish, flags, plan_flags), as_json=as_json)
-        planned = plan_flags(flags)
-        compared = None if oracle is None else _compared(oracle, planned, Path(model))
+            if wish is not None and words:
+                _refuse_lengths(Line(words, {}))
+                wish, words = _in_tokens(wish, words, own), ()
+            show_live(ask_sidecar(live_url, words, wish, own), as_json=as_json)
+        if own["image"] or own["pod"]:
+            click.echo(_container_command(read_line(words), own))
+            return
+        answer: Answer = _recorded(words) or _asked(read_line(words), wish, own)
     except PlanError as exc:
         if as_json:
-            print_json({"schema": answer.SCHEMA, "error": str(exc)})
+            print_json({"schema": SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
+        if isinstance(exc, CannotBeAskedError):
+            click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
+            sys.exit(CANNOT_BE_ASKED)
         sys.exit(INVALID)
     if as_json:
-        print_json(answer.plan_json(planned, model, compared))
+        print_json(answer)
     else:
-        click.echo(answer.plan_text(planned, compared))
-    is_unknown = planned.fits is None and planned.available_bytes is None
-    sys.exit(OK if planned.fits or is_unknown else DOES_NOT_FIT)
+        from highwater.commands.plan_text import show
+
+        show(answer)
+    wished = answer.get("wish")
+    is_granted = wished is None or bool(wished["fits"] and wished["chosen"])
+    sys.exit(_EXIT.get(answer["status"], DOES_NOT_FIT) if is_granted else DOES_NOT_FIT)
 
 
-def _refuse_given(why: str, names: Iterable[str]) -> None:
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = next(parameter for parameter in context.command.params if parameter.name == name)
-            raise click.UsageError(f"{why}; leave {max(option.opts, key=len)} out")
+def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
+    from highwater.plan.device import judge_given, read_device
+    from highwater.plan.model_files import placed
+    from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
+    from highwater.plan.wish import parse_wish, wish_json
+
+    device, wished = read_device(own["device"]), None if wish is None else parse_wish(wish)
+    total, notes = device.total_bytes, [] if device.note is None else [device.note]
+    if wished is not None:
+        _refuse_lengths(line)
+    if own["table"] and total is None:
+        raise PlanError("--table: nothing to compare with; --device names a card, or its size")
+    question = _question(line, own, total, notes)
+    with ExitStack() as opened:
+        folder = placed(line.model, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+        road = _road(line, own, device, opened, notes)
+        asking = Asking(road, line if folder is None else line.on(folder), question)
+        first = asking.ask({})
+        beside: dict[str, Any] = {"road": road.title, "command_line": str(line), "notes": notes}
+        answer = {**first, **beside}
+        if wished is not None:
+            granted = grant_asked(asking, wished, first)
+            beside["wish"] = wish_json(granted, lambda flags: str(line.changed(flags)))
+            if granted.chosen is not None:
+                beside["command_line"] = str(line.changed(granted.chosen.flags))
+                answer = dict(asking.ask(granted.chosen.flags))
+        elif own["table"]:
+            length = ((first.get("config") or {}).get("model") or {}).get("max_model_len")
+            beside |= {} if length is None else {"table": table(asking, int(length))}
+        elif is_tight(first):
+            beside["ways_out"] = list(ways_out(asking, first))
+        answer |= beside
+    if total is not None:
+        answer["device"] = {"name": own["device"], "total_bytes": total, "title": device.title}
+        if (judged := judge_given(answer, total, question.get("in_use_bytes", 0))) is not None:
+            may_hold, why = judged
+            notes[:0] = [why] if may_hold else []
+            if not may_hold:
+                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", why
+    return answer
 
 
-def _compared(python: str, planned: OfflinePlan, model: Path) -> dict[str, Any]:
-    from highwater.demo.engine import SHIM_FOLDER
-    from highwater.files.worker_package import copy_worker_package
-    from highwater.plan.oracle import ask_vllm, differences
-    from kvplan.flags import command_line, given_flags
+def _question(line: Line, own: dict[str, Any], total: int | None, notes: list[str]) -> dict[str, Any]:
+    """Return what goes with every command line, in the words of docs/plan-by-vllm.md."""
+    from highwater.commands.plan_measured import read_measured
 
-    flags = planned.resolved.flags
-    if planned.available_bytes is None:
-        needed = "the bytes for the KV cache are needed: give --kv-cache-memory-bytes, or --device"
-        raise PlanError(f"--oracle: {planned.refusal or needed}")
-    if flags.platform == "cpu":
-        raise PlanError("--oracle: --platform is 'cpu'; vLLM is asked as for a card: must be cuda or ascend")
-    given = {name: value for name, value in given_flags(planned.resolved.given).items() if name not in _NOT_ASKED}
-    card = "910B" if flags.platform == "ascend" else flags.compute_capability or "9.0"
-    with tempfile.TemporaryDirectory() as made:
-        folder = model if model.is_dir() else model.parent
-        if not model.is_dir() and model.name != "config.json":  # under another name, vLLM would not read it
-            folder = Path(made, "model")
-            folder.mkdir()
-            (folder / "config.json").symlink_to(model.absolute())
-        words = shlex.split(command_line(given, str(folder.absolute())))
-        # A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without the shim.
-        path = (SHIM_FOLDER, copy_worker_package(Path(made, "worker")).folder)
-        answer = ask_vllm(python, words, card=card, kv_cache_bytes=planned.pool.available_bytes, path=path)
-    return {"vllm_version": answer["versions"]["vllm"], "differences": list(differences(planned.pool, answer))}
+    question: dict[str, Any] = {"activation": False} if total is None else {"device_bytes": total}
+    if (others := _size("--others", own["others"])) is not None:
+        question["in_use_bytes"] = others
+    if own["measured"] is not None:
+        start = read_measured(Path(own["measured"]), line, total)
+        question["measured"] = start.parts
+        notes += start.notes
+    return question
+
+
+def _refuse_lengths(line: Line) -> None:
+    if found := [name for name in _FOUND_BY_A_WISH if line.value(name) is not None]:
+        raise PlanError(f"--wish: it finds this flag itself; leave --{found[0].replace('_', '-')} out")
+
+
+def _in_tokens(text: str, words: tuple[str, ...], own: dict[str, Any]) -> str:
+    """Return a wish with its images in tokens, as the model on the command line takes them."""
+    from highwater.plan.command_line import read_line
+    from highwater.plan.device import read_device
+    from highwater.plan.ways_out import Asking, image_tokens
+    from highwater.plan.wish import parse_wish
+
+    wish = parse_wish(text)
+    if wish.images is None or wish.images.width is None:
+        return text
+    with ExitStack() as opened:
+        road = _road(line := read_line(words), own, read_device(None), opened, [])
+        image = image_tokens(Asking(road, line), wish.images)
+    tokens = 0 if image is None else image.prompt_tokens
+    return f"{wish.conversations} x {wish.tokens} + {wish.images.count} images of {tokens} tokens"
+
+
+def _road(line: Line, own: dict[str, Any], device: Device, opened: ExitStack, notes: list[str]) -> Road:
+    from highwater.plan.roads import BuiltInRoad, VllmRoad, engine_here
+
+    python = None if own["built_in"] else own["engine_python"] or engine_here()
+    if python is not None:
+        return opened.enter_context(VllmRoad(python, device.pretended, lambda text: click.echo(text, err=True)))
+    notes += [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
+    return BuiltInRoad(CARDS[device.pretended] if device.is_named else None, line)
+
+
+def _size(option: str, text: str | None) -> int | None:
+    from highwater.plan.command_line import size_of
+
+    try:
+        return None if text is None else size_of(text)
+    except ValueError as exc:
+        raise PlanError(f"{option}: {exc}") from exc
+
+
+def _recorded(words: tuple[str, ...]) -> Answer | None:
+    """Return an answer that another machine gave, from a file; None: it is something else."""
+    from highwater.plan.json_file import read_object
+
+    if len(words) != 1 or not words[0].endswith(".json"):
+        return None
+    found = read_object(Path(words[0]), _MAX_ANSWER_BYTES, "a config.json, or an answer of highwater_worker.plan")
+    return found if found.get("schema") == SCHEMA and "status" in found else None
+
+
+def _container_command(line: Line, own: dict[str, Any]) -> str:
+    """Return the command that asks the vLLM of an image or a pod; nothing is run."""
+    from highwater.plan.device import read_device
+    from highwater.plan.roads import MODULE, worker_package
+
+    device, others, package = read_device(own["device"]), _size("--others", own["others"]), worker_package()
+    model = None if line.model is None or not Path(line.model).exists() else Path(line.model).absolute()
+    asked = ["python3", "-m", MODULE, "--card", device.pretended]
+    asked += [] if device.total_bytes is None else ["--device-bytes", str(device.total_bytes)]
+    asked += [] if others is None else ["--in-use-bytes", str(others)]
+    asked += ["--", *(line if model is None or own["pod"] else line.on(model)).argv]
+    if own["image"]:
+        mounts = [f"{package}:/highwater/{package.name}:ro", *([] if model is None else [f"{model}:{model}:ro"])]
+        words = ["docker", "run", "--rm", "--network=none", "-e", "PYTHONPATH=/highwater"]
+        words += [word for mount in mounts for word in ("-v", mount)]
+        words += ["--entrypoint", asked[0], own["image"], *asked[1:]]
+        return f"{shlex.join(words)} > answer.json\nhighwater plan answer.json"
+    copy = f"tar -C {shlex.quote(str(package.parent))} -cf - --exclude=__pycache__ {package.name}"
+    pod = shlex.quote(own["pod"])
+    inside = shlex.join(["env", "PYTHONPATH=/tmp/highwater", *asked])
+    return "\n".join([
+        "# takes up to 1.5 GiB of the pod's memory limit while it runs; --image with the pod's image takes none",
+        f"{copy} | kubectl exec -i {pod} -- sh -c 'mkdir -p /tmp/highwater && tar -C /tmp/highwater -xf -'",
+        f"kubectl exec {pod} -- {inside} > answer.json",
+        "highwater plan answer.json",
+    ])  # fmt: skip

@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from highwater.plan.json_file import ConfigJson
+from highwater.plan.wish import ImageTokens
 from kvplan.errors import PlanError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTokens:
-    embeddings: int  # in the encoder cache
-    # In the KV cache: the embeddings, and the marks around and between them.
-    prompt_tokens: int
-
 
 # Families whose largest item is an image, of a size that does not depend on its shape.
 _IMAGES_ONLY: Final = frozenset({"gemma3", "llava", "mistral3", "paligemma"})

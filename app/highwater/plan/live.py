@@ -13,12 +13,11 @@ from typing import Any
 
 from highwater.accounting.engine_budget import EncoderLimits
 from highwater.plan.card import OnCard
-from highwater.plan.images import ImageTokens
 from highwater.plan.kv_view import OFFLINE, LiveEngine
 from highwater.plan.live_bytes import LiveBytes, bytes_under, card_under
 from highwater.plan.live_layers import layers_under
 from highwater.plan.start_rules import ASCEND_TAKES_KV_CACHE_BYTES
-from highwater.plan.wish import Granted, Images, Wish, grant
+from highwater.plan.wish import Granted, Images, ImageTokens, Wish, grant
 from kvplan.errors import PlanError, short
 from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of

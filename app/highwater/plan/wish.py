@@ -17,17 +17,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
-from highwater.plan.images import ImageTokens
 from highwater.units import gib_text
 from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags, command_line
-from kvplan.pool import KvPool, largest
-
-if TYPE_CHECKING:
-    from highwater.plan.offline import OfflinePlan
+from kvplan.flags import command_line
+from kvplan.pool import largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
 MAX_CONVERSATIONS = 100_000
@@ -50,8 +45,29 @@ _WISH = re.compile(
 )
 
 Flags: TypeAlias = Mapping[str, Any]
-Planner: TypeAlias = Callable[[Flags], KvPool]
+
+
+class Pool(Protocol):
+    """A KV cache as a wish looks at it, whoever sized it."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int: ...
+    @property
+    def blocks_per_request(self) -> int: ...
+    @property
+    def fits(self) -> bool: ...
+
+
+Planner: TypeAlias = Callable[[Flags], Pool]
 """Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTokens:
+    embeddings: int  # in the encoder cache
+    prompt_tokens: int  # in the KV cache: the embeddings, and the marks around and between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +152,10 @@ def grant(
     base: dict[str, Any] = {"max_model_len": length, "max_num_seqs": wish.conversations}
     search = _Search(plan, wish.conversations, length)
     first = search.option(base, "only lengths and numbers are set")
-    options = list(_changes(search, base, utilization, kv_cache_dtype, tensor_parallel_size))
-    granting = [option for option in options if option.fits]
+    steps = changes(utilization, kv_cache_dtype, tensor_parallel_size)
+    options = (search.changed({**base, **flags}, why) for flags, why in steps)
+    # Where it fits as it is, nobody asks for more.
+    granting = [] if first.fits else [option for option in options if option is not None and option.fits]
     chosen = first if first.fits else next(iter(granting), None)
     nearest: list[Option] = []
     if not first.fits:
@@ -160,59 +178,9 @@ def grant(
     )
 
 
-def grant_offline(
-    wish: Wish, flags: EngineFlags, plan: Callable[[EngineFlags], OfflinePlan], image: ImageTokens | None
-) -> Granted:
-    """Find the smallest command line that a wish fits in, for a model that does not run yet.
-
-    Where the bytes for the KV cache are not known, those that the wish needs are part of the command line. The cost of
-    an image is needed where the wish has images. Raises PlanError: the wish cannot be planned at all, or what a start
-    leaves of the device that was named is not known.
-    """
-
-    def pool_of(changed: Flags) -> KvPool:
-        planned = plan(replace(flags, **changed))
-        if planned.available_bytes is not None or planned.refusal is not None:
-            return planned.pool
-        if planned.why_unknown is not None:
-            raise PlanError(
-                "wish: what a start leaves of --device for the KV cache is not known; give --kv-cache-memory-bytes in"
-                " place of it, or neither, and the bytes that are needed are answered. The reason:"
-                f" {planned.why_unknown}"
-            )
-        needed = needed_bytes(planned.pool, wish.conversations)
-        return plan(replace(flags, **changed, kv_cache_memory_bytes=needed)).pool
-
-    as_given = plan(flags)
-    granted = grant(
-        wish,
-        pool_of,
-        image=image,
-        utilization=None if flags.kv_cache_memory_bytes is not None else as_given.resolved.flags.gpu_memory_utilization,
-        kv_cache_dtype=flags.kv_cache_dtype,
-        tensor_parallel_size=flags.tensor_parallel_size,
-    )
-    chosen = granted.chosen
-    if chosen is None or as_given.available_bytes is not None:
-        return granted
-    given = {"kv_cache_memory_bytes": chosen.needed_bytes}
-    why = "as much as the conversations take; on each rank"
-    return replace(
-        granted,
-        proof=granted.proof.partition(" There are ")[0],
-        chosen=replace(chosen, flags={**chosen.flags, **given}),
-        reasons={**granted.reasons, "kv_cache_memory_bytes": why},
-    )
-
-
-def wish_json(granted: Granted, given: Flags = MappingProxyType({}), model: str = "MODEL") -> dict[str, Any]:
-    """Return the answer to a wish for programs, with the whole command line of each of the nearest.
-
-    Command lines are for the model of this name or folder, with the flags `given` besides those that were found.
-    """
-    nearest = [
-        {**asdict(option), "command_line": command_line({**given, **option.flags}, model)} for option in granted.nearest
-    ]
+def wish_json(granted: Granted, command: Callable[[Flags], str] = command_line) -> dict[str, Any]:
+    """Return the answer to a wish for programs; ``command`` makes the whole command line of each of the nearest."""
+    nearest = [{**asdict(option), "command_line": command(option.flags)} for option in granted.nearest]
     return {**asdict(granted), "nearest": nearest}
 
 
@@ -257,8 +225,9 @@ class _Search:
             why = f"shorter conversations: {self._conversations} of {length} tokens fit"
             return self.option({**base, "max_model_len": length}, why, length=length)
 
-        if most := largest(self._conversations - 1, lambda count: fewer(count).fits):
-            yield fewer(most)
+        count = min(fitting_conversations(self._plan(base)), self._conversations - 1)
+        if count and (option := fewer(count)).fits:
+            yield option
         if most := largest(self._length - 1, lambda length: shorter(length).fits):
             yield shorter(most)
 
@@ -273,20 +242,23 @@ class _Search:
         )
 
 
-def fitting_conversations(pool: KvPool) -> int:
+def fitting_conversations(pool: Pool) -> int:
     """Return how many requests of the maximum length are in the KV cache at once; vLLM keeps the null block itself."""
     return max(0, pool.blocks - 1) // max(1, pool.blocks_per_request)
 
 
-def needed_bytes(pool: KvPool, conversations: int) -> int:
+def needed_bytes(pool: Pool, conversations: int) -> int:
     """Return the bytes of a pool that just holds so many requests of the maximum length."""
     return (conversations * pool.blocks_per_request + 1) * pool.bytes_per_block
 
 
-def _changes(
-    search: _Search, base: Flags, utilization: float | None, kv_cache_dtype: str | None, tensor_parallel_size: int
-) -> Iterator[Option]:
-    """Yield the wish under other flags, the smallest change first."""
+def changes(
+    utilization: float | None, kv_cache_dtype: str | None, tensor_parallel_size: int
+) -> list[tuple[Flags, str]]:
+    """Return other flags that make room, the smallest change first, each with its reason.
+
+    The present ones are given; ``utilization`` is None where it does not size the KV cache.
+    """
     can_raise = utilization is not None and utilization < HIGHEST_UTILIZATION
     raised = {"gpu_memory_utilization": HIGHEST_UTILIZATION} if can_raise else {}
     halved = {} if (kv_cache_dtype or "auto").startswith("fp8") else {"kv_cache_dtype": "fp8"}
@@ -300,10 +272,7 @@ def _changes(
         ({"tensor_parallel_size": ranks}, f"{ranks} devices in place of {tensor_parallel_size}")
         for ranks in (tensor_parallel_size * times for times in (2, 4, 8))
     ]
-    for flags, why in steps:
-        option = search.changed({**base, **flags}, why) if flags else None
-        if option is not None:
-            yield option
+    return [(flags, why) for flags, why in steps if flags]
 
 
 def _with_images(option: Option, images: int) -> Option:

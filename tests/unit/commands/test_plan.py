@@ -1,110 +1,258 @@
-"""``highwater plan``: its exit status, its errors, what it loads and how long it takes."""
+"""`highwater plan`: one screen, its exit status, its errors, what it loads; vLLM's answers are recorded."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from highwater.commands import plan_text
 from highwater.commands.plan import plan
+from highwater.plan import built_in, roads
+from tests.fakes.recorded_vllm import FILE, write_python
+from tests.support.record_answers import SCREENS, screens
+from tests.unit.plan.test_built_in import Rules
 
-CONFIGS = Path(__file__).parents[1] / "plan" / "configs"
-LLAMA = str(CONFIGS / "llama-3.1-8b.json")
-
-
-def run(*arguments: str) -> Result:
-    """Run the command."""
-    return CliRunner().invoke(plan, arguments)
+GIB = 1 << 30
 
 
-def test_what_fits_ends_with_0():
-    """And says so in words."""
-    result = run(LLAMA, "--kv-cache-memory-bytes", "20GiB", "--max-model-len", "8192")
-    assert result.exit_code == 0
-    assert "It fits" in result.output
+@pytest.fixture(name="model")
+def _model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
 
 
-def test_what_does_not_fit_ends_with_1():
-    """With the longest length that does."""
-    result = run(LLAMA, "--kv-cache-memory-bytes", "8G", "--json")
+@pytest.fixture(name="asked")
+def _asked(tmp_path: Path, model: Path):
+    """Ask the recorded vLLM: the command's own options, then vLLM's flags."""
+    python = write_python(tmp_path)
+
+    def ask(own: str, flags: str, *more: str) -> Result:
+        words = [*own.split(), *more, "--engine-python", str(python), "--", "vllm", "serve", str(model), *flags.split()]
+        return CliRunner().invoke(plan, words)
+
+    return ask
+
+
+@pytest.fixture(name="built_in_rules")
+def _built_in_rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
+    rules = Rules()
+    monkeypatch.setattr(built_in, "read_start", rules)
+    monkeypatch.setattr(roads, "engine_here", lambda: None)
+    return rules
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(plan, [str(word) for word in words])
+
+
+def test_what_fits_is_one_screen(asked) -> None:
+    result = asked("--device H100", "--max-model-len 32768")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, len(lines) <= 24, max(map(len, lines)) <= 100) == (0, True, True)
+    assert lines[0].startswith("It fits: 13.9")
+    assert lines[1].startswith("vLLM 0.32.0 itself, on the meta device; NVIDIA H100 80GB HBM3, 79.19 GiB (")
+    assert any(line.startswith("bound by") and "--gpu-memory-utilization 0.92" in line for line in lines)
+    assert any("WWWWWWWWWW" in line and "KKKKKKKKKK" in line for line in lines)
+
+
+def test_a_refusal_is_one_screen_and_ends_with_ways_out_that_were_asked(asked) -> None:
+    result = asked("--device L4", "--max-model-len 65536")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, len(lines) <= 24, max(map(len, lines)) <= 100) == (1, True, True)
+    assert lines[0].startswith("It does not fit: one request of 65,536 tokens needs 8.00 GiB of KV cache, and at most ")
+    ways = [
+        line.split("  fits: ")[0].strip()
+        for line in lines[lines.index("ways out, each asked:") + 1 :]
+        if "fits:" in line
+    ]
+    assert ways[0].startswith("--max-model-len ")
+    assert ways[1:] == ["-tp 2", "-tp 4", "-tp 8"]
+    assert "not known" not in result.stdout
+
+
+def test_a_size_that_is_a_label_is_called_so_and_bounds_leave_it_open(asked) -> None:
+    result = asked("--device 24GB", "--max-model-len 23840")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["kv_cache"]["max_model_len_that_fits"] == 65520
+    assert result.stdout.startswith("It may not fit: one request of 23,840 tokens needs 2.91 GiB")
+    assert "note: 24GB is a label; drivers show less, in GiB: A10 22.49, L4 22.49, RTX4090 23.52" in result.stdout
 
 
-def test_what_is_refused_ends_with_2_and_names_the_flag():
-    """On standard error; for programs as JSON too."""
-    result = run(LLAMA, "-tp", "3", "--json")
-    assert result.exit_code == 2
-    assert "--tensor-parallel-size: 3" in result.stderr
-    assert "--tensor-parallel-size: 3" in json.loads(result.stdout)["error"]
+def test_vllms_own_refusal_is_shown_without_pydantics_frame(asked) -> None:
+    result = asked("--device L4", "-tp 3")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (
+        1,
+        "vLLM refuses it: Total number of attention heads (32) must be divisible by tensor parallel size (3).",
+    )
+
+
+def test_a_share_that_others_do_not_leave_is_refused_with_one_that_fits(asked) -> None:
+    result = asked("--device L4 --others 3GiB", "--max-model-len 8192")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("vLLM refuses it: Free memory on device cuda:0 (19.49/22.49 GiB)")
+    assert "--gpu-memory-utilization 0.86" in result.stdout.partition("ways out")[2]
+
+
+def test_an_unknown_flag_is_vllms_to_refuse(asked) -> None:
+    result = asked("", "--no-such-flag 1")
+    assert (result.exit_code, "unrecognized arguments: --no-such-flag 1" in result.stdout) == (2, True)
+
+
+def test_without_a_card_nothing_is_compared(asked) -> None:
+    result = asked("", "--max-model-len 32768")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(
+        "One request of 32,768 tokens needs 4.00 GiB of KV cache. It was compared with nothing"
+    )
+
+
+def test_given_bytes_are_judged_by_the_card_too(asked) -> None:
+    too_long, too_full = (
+        asked("--device L4", flags)
+        for flags in (
+            "--kv-cache-memory-bytes 5G --max-model-len 65536",
+            "--kv-cache-memory-bytes 15G --max-model-len 8192",
+        )
+    )
+    assert "the longest that fits is 40,944" in " ".join(too_long.stdout.split())
+    assert "2.51 GiB are left beside the weights" in too_long.stdout
+    assert (too_full.exit_code, "do not hold the weights (at least" in too_full.stdout) == (1, True)
+
+
+def test_a_wish_has_its_command_line_and_without_a_card_the_bytes_that_it_needs(asked, model: Path) -> None:
+    on_card, alone = asked("--device H100", "", "--wish", "4 x 8k"), asked("", "", "--wish", "4 x 8k")
+    assert (on_card.exit_code, alone.exit_code) == (0, 0)
+    assert f"  vllm serve {model} --max-model-len 8192 --max-num-seqs 4" in on_card.stdout
+    assert "--kv-cache-memory-bytes 4297064448" in alone.stdout
+    assert "No device was named" in alone.stdout
+
+
+def test_json_is_the_answer_with_what_was_asked_beside(asked) -> None:
+    answer = json.loads(asked("--device L4", "--max-model-len 65536", "--json").stdout)
+    assert (answer["status"], answer["kv_cache"]["needed_bytes"]) == ("does_not_fit", 8 * GIB)
+    assert answer["ways_out"][0]["flags"].keys() == {"max_model_len"}
+    assert answer["command_line"].endswith("--max-model-len 65536")
+
+
+def test_a_vllm_that_cannot_be_asked_ends_with_4_and_no_guess(asked) -> None:
+    result = asked("", "--max-model-len 5")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "highwater: this vLLM cannot be asked: not recorded" in result.stderr
+    assert "record it" in result.stderr
+
+
+def test_without_a_vllm_the_built_in_answers_and_says_so(built_in_rules: Rules, model: Path) -> None:
+    result = run(model, "--max-model-len", "8192", "--device", "L4")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1].startswith("The built-in's rules, with the defaults of vLLM 0.33.0; NVIDIA L4")
+    assert "note: no vLLM can be imported here; --engine-python PATH asks one" in result.stdout
+    assert built_in_rules.flags[0].device_bytes == 23034 * GIB // 1024
+
+
+def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rules, model: Path) -> None:
+    del built_in_rules
+    renamed = model / "llama.json"
+    (model / "config.json").rename(renamed)
+    by_name = run(renamed, "--built-in")
+    by_pipe = CliRunner().invoke(plan, ["--built-in", "--", "vllm", "serve", "-"], input=renamed.read_text())
+    assert (by_name.exit_code, by_pipe.exit_code) == (0, 0)
+    assert "note: " not in by_name.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "said"),
     [
-        (("--max-model-len", "many"), "'many' is no count of 1 or more; write it as 32768, 32K"),
-        (("--max-model-len", "-1"), "'-1' is no count of 1 or more"),
-        (("--max-num-seqs", "1.5"), "'1.5' is no count of 1 or more"),
-        (("--device", "\u0668\u0660GiB"), "'\u0668\u0660GiB' is not a size"),
-        (("--device", "9" * 20 + "GiB"), "--device: "),
-        (("--device", "8GiB", "--in-use", "9GiB"), "--in-use: 9.00 GiB are more than --device, 8.00 GiB, has"),
-        (("-dcp", "7"), "--decode-context-parallel-size: 7; vLLM refuses it"),
-        (("--kv-cache-memory-bytes", "0"), "is zero"),
-        (("--platform", "abacus"), "is not one of"),
-        (("--vllm-version", "0.1.0"), "older than the oldest version known"),
-        (("--vllm-version", "new"), "is not understood"),
-        (("--oracle", "/nowhere/python", "--kv-cache-memory-bytes", "8G"), "could not be started"),
-        (("--oracle", "/nowhere/python", "--device", "24GiB", "--in-use", "23GiB"), "refuses to start: 1.00 GiB"),
-        (("--oracle", "/nowhere/python"), "the bytes for the KV cache are needed"),
+        (("m", "--cpu-offload-gb", "4"), "highwater plan --engine-python PATH -- vllm serve m --cpu-offload-gb 4"),
+        (("m", "--device", "80"), "--device: '80' must be 80GiB, or a size such as 22.5GiB, or one of H100, "),
+        (("m", "--device", "H1000"), "--device: 'H1000' must be a size such as 22.5GiB, or one of H100, "),
+        (("m", "--others", "some"), "--others: 'some' is not a size"),
+        (("m", "--wish", "much"), "wish: 'much' is not understood"),
+        (("/nowhere",), "model: '/nowhere' is no folder with a config.json"),
+        (("m", "--table"), "--table: nothing to compare with; --device names a card"),
+        ((), "the command line is empty; must be a model and flags, or 'vllm serve MODEL ...'"),
+        (("vllm", "bench", "serve"), "the command line begins with 'vllm bench serve'"),
+        (("m", "--engine-python", "/nowhere/python"), "--engine-python: /nowhere/python could not be started"),
+        (("m", "--measured", "/nowhere"), "--measured: /nowhere cannot be read"),
     ],
 )
-def test_input_that_makes_no_sense_ends_with_2(arguments: tuple[str, ...], message: str):
-    """The error says what would be right."""
-    result = run(LLAMA, *arguments)
+def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(
+    built_in_rules: Rules, words: tuple[str, ...], said: str
+) -> None:
+    del built_in_rules
+    result = run(*words, "--json")
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert said in result.stderr
+    assert said in json.loads(result.stdout)["error"]
 
 
-def test_the_oracle_runs_with_the_shim_of_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where torch is a CPU build and torchvision is not, vLLM cannot be imported without it."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$PYTHONPATH" >&2\n')
-    python.chmod(0o755)
-    monkeypatch.setenv("PYTHONPATH", "/of/the/operator")
-    result = run(LLAMA, "--oracle", str(python), "--kv-cache-memory-bytes", "8G")
-    shim, worker, given = result.stderr.strip().rpartition(" ")[2].split(":")
-    assert (shim.endswith("demo/shim"), worker.endswith("/worker"), given) == (True, True, "/of/the/operator")
+def test_a_table_is_requests_by_length_and_ranks(built_in_rules: Rules, model: Path) -> None:
+    del built_in_rules
+    rows = run(model, "--device", "L4", "--table", "--max-model-len", "8192").stdout.splitlines()
+    lengths = [row.split()[0] for row in rows if row[:1].isdigit()]
+    assert lengths == ["2,048", "4,096", "8,192", "16,384", "32,768"]
 
 
-def test_architectures_are_listed():
-    """Users can look before they plan."""
-    result = run("--list-architectures")
+def test_measured_parts_settle_what_was_estimated(built_in_rules: Rules, model: Path, tmp_path: Path) -> None:
+    del built_in_rules
+    log = tmp_path / "log"
+    log.write_text("INFO 10-22 09:43:49 [a.py:1] Model loading took 15.00 GiB memory and 3 seconds\n"
+                   "INFO 10-22 09:43:49 [b.py:2] Available KV cache memory: 4.00 GiB\n")  # fmt: skip
+    words = (model, "--device", "L4", "--max-model-len", "8192", "--measured", log, "--json")
+    kv = json.loads(run(*words).stdout)["kv_cache"]
+    assert kv["available_bytes"] == pytest.approx(4 * GIB, abs=2)
+    assert kv["grades"]["available_bytes"] == "exact"
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--image", ["docker run --rm --network=none -e PYTHONPATH=/highwater -v ", "--entrypoint python3 vllm/x -m"]),
+        ("--pod", ["kubectl exec -i vllm/x -- sh -c ", "kubectl exec vllm/x -- env PYTHONPATH=/tmp/highwater python3"]),
+    ],
+)
+def test_a_container_is_asked_by_a_command_that_is_printed_and_not_run(option: str, expected: list[str]) -> None:
+    result = run(option, "vllm/x", "--device", "22GiB", "--", "vllm", "serve", "m")
     assert result.exit_code == 0
-    assert "LlamaForCausalLM" in result.output.splitlines()
+    assert all(part in result.stdout for part in [*expected, "--card L4 --device-bytes 23622320128 -- vllm serve m"])
+    assert result.stdout.splitlines()[-1] == "highwater plan answer.json"
 
 
-def test_a_plan_loads_neither_torch_nor_the_sidecar():
-    """Nothing that takes long to load: settings, web server, HTTP clients, torch."""
+def test_an_answer_of_another_machine_is_shown(tmp_path: Path) -> None:
+    found = next(answer for answer in json.loads(FILE.read_text()).values() if answer["status"] == "does_not_fit")
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps({"schema": 1, **found}))
+    result = run(file)
+    assert (result.exit_code, result.stdout.startswith("It does not fit: ")) == (1, True)
+    assert "vLLM 0.32.0 itself; as on an NVIDIA" in result.stdout
+
+
+def test_every_status_has_a_verdict() -> None:
+    kv = {"needed_bytes": GIB, "available_bytes_low": 0, "available_bytes_high": 0, "max_model_len_that_fits": 0}
+    said = plan_text.verdict({"status": "does_not_fit", "kv_cache": kv})
+    assert said.endswith("0 B are left for it; no length fits.")
+    unknown = {"status": "not_known", "kv_cache": kv}
+    assert "It was compared with nothing" in plan_text.verdict(unknown)
+    assert "What a start leaves of the card is not known" in plan_text.verdict({**unknown, "device": {"title": "L4"}})
+
+
+def test_a_plan_loads_neither_torch_nor_the_sidecar(model: Path) -> None:
     code = (
         "import sys; from highwater.cli import main\n"
-        f"try: main(['plan', {LLAMA!r}, '--kv-cache-memory-bytes', '20GiB'])\n"
+        f"try: main(['plan', {str(model)!r}, '--built-in', '--kv-cache-memory-bytes', '20GiB'])\n"
         "except SystemExit: pass\n"
-        "slow = {'torch', 'fastapi', 'httpx', 'uvicorn', 'pydantic', 'yaml', 'numpy', 'tabulate', 'rich'}\n"
+        "slow = {'torch', 'fastapi', 'httpx', 'uvicorn', 'pydantic', 'numpy'}\n"
         "sys.exit(' '.join(slow & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
 
 
-def test_a_plan_itself_takes_milliseconds():
-    """The processor time of one plan beside the start of Python; a busy machine does not count."""
-    arguments = (LLAMA, "--kv-cache-memory-bytes", "20GiB", "--json")
-    run(*arguments)
-    before = time.process_time()
-    run(*arguments)
-    assert time.process_time() - before < 0.1
+def test_the_page_shows_what_the_command_prints() -> None:
+    """`python -m tests.support.record_answers screens` writes it again."""
+    assert json.loads(SCREENS.read_text()) == screens()

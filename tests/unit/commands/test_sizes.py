@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from highwater.commands.sizes import size_given, vllm_size
+from highwater.commands.sizes import size_given
+from highwater.plan.command_line import size_of
 from highwater.policy.rules import RATIO_SIGNALS, SIGNAL_REMEDIES
 from highwater.readings.policy import RuleStatus
 from highwater.text.table import signal_text, waters_text
@@ -101,11 +102,11 @@ def test_what_is_no_size_is_said(text):
 )
 def test_sizes_are_read_as_vllm_reads_them(text: str, size: int):
     """Capital letters count in 1024, small ones in thousands."""
-    assert vllm_size(text) == size
+    assert size_of(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1iB", "-1", "1e9", "1 2", "nan", "0"])
 def test_what_is_no_size_is_refused(text: str):
     """With an example of what is."""
     with pytest.raises(ValueError, match=r"is not a size; write it as 64GiB|is zero"):
-        vllm_size(text)
+        size_of(text)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from highwater.plan.images import ImageTokens, image_tokens, largest_item, takes_images
+from highwater.plan.images import image_tokens, largest_item, takes_images
+from highwater.plan.wish import ImageTokens
 from kvplan.errors import PlanError
 
 QWEN3 = {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16, "spatial_merge_size": 2}}

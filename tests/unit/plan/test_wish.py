@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from highwater.plan.images import ImageTokens
 from highwater.plan.wish import (
     EXAMPLE,
     Granted,
     Images,
+    ImageTokens,
     Planner,
     Wish,
     fitting_conversations,

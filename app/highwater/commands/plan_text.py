@@ -1,0 +1,199 @@
+"""A plan's answer on one screen: does it fit, what the KV cache holds, what is left over, and the ways out."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import click
+
+from highwater.text.budget_bar import BudgetBar
+from highwater.units import UNKNOWN, gib_text, size_text
+
+WIDTH: Final = 100
+_MAX_NOTES: Final = 4
+_PARTS: Final = {
+    "weights": ("weights", "weights"),
+    "activation": ("activation", "peak activation"),
+    "non_torch": ("non_torch", "non-torch"),
+    "buffers": ("persistent", "buffers"),
+    "graphs": ("graphs", "graphs"),
+    "kv_cache": ("kv_cache", "KV cache"),
+}
+
+
+def show(answer: Mapping[str, Any]) -> None:
+    """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
+    if "wish" not in answer or (answer.get("kv_cache") or {}).get("on_card"):
+        click.echo(_wrapped(verdict(answer)))
+    click.echo(_wrapped(_who(answer)) + "\n")
+    if "wish" in answer:
+        click.echo("\n".join(_wish(answer, answer["wish"])))
+    elif "table" in answer:
+        click.echo("\n".join(_table(answer["table"])))
+    else:
+        for row in _rows(answer):
+            click.echo(row)
+        _bar(answer)
+    if ways := answer.get("ways_out"):
+        click.echo(f"{'' if answer.get('budget') else chr(10)}ways out, each asked:")
+        widest = max(len(_words(way["flags"])) for way in ways)
+        for way in ways:
+            held = f"{way['max_concurrency']:,.2f} requests of {way['max_model_len']:,} tokens"
+            click.echo(f"  {_words(way['flags']):<{widest}}  fits: {held}")
+    elif ways is not None and answer["status"] != "fits":
+        click.echo("No other length, share of the card, type of KV cache or number of ranks that was asked for fits.")
+    _notes(answer)
+
+
+def verdict(answer: Mapping[str, Any]) -> str:
+    kv, status = answer.get("kv_cache") or {}, answer["status"]
+    length = kv.get("max_model_len") or ((answer.get("config") or {}).get("model") or {}).get("max_model_len")
+    request = f"one request of {length:,} tokens" if length else "one request of the whole length"
+    needs = f"{request} needs {size_text(kv.get('needed_bytes'))}"
+    low, high = kv.get("available_bytes_low"), kv.get("available_bytes_high")
+    if (card := kv.get("on_card")) and status != "fits" and (kv.get("needed_bytes") or 0) <= (high or 0):
+        return f"It {'does' if status == 'does_not_fit' else 'may'} not fit: {card}"
+    if status == "fits":
+        held = kv.get("max_concurrency")
+        at_once = "vLLM starts" if held is None else f"{held:,.2f} requests of {length:,} tokens at once"
+        return f"It fits: {at_once}. {card or ''}".rstrip()
+    if status == "does_not_fit":
+        longest = kv.get("max_model_len_that_fits")
+        at_most = f"the longest that fits is {longest:,}" if longest else "no length fits"
+        most = "at most " if high != low else ""
+        return f"It does not fit: {needs} of KV cache, and {most}{size_text(high)} are left for it; {at_most}."
+    if status == "may_not_fit":
+        return f"It may not fit: {needs} of KV cache, and {size_text(low)} to {size_text(high)} are left for it."
+    if status == "not_known":
+        unknown = (
+            "What a start leaves of the card is not known (below); --measured or --kv-cache-memory-bytes gives it."
+        )
+        nothing = "It was compared with nothing: --device names a card, or its size."
+        return f"{needs[:1].upper()}{needs[1:]} of KV cache. {unknown if answer.get('device') else nothing}"
+    said = str((answer.get("refusal") or {}).get("message") or answer.get("error"))
+    # pydantic puts the input, and an address, behind what vLLM says.
+    found = re.search(r"Value error, (.+?)\s*\[type=", said, re.DOTALL)
+    return f"vLLM refuses it: {said if found is None else found[1]}"
+
+
+def _who(answer: Mapping[str, Any]) -> str:
+    card, device = answer.get("card") or {}, answer.get("device")
+    who = answer.get("road", "vLLM {vllm} itself").replace("{vllm}", (answer.get("versions") or {}).get("vllm", ""))
+    on = f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
+    return f"{who}{on}"
+
+
+def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the KV cache holds; nothing of a start that is refused."""
+    kv = answer.get("kv_cache") or {}
+    grades: Mapping[str, str] = kv.get("grades") or {}
+    rank: Mapping[str, Any] = next(iter(answer.get("ranks") or ()), {})
+    if kv.get("available_bytes") is not None:
+        low, high = kv.get("available_bytes_low"), kv.get("available_bytes_high")
+        bounds = f" ({size_text(low)} to {size_text(high)})" if low != high and low is not None else ""
+        yield _row("KV cache of a rank", f"{size_text(kv['available_bytes'])}{bounds}, {grades['available_bytes']}")
+    elif rank.get("weights"):
+        yield _row("weights of a rank", size_text(_figure(rank["weights"])["bytes"]))
+    if kv.get("blocks") is not None and kv.get("tokens") is not None:
+        low, high = kv.get("blocks_low"), kv.get("blocks_high")
+        bounds = f" ({low:,} to {high:,})" if low != high and low is not None else ""
+        yield _row("  tokens", f"{kv['tokens']:,} as vLLM prints them")
+        yield _row(
+            "  blocks", f"{kv['blocks']:,}{bounds} of {kv['block_size']} tokens, {kv['bytes_per_block']:,} bytes"
+        )
+        yield _row("  requests at once", f"{kv['max_concurrency']:,.2f}; one needs {size_text(kv['needed_bytes'])}")
+    elif kv.get("bytes_per_block") is not None:
+        yield _row("one block", f"{kv['block_size']} tokens, {kv['bytes_per_block']:,} bytes")
+    if (budget := answer.get("budget")) is not None:
+        share = answer["config"]["cache"]["gpu_memory_utilization"]
+        outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
+        yield _row("bound by", f"--gpu-memory-utilization {share:g}; {outside} outside, for others and late graphs")
+    elif kv.get("available_bytes") is not None:
+        yield _row("bound by", "the bytes that were given for the KV cache")
+
+
+def _bar(answer: Mapping[str, Any]) -> None:
+    """Draw the rank that binds, as `highwater explain` draws a running one."""
+    from rich.console import Console
+
+    from highwater.commands.budget_bar import draw
+
+    budget = answer.get("budget")
+    if budget is None:
+        return
+    total, requested = budget["total_bytes"], budget["requested_bytes"]
+    sizes = [{name: _figure(part)["bytes"] for name, part in rank.items()} for rank in budget["ranks"]]
+    number = max(range(len(sizes)), key=lambda each: sum(sizes[each].values()))
+    left = max(requested - sum(sizes[number].values()), 0)
+    bar = BudgetBar(
+        title=f"rank {number}, {gib_text(total)}",
+        parts=[(*_PARTS.get(name, (name, name)), size) for name, size in {**sizes[number], "kv_cache": left}.items()],
+        requested_bytes=requested,
+        outside_bytes=total - requested,
+    )
+    click.echo()
+    if not draw(Console(highlight=False, width=WIDTH), bar):
+        click.echo(bar.text(with_sizes=True) + "\n")
+
+
+def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON: an object, or a row of its values
+    return part if isinstance(part, Mapping) else {"bytes": part[0]}
+
+
+def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
+    chosen, image = wish["chosen"], wish["image"]
+    lines = [*_wrapped(wish["proof"]).splitlines()]
+    if image is not None:
+        lines.append(f"An image is {image['prompt_tokens']:,} tokens, {image['embeddings']:,} in the encoder cache.")
+    if chosen is None:
+        lines.append("It does not fit, and no other flags that were tried make it fit.")
+    else:
+        what = "It fits:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it fits:"
+        if wish["fits"] and "kv_cache_memory_bytes" in chosen["flags"]:
+            needed = size_text(chosen["needed_bytes"])
+            what = f"No device was named, so nothing was compared. The KV cache needs {needed} on each rank, as in:"
+        lines += [what, "", f"  {answer['command_line']}", ""]
+        lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]
+    if wish["nearest"]:
+        lines += ["", "Nearest:", *(f"  {option['why']}: {option['command_line']}" for option in wish["nearest"])]
+    return lines
+
+
+def _table(table: Mapping[str, Any]) -> Iterator[str]:
+    from highwater.text.table import table as text_table
+
+    def cell(value: float | str | None) -> str:
+        return UNKNOWN if value is None else value if isinstance(value, str) else f"{value:,.1f}"
+
+    rows = [[f"{row['max_model_len']:,}", *map(cell, row["max_concurrency"])] for row in table["rows"]]
+    heads = ["requests at once of", *(f"-tp {ranks}" for ranks in table["tensor_parallel_size"])]
+    yield from text_table(heads, rows).splitlines()
+    yield "? the bounds of the estimate leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
+
+
+def _notes(answer: Mapping[str, Any]) -> None:
+    told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
+    notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
+    if names := answer.get("pretended"):
+        notes.append(f"pretended: {names[0]}" + (", and more: --json" if names[1:] else ""))
+    for note in notes[:_MAX_NOTES]:
+        click.echo(_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")))
+    if len(notes) > _MAX_NOTES:
+        click.echo(f"{len(notes) - _MAX_NOTES} more notes: --json")
+
+
+def _words(flags: Mapping[str, Any]) -> str:
+    from highwater.plan.command_line import Line
+
+    return " ".join(Line((), {}).changed(flags).words)
+
+
+def _row(title: str, value: str) -> str:
+    return f"{title:<20}{value}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_on_hyphens=False)

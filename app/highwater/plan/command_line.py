@@ -1,0 +1,282 @@
+"""A command line of vLLM's server as it is pasted, and what the built-in and a running engine can make of its flags.
+
+Taken: `vllm serve MODEL ...` with its environment, line breaks and comments, the older module's form, `docker run` with
+an image of vLLM's, and the flags alone. vLLM's own parser judges every flag where a vLLM is asked; the table here is
+for the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import yaml
+
+from kvplan.errors import PlanError, short
+from kvplan.flags import EngineFlags
+
+MAX_CONFIG_BYTES: Final = 1_000_000
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
+_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+_BEFORE: Final = ("$", "env", "exec", "export", "nohup", "sudo")
+_CONTAINERS: Final = (["docker", "run"], ["podman", "run"], ["nerdctl", "run"])
+_OTHER_COMMANDS: Final = ("vllm", "python", "python3")
+_IMAGE: Final = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)+([:@][\w.:-]+)?")
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SHORT: Final = {"tensor_parallel_size": "-tp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The words behind `vllm serve`, as they were written, and the environment before it."""
+
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @property
+    def model(self) -> str | None:
+        """The model's folder, file or name, if it stands first or after --model."""
+        first = self.words[0] if self.words else "--"
+        return first if first == "-" or not first.startswith("-") else self.value("model")
+
+    @property
+    def argv(self) -> list[str]:
+        return [*(f"{name}={value}" for name, value in self.environ.items()), "vllm", "serve", *self.words]
+
+    def __str__(self) -> str:
+        """Return it as a shell takes it."""
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
+        return " ".join([*before, shlex.join(["vllm", "serve", *self.words])])
+
+    def value(self, name: str) -> str | None:
+        """Return the last value of a flag, by its name with underscores; a switch has "True". None: not given."""
+        given = [words[0].partition("=")[2] or "".join(words[1:2]) for key, words in self._split() if key == name]
+        return given[-1] or "True" if given else None
+
+    def on(self, model: Path) -> Line:
+        """Return it for a model in another place."""
+        is_first = self.words[:1] == (self.model,)
+        return replace(self, words=(str(model), *self.words[1:])) if is_first else self.changed({"model": model})
+
+    def changed(self, flags: Mapping[str, Any]) -> Line:
+        """Return it with flags of one value, by their names with underscores, in place of those that it has."""
+        words: list[str] = []
+        for key, part in self._split():  # a model may stand behind the value
+            words += part if key not in flags else part[1 if "=" in part[0] else 2 :]
+        for key, value in flags.items():
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            words += [_SHORT.get(key, f"--{key.replace('_', '-')}"), text]
+        return replace(self, words=tuple(words))
+
+    def _split(self) -> list[tuple[str, list[str]]]:
+        """Return each flag with underscores in its name, and its words; those before the first have the name ''."""
+        parts: list[tuple[str, list[str]]] = [("", [])]
+        for word in self.words:
+            if word.startswith("-") and not re.fullmatch(r"-|-\d[\d.]*", word):
+                name = _with_hyphens(word).partition("=")[0]
+                parts.append((_ALIASES.get(name, name.lstrip("-").replace("-", "_")), [word]))
+            else:
+                parts[-1][1].append(word)
+        return parts
+
+
+def read_line(words: Sequence[str]) -> Line:
+    """Return a pasted command line, which may be one text. Raises PlanError: it is another command."""
+    rest = [word for word in words if word.strip()]
+    if len(rest) == 1 and re.search(r"\s", rest[0]):
+        try:
+            rest = shlex.split(rest[0].replace("\r\n", "\n").replace("\\\n", " "), comments=True)
+        except ValueError as exc:
+            raise PlanError(f"the command line {short(rest[0])} cannot be split into words: {exc}") from exc
+    environ: dict[str, str] = {}
+    while rest and (rest[0] in _BEFORE or _ASSIGNMENT.match(rest[0])):
+        name, is_assigned, value = rest.pop(0).partition("=")
+        environ.update({name: value} if is_assigned else {})
+    if rest[:2] in _CONTAINERS:
+        rest = _in_container(rest, environ)
+    for module in _MODULES:
+        if module in rest:
+            rest = ["vllm", "serve", *rest[rest.index(module) + 1 + module.endswith("main") :]]
+    if rest[:1] and rest[0].rpartition("/")[2] == "vllm" and rest[1:2] == ["serve"]:
+        return Line(tuple(rest[2:]), environ)
+    if not rest or rest[0].rpartition("/")[2] in _OTHER_COMMANDS:
+        said = f"begins with {short(shlex.join(rest[:3]))}" if rest else "is empty"
+        raise PlanError(f"the command line {said}; must be a model and flags, or 'vllm serve MODEL ...'")
+    return Line(tuple(rest), environ)
+
+
+def _in_container(words: list[str], environ: dict[str, str]) -> list[str]:
+    """Return what stands behind the image of a `docker run`, and take vLLM's variables from its options."""
+    at = next((n for n, word in enumerate(words) if "vllm" in word and _IMAGE.fullmatch(word)), None)
+    if at is None:
+        raise PlanError(f"the command line {short(shlex.join(words))} names no image of vLLM's, as vllm/vllm-openai")
+    for option, word in itertools.pairwise(words[:at]):
+        name, _, value = word.partition("=")
+        environ.update({name: value} if option in ("-e", "--env") and name.startswith("VLLM_") else {})
+    return words[at + 1 :]
+
+
+# --- what the built-in and a running engine take ---
+
+
+def size_of(text: str) -> int:
+    """Return bytes: ``64GiB``, ``24GB``, plain, or as vLLM takes them (``10G``, ``10g``). Raises ValueError.
+
+    vLLM's own letters (engine/arg_utils.py, human_readable_int): small ones count in thousands, capital ones in 1024.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"{text!r} is not a size; write it as 64GiB, 24GB, 10G or in bytes")
+    letter = match[2]
+    is_binary = match[3] or (letter.isupper() and not match[4])
+    unit = (1024 if is_binary else 1000) ** _POWERS[letter.lower()]
+    # Whole numbers stay exact, however large.
+    size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    if size < 1:
+        raise ValueError(f"{text!r} is zero; a size of 1 byte or more is needed")
+    return size
+
+
+def _count(text: str) -> int:
+    if "b" in text.lower() or not re.fullmatch(r"\d+|\d+(\.\d+)?[kmg]|\d+[KMG]", text) or size_of(text) < 1:
+        raise ValueError(f"{text!r} is no count of 1 or more; write it as 32768, 32K (times 1024) or 25.6k")
+    return size_of(text)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r} is no JSON object")  # noqa: TRY004 - argparse takes a ValueError
+    return found
+
+
+# Of `EngineFlags`, and what vLLM calls them besides.
+_VALUES: Final[Mapping[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(
+        ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size", "pipeline_parallel_size",
+         "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "block_size",
+         "num_gpu_blocks_override", "mamba_block_size", "max_cudagraph_capture_size"), _count),
+    **dict.fromkeys(
+        ("dtype", "kv_cache_dtype", "quantization", "mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode",
+         "speculative_config"), str),
+    "kv_cache_memory_bytes": size_of,
+    "gpu_memory_utilization": float,
+    "limit_mm_per_prompt": _mapping,
+}  # fmt: skip
+_SWITCHES: Final = (
+    *("enable_expert_parallel", "enable_prefix_caching", "async_scheduling", "disable_hybrid_kv_cache_manager"),
+    "enforce_eager",
+)
+_ALIASES: Final = {
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+    "-dcp": "decode_context_parallel_size", "-pcp": "prefill_context_parallel_size", "-q": "quantization",
+    "-sc": "speculative_config", "-ep": "enable_expert_parallel", "--kv-cache-memory": "kv_cache_memory_bytes",
+}  # fmt: skip
+# They change no memory that is planned: how requests come in, what is said of them, where files are.
+_IGNORED_VALUES: Final = """
+    host port uds api-key served-model-name uvicorn-log-level tool-call-parser tool-parser-plugin reasoning-parser
+    chat-template chat-template-content-format response-role seed download-dir tokenizer tokenizer-mode
+    tokenizer-revision generation-config override-generation-config max-log-len root-path ssl-keyfile ssl-certfile
+    ssl-ca-certs allowed-origins allowed-methods allowed-headers middleware api-server-count scheduling-policy
+    distributed-executor-backend otlp-traces-endpoint log-config-file hf-token max-logprobs""".split()  # noqa: SIM905 - names, as one reads them
+_IGNORED_SWITCHES: Final = """
+    trust-remote-code disable-log-requests disable-log-stats enable-log-requests enable-auto-tool-choice
+    disable-uvicorn-access-log enable-request-id-headers allow-credentials enable-prompt-tokens-details
+    enable-server-load-tracking disable-fastapi-docs disable-frontend-multiprocessing enable-force-include-usage
+    use-tqdm-on-load""".split()  # noqa: SIM905 - as above
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise PlanError(message.removeprefix("argument "))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    model: str | None
+    given: Mapping[str, Any]  # by the names of `EngineFlags`, and `enforce_eager`
+    ignored: tuple[str, ...]  # flags that change no memory
+
+    def flags(self, **more: Any) -> EngineFlags:  # noqa: ANN401 - `EngineFlags` says what each is
+        known = {field.name for field in fields(EngineFlags)}
+        apart = {"enforce_eager", "max_cudagraph_capture_size"}
+        unknown = sorted(self.given.keys() - known - apart)
+        if unknown:
+            raise PlanError(f"--{unknown[0].replace('_', '-')}: {short(self.given[unknown[0]])} is not planned")
+        return EngineFlags(**{key: value for key, value in {**self.given, **more}.items() if key in known})
+
+
+def parse(line: Line) -> Parsed:
+    """Return the flags of a line; those of its --config FILE stand before them.
+
+    Raises PlanError, which names the flag: it is not known what it does to memory, or its value makes no sense.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("model_tag", nargs="?")
+    for name in (*_VALUES, *_SWITCHES):
+        names = [f"--{name.replace('_', '-')}", *(alias for alias, of in _ALIASES.items() if of == name)]
+        if name in _SWITCHES:
+            parser.add_argument(*names, dest=name, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(*names, dest=name, type=_reader(_VALUES[name]), metavar="VALUE")
+    parser.add_argument("--model")
+    for name in _IGNORED_VALUES:
+        parser.add_argument(f"--{name}", nargs="+" if name == "served-model-name" else None, dest=f"ignored {name}")
+    for name in _IGNORED_SWITCHES:
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, dest=f"ignored {name}")
+    # Its opposite makes a step as long as the longest sequence.
+    parser.add_argument("--enable-chunked-prefill", action="store_true", dest="ignored enable-chunked-prefill")
+    parser.add_argument("--config", dest="ignored config", default="")  # its flags are read before the others
+    words = [*_of_config(line.value("config")), *line.words]
+    found, unknown = parser.parse_known_args([_with_hyphens(word) for word in words])
+    if unknown:
+        raise PlanError(f"{unknown[0]}: it is not known here what this flag does to memory")
+    values = vars(found)
+    del values["ignored config"]
+    model = values.pop("model_tag", None) or values.pop("model", None)
+    values.pop("model", None)
+    ignored = tuple(f"--{name.partition(' ')[2]}" for name in values if name.startswith("ignored "))
+    given = {name: value for name, value in values.items() if not name.startswith("ignored ")}
+    return Parsed(model=model, given=given, ignored=ignored)
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def value(text: str) -> Any:  # noqa: ANN401 - as the flag has it
+        try:
+            return read(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
+
+    return value
+
+
+def _with_hyphens(word: str) -> str:
+    name, is_joined, value = word.partition("=")
+    return name.replace("_", "-") + is_joined + value if name.startswith("--") else word
+
+
+def _of_config(path: str | None) -> list[str]:
+    """Return the flags of a file of `--config`, as vLLM reads it (utils/argparse_utils.py, load_config_file)."""
+    if path is None:
+        return []
+    try:
+        values = yaml.safe_load(Path(path).read_bytes()[:MAX_CONFIG_BYTES])
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        raise PlanError(f"--config: {path} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise PlanError(f"--config: {path} must hold flags and their values, as in 'max-model-len: 32768'")
+    words: list[str] = []
+    for name, value in values.items():
+        if value is False:
+            continue
+        text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+        words += [f"--{name}"] if value is True else [f"--{name}", text]
+    return words

@@ -1,0 +1,58 @@
+"""A model's config.json, wherever it is: a folder, a file, standard input, or the local cache of Hugging Face."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from highwater.plan.json_file import read_object
+from kvplan.errors import PlanError
+
+_MAX_INDEX_BYTES: Final = 100_000_000
+_MAX_STDIN_BYTES: Final = 10_000_000
+
+
+def placed(model: str | None, made: Path) -> Path | None:
+    """Return a folder in ``made`` for a file or standard input (`-`), which vLLM takes; None: it takes this as it is.
+
+    Raises PlanError: the file holds no JSON object.
+    """
+    if model is None or (model != "-" and not Path(model).is_file()):
+        return None
+    file = Path(model)
+    if file.name == "config.json":
+        return file.parent.absolute()
+    folder = made / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_bytes(sys.stdin.buffer.read(_MAX_STDIN_BYTES) if model == "-" else file.read_bytes())
+    read_object(folder / "config.json", _MAX_STDIN_BYTES, "the model's config.json")
+    return folder
+
+
+def folder_of(model: str | None) -> Path:
+    """Return the folder with a model's config.json: its own, or that of the cache. Raises PlanError: there is none."""
+    if model is None:
+        raise PlanError("the command line names no model; it is a folder, a config.json, - or a Hugging Face id")
+    if Path(model, "config.json").is_file():
+        return Path(model)
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"), f"models--{model.replace('/', '--')}")
+    found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        fetch = f"; hf download {model} --exclude '*.safetensors' fetches what is read" if model.count("/") == 1 else ""
+        raise PlanError(f"model: {model!r} is no folder with a config.json, and is not in the local cache{fetch}")
+    return found[-1].parent
+
+
+def checkpoint_bytes(folder: Path) -> int | None:
+    """Return the bytes of the weights beside a config.json, or those that its index names; None: not there."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        metadata = read_object(index, _MAX_INDEX_BYTES, "an index of safetensors").get("metadata")
+        size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+        if isinstance(size, int):
+            return size
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None

@@ -1,0 +1,186 @@
+"""The roads to an answer: a vLLM that is asked on `meta`, in a process that is kept, or the built-in for want of one.
+
+Every answer has the form of docs/plan-by-vllm.md, whoever gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeAlias
+
+from highwater.plan.built_in import answer_to
+from highwater.plan.command_line import Line, read_line
+from highwater_worker.plan.cards import Card
+from kvplan.errors import PlanError
+
+Answer: TypeAlias = Mapping[str, Any]
+MODULE: Final = "highwater_worker.plan"
+DEADLINE_SECONDS: Final = 120
+"""For the import of vLLM, and for each answer; the module holds it, and the client waits a little longer."""
+_GRACE_SECONDS: Final = 30
+_FIRST_WORD_SECONDS, _WORD_SECONDS = 0.7, 4.0
+_PIECE: Final = 1 << 16
+# A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without it.
+SHIM_FOLDER: Final = Path(__file__).parent.parent / "demo" / "shim"
+
+
+class CannotBeAskedError(PlanError):
+    """This vLLM gives no answer; says why, and what would help."""
+
+
+class Road(Protocol):
+    """Somebody who answers what vLLM would do with a command line."""
+
+    @property
+    def title(self) -> str:
+        """The road, for people; ``{vllm}`` stands for the version."""
+        ...
+
+    def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
+        """Return the answer; ``question`` as docs/plan-by-vllm.md has it. Raises PlanError: there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInRoad:
+    card: Card | None  # None: not named
+    pasted: Line | None = None  # the command line as people know it, where its model was put elsewhere
+    title: str = "The built-in's rules, with the defaults of vLLM {vllm}"
+
+    def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
+        try:
+            return answer_to(line, self.card, question)
+        except PlanError as exc:
+            raise PlanError(
+                f"{exc}. This is the built-in, for the commonest models and flags; a vLLM answers for all:"
+                f" highwater plan --engine-python PATH -- {self.pasted or line}"
+            ) from exc
+
+
+class VllmRoad:
+    """A kept process with the vLLM of an interpreter, for as long as the context lasts.
+
+    Args:
+        python: The interpreter, in whose environment vLLM is.
+        card: The card to pretend, by its short name.
+        say: Gets a word within a second of waiting, and every few seconds.
+    """
+
+    title = "vLLM {vllm} itself, on the meta device"
+
+    def __init__(self, python: str, card: str, say: Callable[[str], None]) -> None:
+        self._python, self._card, self._say = python, card, say
+        self._opened = ExitStack()
+        self._read = b""
+        self._started = time.monotonic()
+        self._next_word = self._started + _FIRST_WORD_SECONDS
+
+    def __enter__(self) -> Self:
+        folder = Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
+        self._errors = self._opened.enter_context((folder / "stderr").open("w+b"))
+        # The package alone: no other file of this environment goes onto the path of another's.
+        (folder / "highwater_worker").symlink_to(worker_package())
+        path = [str(folder), str(SHIM_FOLDER), os.environ.get("PYTHONPATH", "")]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - the operator's interpreter; nothing passes a shell
+                [self._python, "-m", MODULE, "--serve", "--card", self._card, "--deadline", str(DEADLINE_SECONDS)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            )  # fmt: skip
+        except OSError as exc:
+            self._opened.close()
+            raise PlanError(
+                f"--engine-python: {self._python} could not be started ({exc.strerror}); must be a Python with vLLM"
+            ) from exc
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # Its children are in its session: all of them end, also in the middle of an answer.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(OSError):  # what was not sent
+            self._process.communicate()
+        self._opened.close()
+
+    def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
+        answer = self._json({"argv": line.argv, **question})
+        if answer["status"] == "cannot_be_asked":
+            why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
+            raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
+        return answer
+
+    def _json(self, question: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
+        with suppress(BrokenPipeError):  # it ended: what it said is read below
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        try:
+            answer: dict[str, Any] = json.loads(self._line())
+        except ValueError as exc:
+            self._errors.seek(0)
+            last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
+            raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
+        return answer
+
+    def _line(self) -> bytes:
+        """Return the next line of its output; what there is where it ends, or takes too long."""
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        until = time.monotonic() + 2 * DEADLINE_SECONDS + _GRACE_SECONDS
+        while b"\n" not in self._read and (now := time.monotonic()) < until:
+            if now >= self._next_word:
+                self._say(f"asking vLLM: {now - self._started:.0f} s")
+                self._next_word = now + _WORD_SECONDS
+            if select.select([self._process.stdout], [], [], max(min(self._next_word, until) - now, 0))[0]:
+                piece = os.read(self._process.stdout.fileno(), _PIECE)
+                if not piece:
+                    break
+                self._read += piece
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+
+def worker_package() -> Path:
+    """Return the folder of the worker package that is installed here. Raises PlanError: it is no folder."""
+    spec = find_spec("highwater_worker")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    if not places or not Path(places[0], "plan").is_dir():
+        raise PlanError("the worker package is not a folder of files here: run `pip install vllm-highwater-worker`")
+    return Path(places[0]).resolve()
+
+
+def engine_here() -> str | None:
+    """Return this interpreter where vLLM can be imported in it; nothing is imported."""
+    return sys.executable if find_spec("vllm") is not None else None
+
+
+def ask_command(
+    line: str,
+    *,
+    engine_python: str | None = None,
+    card: str = "H100",
+    say: Callable[[str], None] = lambda _: None,
+    **question: Any,  # noqa: ANN401 - JSON
+) -> Answer:
+    """Return vLLM's answer to one command line, as text. Raises PlanError: no vLLM can be asked.
+
+    ``question`` has `device_bytes`, `measured` and others of docs/plan-by-vllm.md; None: left out.
+    """
+    python = engine_python or engine_here()
+    if python is None:
+        raise PlanError("no vLLM can be imported here; --engine-python PATH names a Python that has one")
+    given = {name: value for name, value in question.items() if value is not None}
+    with VllmRoad(python, card, say) as road:
+        return road.ask(read_line([line]), **given)
