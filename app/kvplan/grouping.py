@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 
 from kvplan.errors import PlanError
+from kvplan.figure import ceil_div
 from kvplan.generations import Generation
 from kvplan.limits import Limits
 from kvplan.specs import (
@@ -23,7 +24,6 @@ from kvplan.specs import (
     MlaAttention,
     SlidingWindow,
 )
-from kvplan.units import ceil_div
 
 
 class _UnequalPages(PlanError):

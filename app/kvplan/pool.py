@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvplan.errors import PlanError
+from kvplan.figure import GIB, ceil_div
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
 from kvplan.limits import Limits
@@ -24,7 +25,6 @@ from kvplan.specs import (
     MambaState,
     SlidingWindow,
 )
-from kvplan.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
