@@ -1,0 +1,188 @@
+"""What the newest version of vLLM makes of a config.json and a command line, on CUDA: its defaults, layers, weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from kvplan.builtin.activation import activation_of
+from kvplan.builtin.layers import block_size, cache_type, model_type, state_types, worker_layers
+from kvplan.builtin.model import Model, read_model
+from kvplan.builtin.weights import Unknown, check_quantization, is_left_out, weights_of
+from kvplan.errors import PlanError
+from kvplan.figure import GIB, Figure
+from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
+from kvplan.limits import Limits
+from kvplan.specs import Layers
+
+# Tokens and requests of one step by the card's memory (0.32.0, engine/arg_utils.py, get_batch_defaults).
+_STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
+_SMALLEST: Final = _STEPS[-1][1:]
+_A100_BYTES: Final = 80 * GIB  # the larger of the two, which vLLM tells from an H100 by its name
+_DEFAULT_SHARE: Final = 0.92
+_MAX_NUMBER: Final = 1 << 60
+_WHOLE_NUMBERS: Final = (
+    *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
+    *("in_use_bytes", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("decode_context_parallel_size", "prefill_context_parallel_size", "block_size", "num_gpu_blocks_override"),
+)
+# The flags whose other values the built-in does not plan.
+_ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
+    "platform": ("cuda",),
+    "decode_context_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
+    "speculative_config": (None,),
+    "mamba_block_size": (None,),
+    "mamba_cache_mode": (None, "none", "align"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A start, as far as a config.json says; `kvplan.pool.plan_pool` makes the KV cache of it."""
+
+    architecture: str
+    layers: int  # of the whole model
+    max_position_embeddings: int | None  # the longest sequence that the model allows, scaled
+    flags: EngineFlags  # with every default of the newest version filled in
+    limits: Limits
+    workers: Sequence[Layers]  # one rank of each pipeline stage
+    weights: tuple[Figure, ...]  # of each stage, on one rank; empty: not known
+    activation: Figure | None  # of the largest stage; None: not known
+    why_unknown: str | None  # why the weights or the activation are not known
+    has_experts: bool
+    notes: tuple[str, ...]  # assumptions, in sentences
+    doubts: tuple[str, ...]  # why the figures of the KV cache are not exact
+
+
+def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_bytes: int | None = None) -> Start:
+    """Plan a start for the contents of a config.json and the flags given; `checkpoint_bytes` are of the weights' files.
+
+    Raises PlanError, which names key and value: the built-in does not plan it, or vLLM would refuse it.
+    """
+    _check(flags)
+    model = read_model(config)
+    check_quantization(model, flags)
+    notes = list(_notes(flags))
+    filled = _filled(model, flags)
+    workers, block = worker_layers(model, filled)
+    filled = replace(filled, block_size=block)
+    encodes = bool(model.family.encodes) and not is_left_out(model.family.encodes, flags.limit_mm_per_prompt)
+    weights, activation, unknown = _memory(model, filled, checkpoint_bytes, encodes=encodes)
+    return Start(
+        architecture=model.architecture,
+        layers=model.layers,
+        max_position_embeddings=model.longest,
+        flags=filled,
+        limits=Limits.of(filled, max_encoder_tokens=filled.max_num_batched_tokens or 0, v2_model_runner=True),
+        workers=workers,
+        weights=weights,
+        activation=activation,
+        why_unknown="; ".join(unknown) or None,
+        has_experts=model.experts > 0,
+        notes=tuple(notes),
+        doubts=tuple(_doubts(model, flags)),
+    )
+
+
+def _check(flags: EngineFlags) -> None:
+    for key, values in _ONLY.items():
+        if getattr(flags, key) not in values:
+            right = " or ".join(str(value) for value in values if value is not None) or "nothing"
+            raise PlanError(f"--{key.replace('_', '-')}: {getattr(flags, key)!r}; the built-in plans {right} here")
+    for key in _WHOLE_NUMBERS:
+        value = getattr(flags, key)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_NUMBER
+        ):
+            raise PlanError(f"--{key.replace('_', '-')}: {value!r}; a whole number from 1 to {_MAX_NUMBER} is needed")
+    share, capability = flags.gpu_memory_utilization, flags.compute_capability
+    if share is not None and not 0 < share <= 1:
+        raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
+    if capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", capability):
+        raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
+
+
+def _filled(model: Model, flags: EngineFlags) -> EngineFlags:
+    """Fill in the defaults of the newest version. Raises PlanError: vLLM would refuse a value."""
+    length = model.default_length if flags.max_model_len is None else flags.max_model_len
+    if length > model.longest:
+        raise PlanError(
+            f"--max-model-len: {length}; the model allows {model.longest} ({model.length_key}), and vLLM refuses more"
+            " unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set"
+        )
+    tokens, requests = _step(flags)
+    requests = flags.max_num_seqs or requests
+    batched = flags.max_num_batched_tokens or min(requests * length, tokens)
+    requests = flags.max_num_seqs or min(requests, batched)
+    if batched < requests:
+        raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, {requests}")
+    is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
+    convolution, state = state_types(model, flags)
+    return replace(
+        flags,
+        max_model_len=length,
+        max_num_batched_tokens=batched,
+        max_num_seqs=requests,
+        gpu_memory_utilization=flags.gpu_memory_utilization or _DEFAULT_SHARE,
+        dtype=model_type(model, flags),
+        kv_cache_dtype=cache_type(model, flags),
+        block_size=block_size(model, flags) if flags.block_size is None else flags.block_size,
+        enable_prefix_caching=caches,
+        async_scheduling=flags.async_scheduling is not False,
+        mamba_cache_dtype=convolution,
+        mamba_ssm_cache_dtype=state,
+        # MambaModelConfig (models/config.py): the only mode with prefix caching, whatever is asked for.
+        mamba_cache_mode="align" if is_hybrid and caches else "none",
+    )
+
+
+def _step(flags: EngineFlags) -> tuple[int, int]:
+    card = _STEPS[1][0] if flags.device_bytes is None else flags.device_bytes
+    if "a100" in (flags.device_name or "").lower() and card < _STEPS[0][0]:
+        return _SMALLEST
+    return next((tokens, requests) for least, tokens, requests in _STEPS if card >= least)
+
+
+def _memory(
+    model: Model, flags: EngineFlags, checkpoint_bytes: int | None, *, encodes: bool
+) -> tuple[tuple[Figure, ...], Figure | None, list[str]]:
+    """Return weights and activation as far as they are known, and why not."""
+    stages, unknown = range(flags.pipeline_parallel_size), []
+    weights: tuple[Figure, ...] = ()
+    activation = None
+    try:
+        weights = tuple(weights_of(model, flags, stage, checkpoint_bytes, encodes=encodes) for stage in stages)
+    except Unknown as exc:
+        unknown.append(f"weights: {exc}")
+    needed = ("vocab_size", "hidden_size", "intermediate_size")
+    absent = [key for key in needed if model.text.get(key) is None and not (key == needed[-1] and model.experts)]
+    if encodes:
+        unknown.append("activation: a start profiles the encoder with its largest input, which the file does not say")
+    elif absent:
+        unknown.append(f"activation: {model.text.prefix}{absent[0]} is absent")
+    else:
+        activation = activation_of(model, flags)
+    return weights, activation, unknown
+
+
+def _assumes_a_card(flags: EngineFlags) -> bool:
+    given, card = (flags.max_num_batched_tokens, flags.max_num_seqs), flags.device_bytes
+    return None in given and flags.device_name is None and (card is None or _STEPS[1][0] <= card <= _A100_BYTES)
+
+
+def _notes(flags: EngineFlags) -> Iterator[str]:
+    if _assumes_a_card(flags):
+        card = "a card of 70 to 160 GiB, as none is named" if flags.device_bytes is None else "a card of this size"
+        yield f"--max-num-batched-tokens and --max-num-seqs: vLLM's defaults for {card}; an A100 has 2,048 and 256."
+
+
+def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
+    if model.dtype is None and flags.dtype in (None, "auto"):
+        yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
+    if model.family.keeps == "latent" and flags.compute_capability is None:
+        yield f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
+    if _assumes_a_card(flags) and any(model.windows):
+        yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
