@@ -104,7 +104,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "plan": Topic(
         "what `highwater plan` says, held to vLLM's own functions and to real starts",
-        ("app/highwater/plan", "worker_ext/highwater_worker/plan"),
+        ("app/kvplan", "app/highwater/plan", "worker_ext/highwater_worker/plan"),
         alone=("app/highwater/commands/plan.py", "app/highwater/commands/plan_live.py", "app/highwater/api/plan.py"),
     ),
     "device": Topic(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvplan.builtin.layers import model_type
-from kvplan.builtin.model import MODEL_BYTES, Model
+from kvplan.builtin.defaults import MODEL_BYTES
+from kvplan.builtin.model import Model
 from kvplan.figure import MIB, Figure, estimated
 from kvplan.flags import EngineFlags
 
@@ -17,7 +17,7 @@ def activation_of(model: Model, flags: EngineFlags) -> Figure:
     """
     text, ranks = model.text, flags.tensor_parallel_size
     tokens, requests = flags.max_num_batched_tokens or 0, flags.max_num_seqs or 0
-    element, hidden = MODEL_BYTES[model_type(model, flags)], text.number("hidden_size")
+    element, hidden = MODEL_BYTES[flags.dtype or ""], text.number("hidden_size")
     inner = (text.optional("shared_expert_intermediate_size", 0) or 0) if model.experts else 0
     inner = inner or (
         0 if text.get("moe_intermediate_size") is None and model.experts else text.number("intermediate_size")

@@ -36,9 +36,7 @@ _LENGTH_KEYS: Final = (
     *("max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"),
 )
 # Scaled positions that `max_position_embeddings` already counts (0.32.0, model_arch_config_convertor.py).
-_COUNTED_ALREADY: Final = frozenset(
-    {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope"}
-)
+_COUNTED_ALREADY: Final = frozenset({"llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope"})
 
 
 class Keys:
@@ -129,8 +127,8 @@ def dtype_of(config: Mapping[str, Any], text: Keys) -> str | None:
     return None
 
 
-def longest_of(model_type: str, text: Keys) -> tuple[int, int, str]:
-    """Return the longest sequence that the model allows, the one it is served with by default, and the key of it.
+def longest_of(model_type: str, text: Keys) -> tuple[int, str]:
+    """Return the longest sequence that the model allows, and the key of it.
 
     Follows `_get_and_verify_max_len` (0.32.0, vllm/config/model.py). Raises PlanError: no length is named.
     """
@@ -138,12 +136,12 @@ def longest_of(model_type: str, text: Keys) -> tuple[int, int, str]:
     if not lengths:
         raise text.refused("max_position_embeddings", "a whole number of 1 or more is needed")
     key = "model_max_length" if "model_max_length" in lengths else min(lengths, key=lambda name: lengths[name])
-    longest, default = float(lengths[key]), None
+    longest = float(lengths[key])
     scaled = text.inside("rope_parameters") or text.inside("rope_scaling")
     for rope in list(scaled.objects()) or [scaled]:
         kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor")
-        if kind == "longrope":
-            default = text.optional("original_max_position_embeddings")
+        if kind in ("su", "longrope"):
+            raise rope.refused("rope_type", "the built-in does not plan models of two lengths")
         if kind in _COUNTED_ALREADY or "gemma3" in model_type or factor is None:
             continue
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MAX_NUMBER:
@@ -151,4 +149,4 @@ def longest_of(model_type: str, text: Keys) -> tuple[int, int, str]:
         longest *= factor
     if not 1 <= longest <= MAX_NUMBER:
         raise scaled.refused("factor", f"positions from 1 to {MAX_NUMBER} are needed")
-    return math.floor(longest), default or math.floor(longest), f"{text.prefix}{key}"
+    return math.floor(longest), f"{text.prefix}{key}"

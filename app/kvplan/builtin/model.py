@@ -10,7 +10,6 @@ from kvplan.builtin.config import Keys, dtype_of, longest_of, text_keys
 from kvplan.errors import PlanError
 
 ASK: Final = "is not among those that the built-in plans"
-MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 MAX_LAYERS: Final = 4096
 EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
@@ -69,7 +68,6 @@ class Model:
     is_sparse: bool  # an indexer picks the tokens that MLA attends to
     experts: int  # of a layer; 0: dense
     longest: int
-    default_length: int
     length_key: str
     dtype: str | None  # of the checkpoint
     quantization: Keys  # no keys: weights in the model's dtype
@@ -89,7 +87,7 @@ def read_model(config: Mapping[str, Any]) -> Model:
     if layers > MAX_LAYERS:
         raise text.refused("num_hidden_layers", f"{MAX_LAYERS} at most; no model has as many")
     is_latent = family.keeps == "latent"
-    longest, default, key = longest_of(model_type, text)
+    longest, length_key = longest_of(model_type, text)
     outer = Keys(config)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
     method = quantization.get("quant_method")
@@ -107,8 +105,7 @@ def read_model(config: Mapping[str, Any]) -> Model:
         is_sparse=is_latent and text.optional("index_topk") is not None,
         experts=next((count for key in EXPERT_KEYS if (count := text.optional(key, 0))), 0),
         longest=longest,
-        default_length=default,
-        length_key=key,
+        length_key=length_key,
         dtype=dtype_of(config, text),
         quantization=quantization,
         quantization_method=None if method is None else str(method),

@@ -8,20 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.builtin.activation import activation_of
-from kvplan.builtin.layers import block_size, cache_type, model_type, state_types, worker_layers
+from kvplan.builtin.defaults import assumes_a_card, filled
+from kvplan.builtin.layers import worker_layers
 from kvplan.builtin.model import Model, read_model
 from kvplan.builtin.weights import Unknown, check_quantization, is_left_out, weights_of
 from kvplan.errors import PlanError
-from kvplan.figure import GIB, Figure
+from kvplan.figure import Figure
 from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
 from kvplan.limits import Limits
 from kvplan.specs import Layers
 
-# Tokens and requests of one step by the card's memory (0.32.0, engine/arg_utils.py, get_batch_defaults).
-_STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
-_SMALLEST: Final = _STEPS[-1][1:]
-_A100_BYTES: Final = 80 * GIB  # the larger of the two, which vLLM tells from an H100 by its name
-_DEFAULT_SHARE: Final = 0.92
 _MAX_NUMBER: Final = 1 << 60
 _WHOLE_NUMBERS: Final = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
@@ -66,17 +62,17 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     model = read_model(config)
     check_quantization(model, flags)
     notes = list(_notes(flags))
-    filled = _filled(model, flags)
-    workers, block = worker_layers(model, filled)
-    filled = replace(filled, block_size=block)
+    resolved = filled(model, flags)
+    workers, block = worker_layers(model, resolved)
+    resolved = replace(resolved, block_size=block)
     encodes = bool(model.family.encodes) and not is_left_out(model.family.encodes, flags.limit_mm_per_prompt)
-    weights, activation, unknown = _memory(model, filled, checkpoint_bytes, encodes=encodes)
+    weights, activation, unknown = _memory(model, resolved, checkpoint_bytes, encodes=encodes)
     return Start(
         architecture=model.architecture,
         layers=model.layers,
         max_position_embeddings=model.longest,
-        flags=filled,
-        limits=Limits.of(filled, max_encoder_tokens=filled.max_num_batched_tokens or 0, v2_model_runner=True),
+        flags=resolved,
+        limits=Limits.of(resolved, max_encoder_tokens=resolved.max_num_batched_tokens or 0, v2_model_runner=True),
         workers=workers,
         weights=weights,
         activation=activation,
@@ -105,47 +101,6 @@ def _check(flags: EngineFlags) -> None:
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
 
 
-def _filled(model: Model, flags: EngineFlags) -> EngineFlags:
-    """Fill in the defaults of the newest version. Raises PlanError: vLLM would refuse a value."""
-    length = model.default_length if flags.max_model_len is None else flags.max_model_len
-    if length > model.longest:
-        raise PlanError(
-            f"--max-model-len: {length}; the model allows {model.longest} ({model.length_key}), and vLLM refuses more"
-            " unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set"
-        )
-    tokens, requests = _step(flags)
-    requests = flags.max_num_seqs or requests
-    batched = flags.max_num_batched_tokens or min(requests * length, tokens)
-    requests = flags.max_num_seqs or min(requests, batched)
-    if batched < requests:
-        raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, {requests}")
-    is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
-    convolution, state = state_types(model, flags)
-    return replace(
-        flags,
-        max_model_len=length,
-        max_num_batched_tokens=batched,
-        max_num_seqs=requests,
-        gpu_memory_utilization=flags.gpu_memory_utilization or _DEFAULT_SHARE,
-        dtype=model_type(model, flags),
-        kv_cache_dtype=cache_type(model, flags),
-        block_size=block_size(model, flags) if flags.block_size is None else flags.block_size,
-        enable_prefix_caching=caches,
-        async_scheduling=flags.async_scheduling is not False,
-        mamba_cache_dtype=convolution,
-        mamba_ssm_cache_dtype=state,
-        # MambaModelConfig (models/config.py): the only mode with prefix caching, whatever is asked for.
-        mamba_cache_mode="align" if is_hybrid and caches else "none",
-    )
-
-
-def _step(flags: EngineFlags) -> tuple[int, int]:
-    card = _STEPS[1][0] if flags.device_bytes is None else flags.device_bytes
-    if "a100" in (flags.device_name or "").lower() and card < _STEPS[0][0]:
-        return _SMALLEST
-    return next((tokens, requests) for least, tokens, requests in _STEPS if card >= least)
-
-
 def _memory(
     model: Model, flags: EngineFlags, checkpoint_bytes: int | None, *, encodes: bool
 ) -> tuple[tuple[Figure, ...], Figure | None, list[str]]:
@@ -168,13 +123,8 @@ def _memory(
     return weights, activation, unknown
 
 
-def _assumes_a_card(flags: EngineFlags) -> bool:
-    given, card = (flags.max_num_batched_tokens, flags.max_num_seqs), flags.device_bytes
-    return None in given and flags.device_name is None and (card is None or _STEPS[1][0] <= card <= _A100_BYTES)
-
-
 def _notes(flags: EngineFlags) -> Iterator[str]:
-    if _assumes_a_card(flags):
+    if assumes_a_card(flags):
         card = "a card of 70 to 160 GiB, as none is named" if flags.device_bytes is None else "a card of this size"
         yield f"--max-num-batched-tokens and --max-num-seqs: vLLM's defaults for {card}; an A100 has 2,048 and 256."
 
@@ -184,5 +134,5 @@ def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
         yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
     if model.family.keeps == "latent" and flags.compute_capability is None:
         yield f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
-    if _assumes_a_card(flags) and any(model.windows):
+    if assumes_a_card(flags) and any(model.windows):
         yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvplan.builtin.layers import model_type
-from kvplan.builtin.model import MODEL_BYTES, Model
+from kvplan.builtin.defaults import MODEL_BYTES
+from kvplan.builtin.model import Model
 from kvplan.errors import PlanError
 from kvplan.figure import GIB, Figure, ceil_div, estimated
 from kvplan.flags import EngineFlags
@@ -57,7 +57,7 @@ def check_quantization(model: Model, flags: EngineFlags) -> None:
 def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: int | None, *, encodes: bool) -> Figure:
     """Return the weights of one rank of a pipeline stage. Raises Unknown, or PlanError where a key makes no sense."""
     part, whole = _held(model, flags, stage), _held(model, EngineFlags(), 0)
-    element = MODEL_BYTES[model_type(model, flags)]
+    element = MODEL_BYTES[flags.dtype or ""]
     try:
         linear = _linear_bytes(model, flags, element, encodes=encodes)
     except Unknown as exc:
@@ -75,7 +75,7 @@ def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: i
 def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int, *, encodes: bool) -> Figure:
     """Divide the checkpoint's bytes over the ranks; the bounds have what it has beside the model, or kernels pad."""
     stored = 2 if model.quantization else MODEL_BYTES.get(model.dtype or "bfloat16", 2)
-    likely = size * share * (1 if model.quantization else MODEL_BYTES[model_type(model, flags)] / stored)
+    likely = size * share * (1 if model.quantization else MODEL_BYTES[flags.dtype or ""] / stored)
     extra = encodes or any(model.text.optional(key, 0) for key in _PREDICTION_KEYS)
     low, high = (0.9 if extra else 0.97) * likely, (1.08 if model.quantization else 1.03) * likely
     if flags.quantization == "fp8" and not model.quantization:
