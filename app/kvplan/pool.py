@@ -202,9 +202,7 @@ class _Sizing:
 
     def _state_blocks(self, spec: MambaState, length: int) -> int:
         generation, mode = self.generation, self.limits.mamba_cache_mode
-        if generation.mamba_needs == "one":
-            return 1
-        if generation.mamba_needs == "length":
+        if not generation.mamba_has_modes:
             return ceil_div(length, spec.block_size)
         if mode == "align":
             return 2 + spec.speculative_blocks + spec.checkpoint_blocks

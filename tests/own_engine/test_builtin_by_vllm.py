@@ -106,5 +106,5 @@ def card(request: pytest.FixtureRequest) -> Iterator[tuple[str, Asked]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_is_vllms(card: tuple[str, Asked], tmp_path: Path, name: str) -> None:
-    """Blocks, tokens, concurrency, needed bytes, longest length, and the defaults of a step, block and prefix caching."""
+    """Blocks, tokens, concurrency, needed bytes, longest length, and the defaults of a step and of prefix caching."""
     assert differences(card[1], card[0], tmp_path, name) == []

@@ -39,7 +39,8 @@ def _wrapped(name: str, model_type: str, text_type: str, vision: dict[str, Any],
 
 
 _QWEN_VISION: Final = {
-    "depth": 2, "hidden_size": 256, "intermediate_size": 512, "num_heads": 16, "patch_size": 16, "out_hidden_size": 2048,
+    "depth": 2, "hidden_size": 256, "intermediate_size": 512, "num_heads": 16, "patch_size": 16,
+    "out_hidden_size": 2048,
     "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304, "deepstack_visual_indexes": [],
 }  # fmt: skip
 _MROPE: Final = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}

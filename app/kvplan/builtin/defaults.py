@@ -79,11 +79,15 @@ def _model_type(model: Model, flags: EngineFlags) -> str:
         raise PlanError(f"{key}: {dtype[:100]!r}; one of {', '.join(MODEL_BYTES)} is needed")
     if not is_given and MODEL_BYTES[dtype] > 2:  # noqa: PLR2004 - bytes
         return "bfloat16"
-    is_half = dtype in ("float16", "half")
-    if is_half and model.model_type in ("gemma2", "gemma3_text", "glm4"):
-        raise PlanError(f"{key}: {dtype!r}; vLLM serves {model.model_type} in bfloat16 or float32")
-    if model.quantization_method == "mxfp4" and dtype != "bfloat16":
-        raise PlanError(f"{key}: {dtype!r}; vLLM serves mxfp4 in bfloat16")
+    served: tuple[str, ...] = tuple(MODEL_BYTES)
+    if model.model_type in ("gemma2", "gemma3_text", "glm4"):
+        served = ("bfloat16", "float32", "float")
+    elif model.family.keeps == "latent":  # no MLA kernel takes 32 bits
+        served = ("bfloat16", "float16", "half")
+    elif model.quantization_method == "mxfp4":
+        served = ("bfloat16",)
+    if dtype not in served:
+        raise PlanError(f"{key}: {dtype!r}; vLLM serves this model in {' or '.join(served)}")
     return dtype
 
 
@@ -117,13 +121,16 @@ def _state_types(model: Model, flags: EngineFlags, own: str) -> tuple[str, str]:
     named = "auto"
     if model.model_type.startswith("qwen3_5"):  # models/config.py: its own key decides
         named = str(model.text.get("mamba_ssm_dtype") or "auto")
-    given = (flags.mamba_cache_dtype or "auto", flags.mamba_ssm_cache_dtype or "auto")
-    for key, value in zip(("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "mamba_ssm_dtype"), (*given, named)):
+    first, second = flags.mamba_cache_dtype or "auto", flags.mamba_ssm_cache_dtype or "auto"
+    for key, value in {
+        "--mamba-cache-dtype": first,
+        "--mamba-ssm-cache-dtype": second,
+        "mamba_ssm_dtype": named,
+    }.items():
         if value not in _STATE_TYPES:
             raise PlanError(f"{key}: {value[:100]!r}; must be one of {', '.join(_STATE_TYPES)}")
-    convolution = own if given[0] == "auto" else given[0]
-    state = next((one for one in (given[1], named) if one != "auto"), convolution)
-    return convolution, state
+    convolution = own if first == "auto" else first
+    return convolution, next((one for one in (second, named) if one != "auto"), convolution)
 
 
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:

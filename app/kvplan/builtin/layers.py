@@ -22,8 +22,10 @@ def worker_layers(model: Model, flags: EngineFlags) -> tuple[list[Layers], int]:
     `flags` have vLLM's defaults filled in. Raises PlanError: vLLM cannot divide the model by its ranks.
     """
     ranks, cache = flags.tensor_parallel_size, flags.kv_cache_dtype or ""
-    if model.heads % ranks:
-        raise PlanError(f"--tensor-parallel-size: {ranks}; it must divide the model's {model.heads} attention heads")
+    inner = "moe_intermediate_size" if model.experts else "intermediate_size"
+    for key in ("num_attention_heads", *(() if flags.enable_expert_parallel else (inner,))):
+        if (model.text.optional(key) or 0) % ranks:
+            raise PlanError(f"--tensor-parallel-size: {ranks}; it must divide {key}, which is {model.text.get(key)}")
     element = MODEL_BYTES.get((flags.dtype or "") if cache == "auto" else cache, 1)
     block = flags.block_size or 0
     state = _state(model, flags) if model.family.keeps == "delta" else None

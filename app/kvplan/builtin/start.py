@@ -11,7 +11,7 @@ from kvplan.builtin.activation import activation_of
 from kvplan.builtin.defaults import assumes_a_card, filled
 from kvplan.builtin.layers import worker_layers
 from kvplan.builtin.model import Model, read_model
-from kvplan.builtin.weights import Unknown, check_quantization, is_left_out, weights_of
+from kvplan.builtin.weights import check_quantization, weights_of
 from kvplan.errors import PlanError
 from kvplan.figure import Figure
 from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
@@ -65,8 +65,7 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     resolved = filled(model, flags)
     workers, block = worker_layers(model, resolved)
     resolved = replace(resolved, block_size=block)
-    encodes = bool(model.family.encodes) and not is_left_out(model.family.encodes, flags.limit_mm_per_prompt)
-    weights, activation, unknown = _memory(model, resolved, checkpoint_bytes, encodes=encodes)
+    weights, activation, unknown = _memory(model, resolved, checkpoint_bytes)
     return Start(
         architecture=model.architecture,
         layers=model.layers,
@@ -101,25 +100,33 @@ def _check(flags: EngineFlags) -> None:
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
 
 
+def _is_left_out(names: Sequence[str], limits: Mapping[str, Any] | None) -> bool:
+    """Return whether nothing may be given to the encoder, so that it is not loaded (0.32.0, models/interfaces.py)."""
+    counts = [(limits or {}).get(name) for name in names]
+    return all((one.get("count") if isinstance(one, Mapping) else one) == 0 for one in counts)
+
+
 def _memory(
-    model: Model, flags: EngineFlags, checkpoint_bytes: int | None, *, encodes: bool
+    model: Model, flags: EngineFlags, checkpoint_bytes: int | None
 ) -> tuple[tuple[Figure, ...], Figure | None, list[str]]:
     """Return weights and activation as far as they are known, and why not."""
-    stages, unknown = range(flags.pipeline_parallel_size), []
+    encodes, unknown = not _is_left_out(model.family.encodes, flags.limit_mm_per_prompt), []
     weights: tuple[Figure, ...] = ()
     activation = None
     try:
+        stages = range(flags.pipeline_parallel_size)
         weights = tuple(weights_of(model, flags, stage, checkpoint_bytes, encodes=encodes) for stage in stages)
-    except Unknown as exc:
+    except PlanError as exc:
         unknown.append(f"weights: {exc}")
-    needed = ("vocab_size", "hidden_size", "intermediate_size")
-    absent = [key for key in needed if model.text.get(key) is None and not (key == needed[-1] and model.experts)]
-    if encodes:
-        unknown.append("activation: a start profiles the encoder with its largest input, which the file does not say")
-    elif absent:
-        unknown.append(f"activation: {model.text.prefix}{absent[0]} is absent")
-    else:
-        activation = activation_of(model, flags)
+    try:
+        if encodes:
+            unknown.append(
+                "activation: a start profiles the encoder with its largest input, which the file does not say"
+            )
+        else:
+            activation = activation_of(model, flags)
+    except PlanError as exc:
+        unknown.append(f"activation: {exc}")
     return weights, activation, unknown
 
 
