@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvplan.errors import PlanError, short
 
 # Beyond any model's; products of a few of them still have a size in bytes.
 MAX_NUMBER: Final = 1 << 40
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _GEMMA: Final = {"head_dim": 256, "vocab_size": 256000, "tie_word_embeddings": True, "sliding_window": 4096}
 _DELTA: Final = {"head_dim": 256, "full_attention_interval": 4}
 # What Transformers' configuration classes make of an absent key, where files leave it out (by model type).
@@ -39,16 +37,13 @@ _LENGTH_KEYS: Final = (
 _COUNTED_ALREADY: Final = frozenset({"llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope"})
 
 
-class Keys:
+class Keys(dict[str, Any]):
     """One object of a config.json; `prefix` is its place in the file, to name it in an error."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "", defaults: Mapping[str, Any] = _NOTHING) -> None:
-        """Keep the object, and what absent keys stand for."""
-        self._values, self.prefix, self._defaults = values, prefix, defaults
-
-    def get(self, key: str) -> Any:  # noqa: ANN401 - JSON
-        """Return a key's value, else its default; None where there is neither."""
-        return self._values[key] if key in self._values else self._defaults.get(key)
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        """Keep a copy of the object."""
+        super().__init__(values)
+        self.prefix = prefix
 
     def refused(self, key: str, right: str) -> PlanError:
         value = self.get(key)
@@ -80,55 +75,35 @@ class Keys:
         return tuple(value)
 
     def inside(self, key: str) -> Keys:
-        """Return a nested object's keys, none where it is absent. Raises PlanError: the value is no object."""
+        """Return a nested object, an empty one where it is absent. Raises PlanError: the value is no object."""
         value = self.get(key)
         if not isinstance(value, Mapping | None):
             raise self.refused(key, "an object is needed")
         return Keys(value or {}, f"{self.prefix}{key}.")
 
-    def objects(self) -> Iterator[Keys]:
-        """Yield every object inside this one."""
-        yield from (self.inside(key) for key, value in self._values.items() if isinstance(value, Mapping))
-
-    def __bool__(self) -> bool:
-        """Return whether the object has any key."""
-        return bool(self._values)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names of the keys that the file gives."""
-        return iter(self._values)
+    def objects(self) -> list[Keys]:
+        """Return every object inside this one."""
+        return [self.inside(key) for key, value in self.items() if isinstance(value, Mapping)]
 
 
-def text_keys(config: Mapping[str, Any]) -> tuple[str, Keys]:
+def text_keys(outer: Keys) -> tuple[str, Keys]:
     """Return the model type and the keys of the language model: those of ``text_config``, or the file's own.
 
-    Raises PlanError: the part is no object, or names no type.
+    Keys that its type fills in are filled in. Raises PlanError: the part is no object, or names no type.
     """
-    outer = Keys(config)
-    inner = outer.inside("text_config")
-    keys = inner or outer
+    keys = outer.inside("text_config") or outer
     model_type = keys.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise keys.refused("model_type", "Transformers' name of the configuration is needed")
-    shared = {key: outer.get(key) for key in ("tie_word_embeddings", "vocab_size") if outer.get(key) is not None}
-    values = {key: keys.get(key) for key in keys}
-    defaults = {**_DEFAULTS.get(model_type, {}), **shared}
-    if values.get("num_key_value_heads") is None and not model_type.startswith(_OWN_KV_HEADS):
-        values["num_key_value_heads"] = defaults.get("num_key_value_heads", values.get("num_attention_heads"))
-    return model_type, Keys(values, keys.prefix, defaults)
+    shared = {key: outer[key] for key in ("tie_word_embeddings", "vocab_size") if outer.get(key) is not None}
+    text = Keys({**_DEFAULTS.get(model_type, {}), **shared, **keys}, keys.prefix)
+    if text.get("num_key_value_heads") is None and not model_type.startswith(_OWN_KV_HEADS):
+        text["num_key_value_heads"] = text.get("num_attention_heads")
+    return model_type, text
 
 
-def dtype_of(config: Mapping[str, Any], text: Keys) -> str | None:
-    """Return the checkpoint's element type; None: the file names none."""
-    for keys in (Keys(config), text):
-        named = keys.get("dtype") or keys.get("torch_dtype")
-        if named is not None:
-            return str(named).removeprefix("torch.")
-    return None
-
-
-def longest_of(model_type: str, text: Keys) -> tuple[int, str]:
-    """Return the longest sequence that the model allows, and the key of it.
+def longest_of(model_type: str, text: Keys) -> tuple[int, str, int]:
+    """Return the longest sequence that the model allows, the key that says so, and the rows of its rotary table.
 
     Follows `_get_and_verify_max_len` (0.32.0, vllm/config/model.py). Raises PlanError: no length is named.
     """
@@ -136,17 +111,17 @@ def longest_of(model_type: str, text: Keys) -> tuple[int, str]:
     if not lengths:
         raise text.refused("max_position_embeddings", "a whole number of 1 or more is needed")
     key = "model_max_length" if "model_max_length" in lengths else min(lengths, key=lambda name: lengths[name])
-    longest = float(lengths[key])
-    scaled = text.inside("rope_parameters") or text.inside("rope_scaling")
-    for rope in list(scaled.objects()) or [scaled]:
+    rows, scaled = float(lengths[key]), text.inside("rope_parameters") or text.inside("rope_scaling")
+    for rope in scaled.objects() or [scaled]:
         kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor")
         if kind in ("su", "longrope"):
             raise rope.refused("rope_type", "the built-in does not plan models of two lengths")
-        if kind in _COUNTED_ALREADY or "gemma3" in model_type or factor is None:
+        if kind in _COUNTED_ALREADY or factor is None:
             continue
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MAX_NUMBER:
             raise rope.refused("factor", "a number above 0 is needed")
-        longest *= factor
-    if not 1 <= longest <= MAX_NUMBER:
+        rows *= factor
+    if not 1 <= rows <= MAX_NUMBER:
         raise scaled.refused("factor", f"positions from 1 to {MAX_NUMBER} are needed")
-    return math.floor(longest), f"{text.prefix}{key}"
+    # Gemma 3's count already, and its table has them all.
+    return lengths[key] if "gemma3" in model_type else math.floor(rows), f"{text.prefix}{key}", math.floor(rows)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kvplan.builtin.config import Keys, dtype_of, longest_of, text_keys
+from kvplan.builtin.config import Keys, longest_of, text_keys
 from kvplan.errors import PlanError
 
 ASK: Final = "is not among those that the built-in plans"
@@ -69,6 +69,7 @@ class Model:
     experts: int  # of a layer; 0: dense
     longest: int
     length_key: str
+    rotary_rows: int  # the positions of a table of cosines and sines
     dtype: str | None  # of the checkpoint
     quantization: Keys  # no keys: weights in the model's dtype
     quantization_method: str | None
@@ -76,8 +77,9 @@ class Model:
 
 def read_model(config: Mapping[str, Any]) -> Model:
     """Raises PlanError: the built-in does not plan it, or a key makes no sense."""
-    name, family = _family(config)
-    model_type, text = text_keys(config)
+    outer = Keys(config)
+    name, family = _family(outer)
+    model_type, text = text_keys(outer)
     if family.wraps and model_type not in family.wraps:
         raise text.refused("model_type", f"inside {name} it {ASK} ({', '.join(family.wraps)})")
     for key in _NOT_PLANNED:
@@ -87,10 +89,10 @@ def read_model(config: Mapping[str, Any]) -> Model:
     if layers > MAX_LAYERS:
         raise text.refused("num_hidden_layers", f"{MAX_LAYERS} at most; no model has as many")
     is_latent = family.keeps == "latent"
-    longest, length_key = longest_of(model_type, text)
-    outer = Keys(config)
+    longest, length_key, rotary_rows = longest_of(model_type, text)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
     method = quantization.get("quant_method")
+    dtypes = (keys.get(key) for keys in (outer, text) for key in ("dtype", "torch_dtype"))
     return Model(
         architecture=name,
         family=family,
@@ -106,14 +108,15 @@ def read_model(config: Mapping[str, Any]) -> Model:
         experts=next((count for key in EXPERT_KEYS if (count := text.optional(key, 0))), 0),
         longest=longest,
         length_key=length_key,
-        dtype=dtype_of(config, text),
+        rotary_rows=rotary_rows,
+        dtype=next((str(one).removeprefix("torch.") for one in dtypes if one is not None), None),
         quantization=quantization,
         quantization_method=None if method is None else str(method),
     )
 
 
-def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
-    names = Keys(config).strings("architectures") or ()
+def _family(config: Keys) -> tuple[str, Family]:
+    names = config.strings("architectures") or ()
     known = next((name for name in names if name in FAMILIES), None)
     if known is None:
         shown = repr(names[0][:100]) if names else "absent"

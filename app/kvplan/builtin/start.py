@@ -12,7 +12,7 @@ from kvplan.builtin.defaults import assumes_a_card, filled
 from kvplan.builtin.layers import worker_layers
 from kvplan.builtin.model import Model, read_model
 from kvplan.builtin.weights import check_quantization, weights_of
-from kvplan.errors import PlanError
+from kvplan.errors import PlanError, short
 from kvplan.figure import Figure
 from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
 from kvplan.limits import Limits
@@ -85,8 +85,10 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
 def _check(flags: EngineFlags) -> None:
     for key, values in _ONLY.items():
         if getattr(flags, key) not in values:
-            right = " or ".join(str(value) for value in values if value is not None) or "nothing"
-            raise PlanError(f"--{key.replace('_', '-')}: {getattr(flags, key)!r}; the built-in plans {right} here")
+            right = " or ".join(str(value) for value in values if value is not None) or "without it"
+            raise PlanError(
+                f"--{key.replace('_', '-')}: {short(getattr(flags, key))}; the built-in plans {right} alone"
+            )
     for key in _WHOLE_NUMBERS:
         value = getattr(flags, key)
         if value is not None and (

@@ -62,16 +62,19 @@ def weights_of(model: Model, flags: EngineFlags, stage: int, checkpoint_bytes: i
         if checkpoint_bytes is None:
             what = "the size of its encoder" if encodes else f"what {model.quantization_method} makes of its weights"
             raise PlanError(f"{what} is not known without the size of the checkpoint's files")
-        return _of_checkpoint(
-            model, flags, part.bytes(2, 2) / _held(model, EngineFlags(), 0).bytes(2, 2), checkpoint_bytes
-        )
-    # One table of rotary positions, or several; the latent projections are kept a second time.
-    likely, table = part.bytes(linear, element), model.longest * model.head_size * element
-    high = 1.012 * likely + 4 * table + (GIB // 2 if model.family.keeps == "latent" else 0)
-    return estimated(round(0.997 * likely), round(1.001 * likely + table), round(high), "by the family's own shapes")
+        share = part.bytes(2, 2) / _held(model, EngineFlags(), 0).bytes(2, 2)
+        low, likely, high = _of_checkpoint(model, flags, share, checkpoint_bytes)
+        why = "the checkpoint's size, divided over the ranks"
+    else:
+        likely, why = part.bytes(linear, element), "by the family's own shapes"
+        # The latent projections are kept a second time.
+        low, high = 0.997 * likely, 1.012 * likely + (GIB // 2 if model.family.keeps == "latent" else 0)
+    # One table of rotary positions, or two, or one with several times the rows.
+    table = model.rotary_rows * model.head_size * element
+    return estimated(round(low), round(1.001 * likely + table), round(high + 2 * table) + GIB // 4, why)
 
 
-def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int) -> Figure:
+def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int) -> tuple[float, float, float]:
     """Divide the checkpoint's bytes over the ranks; the bounds have what it has beside the model, or kernels pad."""
     is_quantized, likely = bool(model.quantization), size * share
     if not is_quantized:
@@ -82,7 +85,7 @@ def _of_checkpoint(model: Model, flags: EngineFlags, share: float, size: int) ->
         low, likely = low / 2, 0.6 * likely
     if share < 1:  # an encoder may be whole on every rank
         low, high = 0.97 * low, 1.03 * high + bool(model.family.encodes) * min(size // 10, 2 * GIB)
-    return estimated(round(low), round(likely), round(high), "the checkpoint's size, divided over the ranks")
+    return low, likely, high
 
 
 def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | None:
