@@ -79,6 +79,8 @@ MODELS: Final = {
     "gemma3": _wrapped("Gemma3ForConditionalGeneration", "gemma3", "gemma3_text", _SIGLIP, head_dim=256,
                        num_hidden_layers=34, sliding_window=1024, rope_local_base_freq=10000.0,
                        rope_scaling={"rope_type": "linear", "factor": 8.0}),
+    "mistral3": _wrapped("Mistral3ForConditionalGeneration", "mistral3", "mistral", _PIXTRAL, head_dim=128,
+                         sliding_window=None) | {"spatial_merge_size": 2, "image_token_index": 10},
     "glm4": _model("Glm4ForCausalLM", "glm4", num_key_value_heads=2, head_dim=128, partial_rotary_factor=0.5),
     "glm4-moe": _model("Glm4MoeForCausalLM", "glm4_moe", head_dim=128, n_routed_experts=16, n_shared_experts=1,
                        num_experts_per_tok=4, moe_intermediate_size=768, first_k_dense_replace=1, n_group=1,
@@ -99,6 +101,11 @@ MODELS: Final = {
     "qwen3-moe": _model("Qwen3MoeForCausalLM", "qwen3_moe", head_dim=128, num_key_value_heads=4, **_EXPERTS),
     "qwen3-vl": _wrapped("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text", _QWEN_VISION, head_dim=128,
                          rope_scaling=_MROPE),
+    "qwen3-vl-moe": _wrapped("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text", _QWEN_VISION,
+                             head_dim=128, rope_scaling=_MROPE, **_EXPERTS),
+    "qwen2.5-vl": _wrapped("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl", "qwen2_5_vl_text", {
+        **_QWEN_VISION, "window_size": 112, "fullatt_block_indexes": [1], "hidden_act": "silu"},
+        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}),
     "deepseek-v2": _model("DeepseekV2ForCausalLM", "deepseek_v2", **{
         **_LATENT, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax"}),
     "deepseek-v3": _model("DeepseekV3ForCausalLM", "deepseek_v3", rope_scaling={
@@ -106,8 +113,11 @@ MODELS: Final = {
         "mscale_all_dim": 1.0}, **_LATENT),
     "deepseek-v32": _model("DeepseekV32ForCausalLM", "deepseek_v32", **_LATENT, **_SPARSE),
     "glm-dsa": _model("GlmMoeDsaForCausalLM", "glm_moe_dsa", **_LATENT, **_SPARSE),
+    "glm4-lite": _model("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **{**_LATENT, "qk_nope_head_dim": 192}),
     "qwen3-next": _model("Qwen3NextForCausalLM", "qwen3_next", **_DELTA, **_EXPERTS, **_SHARED),
     "qwen3.5-text": _model("Qwen3_5ForCausalLM", "qwen3_5_text", **_DELTA, mamba_ssm_dtype="float32"),
+    "qwen3.5-moe-text": _model("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **_DELTA, **_EXPERTS, **_SHARED,
+                               mamba_ssm_dtype="float32"),
     "qwen3.5": _wrapped("Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5_text", _QWEN_VISION, **_DELTA,
                         mamba_ssm_dtype="float32", rope_parameters=_DELTA_MROPE),
     "qwen3.5-moe": _wrapped("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text", _QWEN_VISION,

@@ -136,6 +136,11 @@ def _state_types(model: Model, flags: EngineFlags, own: str) -> tuple[str, str]:
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
     """Return the tokens of a block, before a hybrid's grows: the attention kernel's (platforms/cuda.py)."""
     given, major = flags.block_size, flags.compute_capability_major
+    if model.architecture == "Gemma3ForConditionalGeneration" and major == _BLACKWELL:
+        # Its images attend to what follows, by a kernel with blocks of its own.
+        raise PlanError(
+            f"--compute-capability: {flags.compute_capability}; for Gemma 3 with images 10.x is not planned"
+        )
     if model.family.keeps != "latent":
         if given is not None and given % _DEFAULT_BLOCK:
             raise PlanError(f"--block-size: {given}; attention kernels take multiples of {_DEFAULT_BLOCK}")

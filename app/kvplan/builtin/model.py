@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 from kvplan.builtin.config import Keys, longest_of, text_keys
 from kvplan.errors import PlanError
 
-ASK: Final = "is not among those that the built-in plans"
-MAX_LAYERS: Final = 4096
-EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+_UNKNOWN: Final = "is not among those that the built-in plans"
+_MAX_LAYERS: Final = 4096
+_EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +81,14 @@ def read_model(config: Mapping[str, Any]) -> Model:
     name, family = _family(outer)
     model_type, text = text_keys(outer)
     if family.wraps and model_type not in family.wraps:
-        raise text.refused("model_type", f"inside {name} it {ASK} ({', '.join(family.wraps)})")
+        raise text.refused("model_type", f"inside {name} it {_UNKNOWN} ({', '.join(family.wraps)})")
     for key in _NOT_PLANNED:
-        if (value := text.get(key)) and value not in (1, [], {}):
+        # A frequency of 1 leaves every layer as it is.
+        if (value := text.get(key)) and (value is True or value != 1):
             raise text.refused(key, "the built-in does not plan models that set it")
     layers, heads = text.number("num_hidden_layers"), text.number("num_attention_heads")
-    if layers > MAX_LAYERS:
-        raise text.refused("num_hidden_layers", f"{MAX_LAYERS} at most; no model has as many")
+    if layers > _MAX_LAYERS:
+        raise text.refused("num_hidden_layers", f"{_MAX_LAYERS} at most; no model has as many")
     is_latent = family.keeps == "latent"
     longest, length_key, rotary_rows = longest_of(model_type, text)
     quantization = outer.inside("quantization_config") or text.inside("quantization_config")
@@ -101,11 +102,11 @@ def read_model(config: Mapping[str, Any]) -> Model:
         layers=layers,
         heads=heads,
         kv_heads=1 if is_latent else _kv_heads(text, heads),
-        head_size=_latent_width(text) if is_latent else _head_size(text, heads),
+        head_size=sum(map(text.number, ("kv_lora_rank", "qk_rope_head_dim"))) if is_latent else _head_size(text, heads),
         windows=(None,) * layers if family.keeps != "attention" else _windows(model_type, text, layers),
         linear=_linear(text, layers) if family.keeps == "delta" else (False,) * layers,
         is_sparse=is_latent and text.optional("index_topk") is not None,
-        experts=next((count for key in EXPERT_KEYS if (count := text.optional(key, 0))), 0),
+        experts=next((count for key in _EXPERT_KEYS if (count := text.optional(key, 0))), 0),
         longest=longest,
         length_key=length_key,
         rotary_rows=rotary_rows,
@@ -120,7 +121,7 @@ def _family(config: Keys) -> tuple[str, Family]:
     known = next((name for name in names if name in FAMILIES), None)
     if known is None:
         shown = repr(names[0][:100]) if names else "absent"
-        raise PlanError(f"architectures: {shown} {ASK}")
+        raise PlanError(f"architectures: {shown} {_UNKNOWN}")
     return known, FAMILIES[known]
 
 
@@ -140,19 +141,15 @@ def _head_size(text: Keys, heads: int) -> int:
     return given or hidden // heads
 
 
-def _latent_width(text: Keys) -> int:
-    return text.number("kv_lora_rank") + text.number("qk_rope_head_dim")
-
-
 def _types(text: Keys, layers: int, known: tuple[str, ...], pattern: int | None) -> tuple[str, ...] | None:
     """Return each layer's type: as listed, else every `pattern`-th full; None: neither."""
     listed = text.strings("layer_types")
     if listed is None:
-        return (pattern and tuple(known[0] if (i + 1) % pattern else FULL for i in range(layers))) or None
+        return (pattern and tuple(known[0] if (i + 1) % pattern else _FULL for i in range(layers))) or None
     if len(listed) != layers:
         raise text.refused("layer_types", f"one for each of the {layers} layers is needed, not {len(listed)}")
     if odd := sorted({*listed} - {*known}):
-        raise PlanError(f"{text.prefix}layer_types: {odd[0][:100]!r} {ASK} ({', '.join(known)})")
+        raise PlanError(f"{text.prefix}layer_types: {odd[0][:100]!r} {_UNKNOWN} ({', '.join(known)})")
     return listed
 
 
@@ -162,21 +159,23 @@ def _windows(model_type: str, text: Keys, layers: int) -> tuple[int | None, ...]
         # Their classes throw the window away unless `use_sliding_window` is set; vLLM takes none in some layers only.
         if text.get("use_sliding_window"):
             raise text.refused("use_sliding_window", "the built-in plans these models without their window")
-        _types(text, layers, (FULL,), None)
+        _types(text, layers, (_FULL,), None)
         return (None,) * layers
+    if model_type == "gpt_oss":  # models/gpt_oss.py goes by the place, whatever is listed
+        text.pop("layer_types", None)
     window = text.optional("sliding_window", 0) or None
-    types = _types(text, layers, (SLIDING, FULL), text.optional("sliding_window_pattern"))
+    types = _types(text, layers, (_SLIDING, _FULL), text.optional("sliding_window_pattern"))
     if types is None or len(set(types)) == 1:
         return (window,) * layers
     if window is None:
         raise text.refused("sliding_window", "a window is needed, as its layer_types slide")
-    return tuple(window if one == SLIDING else None for one in types)
+    return tuple(window if one == _SLIDING else None for one in types)
 
 
 def _linear(text: Keys, layers: int) -> tuple[bool, ...]:
-    types = _types(text, layers, (LINEAR, FULL), text.optional("full_attention_interval"))
+    types = _types(text, layers, (_LINEAR, _FULL), text.optional("full_attention_interval"))
     if types is None:
         raise text.refused("layer_types", "one for each layer is needed, or full_attention_interval")
-    if set(types) != {LINEAR, FULL}:
-        raise text.refused("layer_types", f"both {LINEAR} and {FULL} are needed in a hybrid model")
-    return tuple(one == LINEAR for one in types)
+    if set(types) != {_LINEAR, _FULL}:
+        raise text.refused("layer_types", f"both {_LINEAR} and {_FULL} are needed in a hybrid model")
+    return tuple(one == _LINEAR for one in types)

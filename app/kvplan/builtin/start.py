@@ -19,6 +19,7 @@ from kvplan.limits import Limits
 from kvplan.specs import Layers
 
 _MAX_NUMBER: Final = 1 << 60
+_OLDEST_CAPABILITY: Final = 8
 _WHOLE_NUMBERS: Final = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
     *("in_use_bytes", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -100,6 +101,8 @@ def _check(flags: EngineFlags) -> None:
         raise PlanError(f"--gpu-memory-utilization: {share!r}; more than 0, and 1 at most, is needed")
     if capability is not None and not re.fullmatch(r"\d{1,2}(\.\d)?", capability):
         raise PlanError(f"--compute-capability: {capability!r}; write it as {DEFAULT_CAPABILITY}")
+    if flags.compute_capability_major < _OLDEST_CAPABILITY:  # older cards change the element type
+        raise PlanError(f"--compute-capability: {capability!r}; the built-in plans 8.0 and newer")
 
 
 def _is_left_out(names: Sequence[str], limits: Mapping[str, Any] | None) -> bool:

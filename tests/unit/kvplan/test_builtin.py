@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.builtin.model import FAMILIES
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError
 from kvplan.flags import EngineFlags
@@ -187,6 +188,11 @@ def test_windows_doubt_a_step_that_nobody_gave_and_a_model_its_type() -> None:
 # --- what it refuses ---
 
 
+def test_every_architecture_has_a_configuration_that_is_put_to_vllm() -> None:
+    """tests/own_engine/test_builtin_by_vllm.py asks for all of them."""
+    assert {name for model in MODELS.values() for name in model["architectures"]} == set(FAMILIES)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -200,6 +206,7 @@ def test_windows_doubt_a_step_that_nobody_gave_and_a_model_its_type() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3; it must divide the 16"),
         ({"hidden_size": 2049}, "hidden_size: 2049; 16 heads must divide it"),
         ({"kv_lora_rank": 512}, "kv_lora_rank: 512"),
+        ({"use_cla": True}, "use_cla: True; the built-in does not plan models that set it"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size: 8192"),
         ({"rope_scaling": {"type": "longrope"}}, "two lengths"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "rope_scaling.factor: -1; a number above 0"),
@@ -232,6 +239,7 @@ def test_what_the_file_says_and_the_built_in_does_not_plan_is_refused_by_key_and
         ({"block_size": 20}, "--block-size: 20"),
         ({"quantization": "awq"}, "--quantization: 'awq'"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization: 1.5"),
+        ({"compute_capability": "7.5"}, "--compute-capability: '7.5'; the built-in plans 8.0 and newer"),
         ({"compute_capability": "new"}, "--compute-capability: 'new'"),
         ({"dtype": "int4"}, "--dtype: 'int4'"),
     ],
@@ -247,6 +255,7 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
         ("deepseek-v3", {"dtype": "float32"}, "--dtype: 'float32'; vLLM serves this model in"),
         ("deepseek-v32", {"kv_cache_dtype": "fp8", "compute_capability": "10.0"}, "--kv-cache-dtype: 'fp8'"),
         ("deepseek-v32", {"compute_capability": "8.0"}, "--compute-capability: 8.0"),
+        ("gemma3", {"compute_capability": "10.0"}, "--compute-capability: 10.0; for Gemma 3"),
         ("gemma2", {"dtype": "float16"}, "--dtype: 'float16'; vLLM serves this model in bfloat16"),
         ("gpt-oss", {"dtype": "float16"}, "--dtype: 'float16'"),
         ("qwen3-next", {"mamba_ssm_cache_dtype": "int8"}, "--mamba-ssm-cache-dtype: 'int8'"),
