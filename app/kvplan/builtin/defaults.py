@@ -8,7 +8,7 @@ from typing import Final
 from kvplan.builtin.model import Model
 from kvplan.errors import PlanError, short
 from kvplan.figure import GIB
-from kvplan.flags import EngineFlags
+from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 PACKED: Final = "fp8_ds_mla"  # the cache of sparse attention in 8 bits
@@ -19,6 +19,7 @@ _DEFAULT_BLOCK: Final = 16
 _CACHE_TYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 _STATE_TYPES: Final = ("auto", "float32", "float16", "bfloat16")
 _HOPPER, _BLACKWELL = 9, 10
+_GEMMA_3: Final = "Gemma3ForConditionalGeneration"
 # The head size that FlashInfer's MLA takes.
 _FLASHINFER_HEAD: Final = 128
 
@@ -84,8 +85,8 @@ def _model_type(model: Model, flags: EngineFlags) -> str:
         served = ("bfloat16", "float32", "float")
     elif model.family.keeps == "latent":  # no MLA kernel takes 32 bits
         served = ("bfloat16", "float16", "half")
-    elif model.quantization_method == "mxfp4":
-        served = ("bfloat16",)
+    elif model.quantization:
+        served = ("bfloat16",) if model.quantization_method == "mxfp4" else ("bfloat16", "float16", "half")
     if dtype not in served:
         raise PlanError(f"{key}: {dtype!r}; vLLM serves this model in {' or '.join(served)}")
     return dtype
@@ -96,13 +97,15 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     if given not in _CACHE_TYPES:
         raise PlanError(f"--kv-cache-dtype: {given!r}; the built-in plans {', '.join(_CACHE_TYPES)}")
     given = _stored_type(model) if given == "auto" else given
+    is_quantized = given.startswith("fp8")
+    # Kernels of their own (Triton's), which older cards have without 8-bit caches.
+    has_own = model.family.keeps == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
+    capability = tuple(map(int, (flags.compute_capability or DEFAULT_CAPABILITY).split(".")))
+    if is_quantized and has_own and capability < (8, 9):
+        raise PlanError(f"--kv-cache-dtype: {given!r}; vLLM serves this model so from compute capability 8.9 on")
     if not model.is_sparse:
         return given
-    if not given.startswith("fp8"):
-        return "auto"  # models/config.py: bfloat16 is the model's own
-    if flags.compute_capability_major != _HOPPER:
-        raise PlanError(f"--kv-cache-dtype: {given!r}; for sparse MLA the built-in plans it on Hopper alone")
-    return PACKED
+    return PACKED if is_quantized else "auto"  # models/config.py: bfloat16 is the model's own
 
 
 def _stored_type(model: Model) -> str:
@@ -136,7 +139,7 @@ def _state_types(model: Model, flags: EngineFlags, own: str) -> tuple[str, str]:
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
     """Return the tokens of a block, before a hybrid's grows: the attention kernel's (platforms/cuda.py)."""
     given, major = flags.block_size, flags.compute_capability_major
-    if model.architecture == "Gemma3ForConditionalGeneration" and major == _BLACKWELL:
+    if model.architecture == _GEMMA_3 and major == _BLACKWELL:
         # Its images attend to what follows, by a kernel with blocks of its own.
         raise PlanError(
             f"--compute-capability: {flags.compute_capability}; for Gemma 3 with images 10.x is not planned"
@@ -147,8 +150,9 @@ def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
         return given or _DEFAULT_BLOCK
     if given is not None:
         raise PlanError(f"--block-size: {given}; for MLA the built-in plans the kernels' own alone")
-    if major not in (8, _HOPPER, _BLACKWELL) or (model.is_sparse and major < _HOPPER):
-        raise PlanError(f"--compute-capability: {flags.compute_capability}; for MLA the built-in plans 9.0 and 10.0")
+    if major not in ((_HOPPER,) if model.is_sparse else (8, _HOPPER, _BLACKWELL)):
+        known = "9.0 with an indexer" if model.is_sparse else "8.x, 9.0 and 10.0"
+        raise PlanError(f"--compute-capability: {flags.compute_capability}; for MLA the built-in plans {known}")
     if model.is_sparse:
         return 64  # FlashMLA's
     if major == _BLACKWELL:  # FlashInfer's, else CUTLASS's

@@ -165,9 +165,9 @@ def _windows(model_type: str, text: Keys, layers: int) -> tuple[int | None, ...]
         text.pop("layer_types", None)
     window = text.optional("sliding_window", 0) or None
     types = _types(text, layers, (_SLIDING, _FULL), text.optional("sliding_window_pattern"))
-    if types is None or len(set(types)) == 1:
+    if types is None:
         return (window,) * layers
-    if window is None:
+    if window is None and _SLIDING in types:
         raise text.refused("sliding_window", "a window is needed, as its layer_types slide")
     return tuple(window if one == _SLIDING else None for one in types)
 

@@ -171,10 +171,9 @@ def test_the_kernels_of_mla_decide_its_block() -> None:
     """A card that nobody named leaves a doubt."""
     blocks = {
         (capability, cache): start("deepseek-v3", compute_capability=capability, kv_cache_dtype=cache).flags.block_size
-        for capability in ("8.0", "9.0", "10.0")
-        for cache in ("auto", "fp8")
+        for capability, cache in (("8.0", None), ("9.0", None), ("9.0", "fp8"), ("10.0", None), ("10.0", "fp8"))
     }
-    assert list(blocks.values()) == [16, 16, 16, 64, 32, 32]
+    assert list(blocks.values()) == [16, 16, 64, 32, 32]
     assert "compute capability" in start("deepseek-v3").doubts[0]
     assert not start("deepseek-v3", compute_capability="9.0").doubts
 
@@ -253,8 +252,9 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
     [
         ("deepseek-v3", {"block_size": 64}, "--block-size: 64"),
         ("deepseek-v3", {"dtype": "float32"}, "--dtype: 'float32'; vLLM serves this model in"),
-        ("deepseek-v32", {"kv_cache_dtype": "fp8", "compute_capability": "10.0"}, "--kv-cache-dtype: 'fp8'"),
-        ("deepseek-v32", {"compute_capability": "8.0"}, "--compute-capability: 8.0"),
+        ("deepseek-v3", {"compute_capability": "12.0"}, "--compute-capability: 12.0; for MLA the built-in plans 8.x"),
+        ("deepseek-v32", {"compute_capability": "10.0"}, "--compute-capability: 10.0; for MLA the built-in plans 9.0"),
+        ("gpt-oss", {"kv_cache_dtype": "fp8", "compute_capability": "8.0"}, "--kv-cache-dtype: 'fp8'; vLLM serves"),
         ("gemma3", {"compute_capability": "10.0"}, "--compute-capability: 10.0; for Gemma 3"),
         ("gemma2", {"dtype": "float16"}, "--dtype: 'float16'; vLLM serves this model in bfloat16"),
         ("gpt-oss", {"dtype": "float16"}, "--dtype: 'float16'"),
