@@ -25,7 +25,7 @@ _VOCABULARY_PADDING: Final = 64  # vllm/model_executor/layers/vocab_parallel_emb
 _PREDICTION_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Parts of names of what is no linear layer, or is never quantized.
 _NEVER_QUANTIZED: Final = (
-    *("lm_head", "embed", "norm", "visual", "vision", "gate", "conv1d", "projector", "in_proj_ba", "in_proj_a"),
+    *("lm_head", "embed", "norm", "visual", "vision", "conv1d", "projector", "in_proj_ba", "in_proj_a"),
     *("in_proj_b", "mtp", "router", "merger"),
 )
 
@@ -96,7 +96,10 @@ def _linear_bytes(model: Model, flags: EngineFlags, element: int) -> float | Non
     groups = [group.inside("weights") for group in keys.inside("config_groups").objects()]
     schemes = {(str(one.get("num_bits")), str(one.get("type"))) for one in groups}
     names = [name for key in ("ignore", "modules_to_not_convert", "ignored_layers") for name in keys.strings(key) or ()]
-    is_whole = all(any(word in name for word in _NEVER_QUANTIZED) for name in names)
+    # A gate (of experts, of a shared one) is named in full, so that it is no gate_proj.
+    is_whole = all(
+        name.rstrip("$*").endswith("gate") or any(word in name for word in _NEVER_QUANTIZED) for name in names
+    )
     is_fp8 = model.quantization_method == "fp8" or schemes == {("8", "float")}
     return 1.001 if is_fp8 and is_whole else None
 

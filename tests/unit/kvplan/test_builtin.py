@@ -283,6 +283,6 @@ def test_layers_that_a_method_leaves_in_16_bits_make_the_weights_unknown() -> No
     """All but those that no method quantizes."""
     method = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"]}
     assert start(keys={"quantization_config": method}).weights
-    method["modules_to_not_convert"] = ["model.layers.0.mlp"]
+    method["modules_to_not_convert"] = ["model.layers.0.mlp.gate_proj"]
     plan = start(keys={"quantization_config": method})
     assert (plan.weights, plan.activation is None) == ((), False)
