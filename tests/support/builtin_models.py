@@ -97,7 +97,7 @@ MODELS: Final = {
     "qwen2": _model("Qwen2ForCausalLM", "qwen2", num_attention_heads=28, hidden_size=3584, num_key_value_heads=4),
     "qwen2-yarn": _model("Qwen2ForCausalLM", "qwen2", sliding_window=131072, max_window_layers=12,
                          use_sliding_window=False, rope_scaling=_YARN),
-    "qwen2-moe": _model("Qwen2MoeForCausalLM", "qwen2_moe", **_EXPERTS, **_SHARED),
+    "qwen2-moe": _model("Qwen2MoeForCausalLM", "qwen2_moe", **{**_EXPERTS, "num_experts": 60}, **_SHARED),
     "qwen3": _model("Qwen3ForCausalLM", "qwen3", head_dim=128, layer_types=["full_attention"] * 12),
     "qwen3-moe": _model("Qwen3MoeForCausalLM", "qwen3_moe", head_dim=128, num_key_value_heads=4, **_EXPERTS),
     "qwen3-vl": _wrapped("Qwen3VLForConditionalGeneration", "qwen3_vl", "qwen3_vl_text", _QWEN_VISION, head_dim=128,
