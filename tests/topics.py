@@ -104,7 +104,7 @@ TOPICS: Mapping[str, Topic] = {
     ),
     "plan": Topic(
         "what `highwater plan` says, held to vLLM's own functions and to real starts",
-        ("app/highwater/plan", "worker_ext/highwater_worker/plan"),
+        ("app/kvplan", "app/highwater/plan", "worker_ext/highwater_worker/plan"),
         alone=(
             *(f"app/highwater/commands/plan{part}.py" for part in ("", "_live", "_measured", "_text")),
             "app/highwater/api/plan.py",

@@ -1,4 +1,4 @@
-"""A size, and how well it is known."""
+"""Sizes in bytes, and how well they are known."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Final, Literal, TypeAlias
 # estimate between bounds.
 Grade: TypeAlias = Literal["engine", "exact", "measured", "estimated"]
 GRADES: Final[tuple[Grade, ...]] = ("engine", "exact", "measured", "estimated")
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,7 @@ def add(parts: Iterable[Figure], why: str) -> Figure:
         grade,
         why,
     )
+
+
+def ceil_div(value: int, by: int) -> int:
+    return -(-value // by)

@@ -12,16 +12,16 @@ Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
 DEFAULT_CAPABILITY: Final = "9.0"
 # Fields that are no flags of vLLM.
-NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "in_use_bytes", "compute_capability"})
+NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "device_name", "in_use_bytes", "compute_capability"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
     """The flags of a command line; None: not given, so that vLLM's default of that version holds.
 
-    Names are vLLM's, but for `platform`, `device_bytes` (of one card), `in_use_bytes` (of it, by others) and
-    `compute_capability` (of the CUDA card, such as ``9.0``, which decides MLA's kernel; None: 9.0). Bytes are integers,
-    a share is 0 to 1.
+    Names are vLLM's, but for `platform`, `device_bytes` (of one card), `device_name` (vLLM tells an A100 by it),
+    `in_use_bytes` (of the card, by others) and `compute_capability` (of the CUDA card, such as ``9.0``, which decides
+    MLA's kernel; None: 9.0). Bytes are integers, a share is 0 to 1.
     """
 
     platform: Platform = "cuda"
@@ -37,6 +37,7 @@ class EngineFlags:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     device_bytes: int | None = None
+    device_name: str | None = None
     in_use_bytes: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None

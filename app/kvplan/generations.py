@@ -1,7 +1,7 @@
 """The rules by which each version of vLLM sizes a KV cache, each with its source.
 
 A generation is the rules of the oldest version with every change applied that a later version has. The sources were
-read in the wheels of 0.11.0 to 0.32.0 (every minor release, the first and the last patch of each) and in 0.33.0, which
+read in the wheels of 0.12.0 to 0.32.0 (every minor release, the first and the last patch of each) and in 0.33.0, which
 sizes as 0.32 does; a file and line is
 that of the version named beside it. ``utils`` is vllm/v1/core/kv_cache_utils.py, ``specs`` is
 vllm/v1/kv_cache_interface.py.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from kvplan.errors import PlanError
-from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN, Release, text_of
+from kvplan.versions import NEWEST_KNOWN, OLDEST_KNOWN, OLDEST_READ, Release, text_of
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(.*)", re.DOTALL)
 # What may follow the three numbers: 0.19.2rc1.dev8+g4b7f5ea1a, 0.12.0.post2, 0.18.0+cpu.
@@ -55,10 +55,8 @@ class Generation:
     null_block_reserved: bool = False  # the block that the pool keeps for itself is taken off before the check
     override_checked: bool = False  # `num_gpu_blocks_override` replaces the available bytes before the check
     split_uniform_types: bool = False  # a group of one type and several sizes is split among pipeline stages
-    # Groups are as large as the largest type of layer where that is less than so many times the smallest; 0:
-    # never.
-    padding_threshold: float = 0
-    grows_blocks: bool = False  # layers with a smaller page get larger blocks, so that the pages are equal
+    # Groups are as large as the largest type of layer where that is less than so many times the smallest.
+    padding_threshold: float = 1.25
     # Layers whose page is padded where that does not divide: none, those whose kernel indexes by the block
     # stride, or all but MLA.
     pads_pages: Literal["none", "by_stride", "all_but_mla"] = "none"
@@ -71,14 +69,13 @@ class Generation:
     promoted_take_block: bool = False  # layers that are kept whole take the block size of full attention layers
     merge_compares_value_size: bool = False  # layers whose values differ in size have groups of their own
     merge_compares_mla: bool = False  # MLA layers that differ in size have groups of their own
-    # The blocks that a state takes: one, as many as the length has blocks, or by the cache mode.
-    mamba_needs: Literal["one", "length", "mode"] = "one"
+    mamba_has_modes: bool = False  # a state takes blocks by the cache mode; else as many as the length has
     mamba_all_adds_drafts: bool = False  # the cache mode ``all`` adds the blocks of a draft
     mamba_has_all: bool = True  # the cache mode ``all`` exists
     mamba_uniform_page: bool = False  # states are of one type only where their pages are equal
     mamba2_checkpoints: bool = False  # Mamba 2 keeps a state from the middle of a prompt, in the mode ``align``
     in_flight_tokens: bool = False  # windows reserve for the tokens of all steps under way; else of one step
-    prefill_context_counts: bool = False  # the ranks of the prefill's context parallelism share the tokens too
+    prefill_context_counts: bool = True  # the ranks of the prefill's context parallelism share the tokens too
     gib_digits: Literal["fixed", "short"] = "fixed"  # a refusal writes GiB as 7.00 (``fixed``) or 7.0
 
 
@@ -92,14 +89,10 @@ class Change:
 
 
 CHANGES: Final = (
-    Change((0, 11, 1), {"mamba_needs": "length"}, "specs:263"),
-    Change((0, 12, 0), {"grows_blocks": True}, "utils:885"),
-    Change((0, 12, 0), {"padding_threshold": 1.25}, "utils:1017"),
-    Change((0, 12, 0), {"prefill_context_counts": True}, "specs:101, utils:1276"),
     # From here on the start is checked by groups, but by the first one alone, times the size of a group.
     Change((0, 14, 0), {"checked_layers": "first_group", "checked_workers": False}, "utils:1348, utils:1515"),
     Change((0, 14, 0), {"gib_digits": "short"}, "vllm/utils/mem_utils.py:22"),
-    Change((0, 15, 0), {"mamba_needs": "mode"}, "specs:292"),
+    Change((0, 15, 0), {"mamba_has_modes": True}, "specs:292"),
     Change((0, 15, 0), {"promoted_keep_padding": True}, "utils:1188"),
     Change((0, 17, 0), {"checked_workers": True, "split_uniform_types": True}, "utils:1465"),
     Change((0, 18, 0), {"padding_threshold": 1.5}, "utils:1043"),
@@ -128,9 +121,8 @@ CHANGES: Final = (
 def generation_of(version: str) -> Generation:
     """Return the rules of a version.
 
-    A version that is newer than those that were read gets the newest rules and a note; so does a development version,
-    whose sources lie between two releases. Raises PlanError: the version is not understood, or older than the oldest
-    known.
+    One that is newer than those that were read gets the newest rules and a note, 0.11 the oldest; so does a development
+    version, whose sources lie between two releases. Raises PlanError: the version is not understood, or older.
     """
     match = _VERSION.fullmatch(version.strip())
     if match is None or _SUFFIX.fullmatch(match[4]) is None:
@@ -141,7 +133,9 @@ def generation_of(version: str) -> Generation:
     if release < OLDEST_KNOWN:
         raise PlanError(f"vllm_version: {version!r} is older than the oldest version known, {text_of(OLDEST_KNOWN)}")
     note = None
-    if release[:2] > NEWEST_KNOWN[:2]:
+    if release < OLDEST_READ:
+        note = f"vLLM {version} is older than {text_of(OLDEST_READ)}; the rules of that are used."
+    elif release[:2] > NEWEST_KNOWN[:2]:
         newest = text_of(NEWEST_KNOWN)
         note = f"vLLM {version} is newer than {newest}, the newest that was read; the rules of that are used."
     elif "dev" in match[4]:

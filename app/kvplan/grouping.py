@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 
 from kvplan.errors import PlanError
+from kvplan.figure import ceil_div
 from kvplan.generations import Generation
 from kvplan.limits import Limits
 from kvplan.specs import (
@@ -23,7 +24,6 @@ from kvplan.specs import (
     MlaAttention,
     SlidingWindow,
 )
-from kvplan.units import ceil_div
 
 
 class _UnequalPages(PlanError):
@@ -65,8 +65,6 @@ def group_layers(layers: Layers, limits: Limits, generation: Generation) -> tupl
         return ()
     merged = _merged(list(layers.values()), generation)
     if merged is not None:
-        if not generation.grows_blocks:
-            _require_equal_pages(layers, generation)
         return (LayerGroup(dict.fromkeys(layers, merged)),)
     if _is_one_type(layers, generation):
         return (LayerGroup(layers, is_mixed=True),)
@@ -151,8 +149,6 @@ def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
     largest = max(spec.page_bytes for spec in layers.values())
     if all(spec.page_bytes == largest for spec in layers.values()):
         return layers
-    if not generation.grows_blocks:
-        _require_equal_pages(layers, generation)
 
     def equalled(name: str, spec: LayerSpec) -> LayerSpec:
         if spec.page_bytes == largest:
@@ -174,13 +170,6 @@ def _with_equal_pages(layers: Layers, generation: Generation) -> Layers:
         raise _UnequalPages(problem)
 
     return dict(zip(layers, starmap(equalled, layers.items()), strict=True))
-
-
-def _require_equal_pages(layers: Layers, generation: Generation) -> None:
-    if len({spec.page_bytes for spec in layers.values()}) > 1:
-        raise PlanError(
-            f"vllm_version: {generation.version} cannot serve layers of several page sizes; must be 0.12.0 or later"
-        )
 
 
 def _can_be_padded(spec: LayerSpec, generation: Generation) -> bool:

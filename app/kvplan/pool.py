@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvplan.errors import PlanError
+from kvplan.figure import GIB, ceil_div
 from kvplan.generations import Generation
 from kvplan.grouping import LayerGroup, group_layers, merge_workers
 from kvplan.limits import Limits
@@ -24,7 +25,6 @@ from kvplan.specs import (
     MambaState,
     SlidingWindow,
 )
-from kvplan.units import GIB, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,7 @@ class _Sizing:
 
     def _state_blocks(self, spec: MambaState, length: int) -> int:
         generation, mode = self.generation, self.limits.mamba_cache_mode
-        if generation.mamba_needs == "one":
-            return 1
-        if generation.mamba_needs == "length":
+        if not generation.mamba_has_modes:
             return ceil_div(length, spec.block_size)
         if mode == "align":
             return 2 + spec.speculative_blocks + spec.checkpoint_blocks

@@ -12,8 +12,7 @@ from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.grouping import group_layers
 from kvplan.limits import Limits
-from kvplan.pool import plan_pool
-from kvplan.specs import FullAttention, Layers, MambaState, SlidingWindow
+from kvplan.specs import FullAttention, Layers, SlidingWindow
 
 LIMITS = Limits(max_model_len=8192, max_num_batched_tokens=2048, max_num_seqs=256)
 FULL = FullAttention(block_size=16, kv_heads=4, head_size=128, element_bytes=2, indexes_by_block_stride=True)
@@ -70,16 +69,6 @@ def groups_of(version: str, layers: Layers, *, hybrid_manager: bool = True) -> l
     """Return each group's kind and number of layers."""
     limits = replace(LIMITS, hybrid_manager=hybrid_manager)
     return [(group.kind, len(group.layers)) for group in group_layers(layers, limits, generation_of(version))]
-
-
-def test_a_state_takes_as_many_blocks_as_the_length_from_0_11_1_on() -> None:
-    """0.11.0 counts one; 8,192 tokens are 512 blocks of 16."""
-    state = MambaState(block_size=16, shapes=((1024,),), element_bytes=(4,))
-    pools = [
-        plan_pool([{"layers.0": state}], [600 * state.page_bytes], LIMITS, generation_of(version))
-        for version in ("0.11.0", "0.11.1", "0.11.2")
-    ]
-    assert [pool.groups[0].blocks_per_request for pool in pools] == [1, 512, 512]
 
 
 def test_the_largest_cards_take_16384_tokens_a_step_from_0_28_on() -> None:

@@ -66,7 +66,6 @@ def test_how_many_steps_may_be_under_way(stages: int, second_runner: bool, steps
 @pytest.mark.parametrize(
     ("version", "mode", "blocks"),
     [
-        ("0.11.0", "none", 1),
         ("0.12.0", "none", 512),
         ("0.15.0", "none", 2),
         ("0.15.0", "align", 3),

@@ -48,8 +48,7 @@ def test_windows_are_cut_into_groups_of_the_rarer_layers() -> None:
 
 
 def test_a_drafters_layer_more_pads_the_other_group() -> None:
-    """12 sliding and 13 full layers: before 0.12 the smaller number decided."""
-    assert len(groups_of("0.11.2", (12, SLIDING), (13, FULL))) == 3
+    """12 sliding and 13 full layers."""
     assert groups_of("0.12.0", (12, SLIDING), (13, FULL)) == [("sliding", 12, 16), ("full", 13, 16)]
 
 
@@ -108,12 +107,10 @@ def test_windows_that_cannot_share_pages_with_mla_are_kept_whole_from_0_27_on() 
 
 
 def test_mla_layers_of_two_sizes_were_taken_as_one_before_0_27() -> None:
-    """An indexer's cache beside the latent one; 0.11 refuses the sizes."""
+    """An indexer's cache beside the latent one."""
     indexer = replace(MLA, head_size=132, element_bytes=1)
     assert groups_of("0.26.0", (4, MLA), (4, indexer)) == [("mla", 8, 16)]
     assert groups_of("0.27.0", (4, MLA), (4, indexer)) == [("mixed", 8, 16)]
-    with pytest.raises(PlanError, match="several page sizes"):
-        groups_of("0.11.0", (4, MLA), (4, indexer))
 
 
 def test_an_encoder_decoder_has_a_group_for_each() -> None:

@@ -45,6 +45,11 @@ def test_a_newer_version_gets_the_newest_rules_and_a_note() -> None:
     assert newer.null_block_reserved is newest.null_block_reserved is True
 
 
+def test_a_version_before_0_12_gets_the_oldest_rules_that_were_read_and_a_note() -> None:
+    """0.11 counted states, pages and groups otherwise; engines of it are met, and none is tested."""
+    assert "the rules of that" in (generation_of("0.11.2").note or "")
+
+
 def test_a_development_version_says_whose_rules_it_gets() -> None:
     """Its sources lie between two releases."""
     assert "0.19.2" in (generation_of("0.19.2rc1.dev8+g4b7f5ea1a").note or "")

@@ -1,0 +1,161 @@
+"""The flags that were not given, as the newest version fills them in on CUDA: types, block, length, step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from kvplan.builtin.model import Model
+from kvplan.errors import PlanError, short
+from kvplan.figure import GIB
+from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
+
+MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+PACKED: Final = "fp8_ds_mla"  # the cache of sparse attention in 8 bits
+# Tokens and requests of one step by the card's memory (0.32.0, engine/arg_utils.py, get_batch_defaults).
+STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
+_DEFAULT_SHARE: Final = 0.92
+_DEFAULT_BLOCK: Final = 16
+_CACHE_TYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+_STATE_TYPES: Final = ("auto", "float32", "float16", "bfloat16")
+_HOPPER, _BLACKWELL = 9, 10
+_GEMMA_3: Final = "Gemma3ForConditionalGeneration"
+# The head size that FlashInfer's MLA takes.
+_FLASHINFER_HEAD: Final = 128
+
+
+def filled(model: Model, flags: EngineFlags) -> EngineFlags:
+    """Raises PlanError: vLLM would refuse a value, or the built-in does not plan it."""
+    length = model.longest if flags.max_model_len is None else flags.max_model_len
+    if length > model.longest:
+        raise PlanError(
+            f"--max-model-len: {length}; the model allows {model.longest} ({model.length_key}), and vLLM refuses more"
+            " unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is set"
+        )
+    tokens, requests = _step(flags)
+    batched = flags.max_num_batched_tokens or min((flags.max_num_seqs or requests) * length, tokens)
+    requests = flags.max_num_seqs or min(requests, batched)
+    if batched < requests:
+        raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, {requests}")
+    own, cache = _model_type(model, flags), _cache_type(model, flags)
+    is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
+    convolution, state = _state_types(model, flags, own) if is_hybrid else (None, None)
+    return replace(
+        flags,
+        max_model_len=length,
+        max_num_batched_tokens=batched,
+        max_num_seqs=requests,
+        gpu_memory_utilization=flags.gpu_memory_utilization or _DEFAULT_SHARE,
+        dtype=own,
+        kv_cache_dtype=cache,
+        block_size=_block_size(model, flags, cache),
+        enable_prefix_caching=caches,
+        async_scheduling=flags.async_scheduling is not False,
+        mamba_cache_dtype=convolution,
+        mamba_ssm_cache_dtype=state,
+        # MambaModelConfig (models/config.py): the only mode with prefix caching, whatever is asked for.
+        mamba_cache_mode="align" if is_hybrid and caches else "none",
+    )
+
+
+def assumes_a_card(flags: EngineFlags) -> bool:
+    """Return whether the defaults of a step are for a card that nobody named: vLLM tells an A100 by its name."""
+    card, given = flags.device_bytes, (flags.max_num_batched_tokens, flags.max_num_seqs)
+    return None in given and flags.device_name is None and (card is None or STEPS[1][0] <= card <= 80 * GIB)
+
+
+def _step(flags: EngineFlags) -> tuple[int, int]:
+    card = STEPS[1][0] if flags.device_bytes is None else flags.device_bytes
+    if "a100" in (flags.device_name or "").lower() and card < STEPS[0][0]:
+        card = 0
+    return next((tokens, requests) for least, tokens, requests in STEPS if card >= least)
+
+
+def _model_type(model: Model, flags: EngineFlags) -> str:
+    """Return the element type of weights and activation: the flag's, else the checkpoint's as vLLM serves it."""
+    is_given = flags.dtype not in (None, "auto")
+    dtype = str(flags.dtype) if is_given else model.dtype or "bfloat16"
+    key = "--dtype" if is_given else "dtype"
+    if dtype not in MODEL_BYTES:
+        raise PlanError(f"{key}: {dtype[:100]!r}; one of {', '.join(MODEL_BYTES)} is needed")
+    if not is_given and MODEL_BYTES[dtype] > 2:  # noqa: PLR2004 - bytes
+        return "bfloat16"
+    served: tuple[str, ...] = tuple(MODEL_BYTES)
+    if model.model_type in ("gemma2", "gemma3_text", "glm4"):
+        served = ("bfloat16", "float32", "float")
+    elif model.family.keeps == "latent":  # no MLA kernel takes 32 bits
+        served = ("bfloat16", "float16", "half")
+    elif model.quantization:
+        served = ("bfloat16",) if model.quantization_method == "mxfp4" else ("bfloat16", "float16", "half")
+    if dtype not in served:
+        raise PlanError(f"{key}: {dtype!r}; vLLM serves this model in {' or '.join(served)}")
+    return dtype
+
+
+def _cache_type(model: Model, flags: EngineFlags) -> str:
+    given = flags.kv_cache_dtype or "auto"
+    if given not in _CACHE_TYPES:
+        raise PlanError(f"--kv-cache-dtype: {given!r}; the built-in plans {', '.join(_CACHE_TYPES)}")
+    given = _stored_type(model) if given == "auto" else given
+    is_quantized = given.startswith("fp8")
+    # Kernels of their own (Triton's), which older cards have without 8-bit caches.
+    has_own = model.family.keeps == "latent" or model.architecture in ("GptOssForCausalLM", _GEMMA_3)
+    capability = tuple(map(int, (flags.compute_capability or DEFAULT_CAPABILITY).split(".")))
+    if is_quantized and has_own and capability < (8, 9):
+        raise PlanError(f"--kv-cache-dtype: {given!r}; vLLM serves this model so from compute capability 8.9 on")
+    if not model.is_sparse:
+        return given
+    return PACKED if is_quantized else "auto"  # models/config.py: bfloat16 is the model's own
+
+
+def _stored_type(model: Model) -> str:
+    """Return the type that a quantized checkpoint asks for (utils/torch_utils.py, layers/attention/attention.py)."""
+    places = (model.quantization, model.quantization.inside("quantization"))
+    asked = {key: value for keys in places for key in keys if "kv_cache" in key and (value := keys.get(key))}
+    for key, value in asked.items():
+        scheme = (value.get("num_bits"), value.get("type")) if isinstance(value, dict) else value
+        if scheme not in ("FP8", (8, "float")) or model.family.keeps == "latent":
+            raise PlanError(f"quantization_config.{key}: {short(value)}; name a --kv-cache-dtype to plan without it")
+    return "fp8" if asked else "auto"
+
+
+def _state_types(model: Model, flags: EngineFlags, own: str) -> tuple[str, str]:
+    """Return the element types of the convolution's states and of the delta net's."""
+    named = "auto"
+    if model.model_type.startswith("qwen3_5"):  # models/config.py: its own key decides
+        named = str(model.text.get("mamba_ssm_dtype") or "auto")
+    first, second = flags.mamba_cache_dtype or "auto", flags.mamba_ssm_cache_dtype or "auto"
+    for key, value in {
+        "--mamba-cache-dtype": first,
+        "--mamba-ssm-cache-dtype": second,
+        "mamba_ssm_dtype": named,
+    }.items():
+        if value not in _STATE_TYPES:
+            raise PlanError(f"{key}: {value[:100]!r}; must be one of {', '.join(_STATE_TYPES)}")
+    convolution = own if first == "auto" else first
+    return convolution, next((one for one in (second, named) if one != "auto"), convolution)
+
+
+def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
+    """Return the tokens of a block, before a hybrid's grows: the attention kernel's (platforms/cuda.py)."""
+    given, major = flags.block_size, flags.compute_capability_major
+    if model.architecture == _GEMMA_3 and major == _BLACKWELL:
+        # Its images attend to what follows, by a kernel with blocks of its own.
+        raise PlanError(
+            f"--compute-capability: {flags.compute_capability}; for Gemma 3 with images 10.x is not planned"
+        )
+    if model.family.keeps != "latent":
+        if given is not None and given % _DEFAULT_BLOCK:
+            raise PlanError(f"--block-size: {given}; attention kernels take multiples of {_DEFAULT_BLOCK}")
+        return given or _DEFAULT_BLOCK
+    if given is not None:
+        raise PlanError(f"--block-size: {given}; for MLA the built-in plans the kernels' own alone")
+    if major not in ((_HOPPER,) if model.is_sparse else (8, _HOPPER, _BLACKWELL)):
+        known = "9.0 with an indexer" if model.is_sparse else "8.x, 9.0 and 10.0"
+        raise PlanError(f"--compute-capability: {flags.compute_capability}; for MLA the built-in plans {known}")
+    if model.is_sparse:
+        return 64  # FlashMLA's
+    if major == _BLACKWELL:  # FlashInfer's, else CUTLASS's
+        return 32 if model.text.optional("qk_nope_head_dim") == _FLASHINFER_HEAD else 128
+    # FlashAttention's MLA takes 16 and no 8-bit cache; FlashMLA takes one.
+    return 64 if major == _HOPPER and cache.startswith("fp8") else _DEFAULT_BLOCK
