@@ -8,8 +8,8 @@ import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
 from tests.support.asked_starts import asked, model_folder
+from tests.support.printed_pools import GIB
 from tests.support.recorded_starts import GPT_OSS_20B, LLAMA_8B, QWEN15_MOE
-from tests.unit.plan.test_figures import GIB
 
 if TYPE_CHECKING:
     from pathlib import Path

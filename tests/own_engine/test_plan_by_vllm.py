@@ -10,10 +10,10 @@ import pytest
 from highwater.demo.environment import DEFAULT_VERSION
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
+from tests.support.printed_pools import GIB, Start
+from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, Config, RecordedStart
 from tests.support.recorded_starts import STARTS as PARTS
-from tests.unit.plan.test_figures import GIB, Start
-from tests.unit.plan.test_figures import STARTS as POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,10 +22,10 @@ from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
 from kvplan.flags import command_line, given_flags
 from tests.engines import ALL_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
+from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start
+from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import STARTS as PARTS
 from tests.support.recorded_starts import RecordedStart
-from tests.unit.plan.test_figures import CONFIGS, GIB, HALF_A_DIGIT, Start
-from tests.unit.plan.test_figures import STARTS as POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

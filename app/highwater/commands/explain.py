@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PATH: Final = "/memory/budget"
 # Characters of one text: the paragraph to paste has some thousands.
 _MAX_TEXT: Final = 20_000
+_MAX_FILE_BYTES: Final = 20_000_000
 
 
 @click.command(
@@ -65,7 +66,7 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
 def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
     from highwater.api.budget_text import comparison, comparison_text
     from highwater.plan.beside import ask_beside, beside, beside_text, is_command, why_not
-    from highwater.plan.measured import read_answer
+    from highwater.plan.json_file import read_object
 
     if is_command(against):
         found = ask_beside(after.explanation, _asker(after, against, engine_python))
@@ -74,7 +75,7 @@ def _compare(after: Explained, against: str, engine_python: str | None, *, as_js
         rows = [asdict(row) for row in beside(after.explanation, found)]
         shown, text = {"command_line": against, "beside": rows, "answer": found}, beside_text(after.explanation, found)
     else:
-        before = _parsed(read_answer(Path(against)), against)
+        before = _parsed(read_object(Path(against), _MAX_FILE_BYTES, "a file of `highwater explain --json`"), against)
         names = ("what", "before", "after", "by")
         moved = [dict(zip(names, row, strict=True)) for row in comparison(before, after)]
         shown, text = {"moved": moved}, comparison_text(before, after)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from kvplan.figure import MIB
 from kvplan.generations import Span
-from kvplan.units import MIB
 from kvplan.versions import Release
 
 # vllm-ascend's profile does not count the multimodal encoder.

@@ -15,7 +15,7 @@ from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
 from kvplan.versions import NEWEST_KNOWN, text_of
 from tests.support.builtin_models import MODELS
-from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, STARTS
+from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, REFUSED, STARTS
 from tests.support.printed_pools import Start as PrintedPool
 from tests.support.recorded_starts import STARTS as PARTS
 from tests.support.recorded_starts import RecordedStart
@@ -59,6 +59,20 @@ def test_a_pool_is_what_the_start_printed(one: PrintedPool) -> None:
     assert low.blocks <= (one.blocks or low.blocks) <= high.blocks
     printed = one.concurrency or low.max_concurrency
     assert low.max_concurrency - HALF_A_DIGIT <= printed <= high.max_concurrency + HALF_A_DIGIT
+
+
+@pytest.mark.parametrize(
+    ("one", "needed_gib"),
+    [(one, needed) for one, needed, _ in REFUSED if one.config not in NOT_PLANNED],
+    ids=lambda one: str(getattr(one, "row", "")),
+)
+def test_a_start_that_vllm_refused_is_planned_as_refused(one: PrintedPool, needed_gib: float) -> None:
+    """With the need that it printed."""
+    config = json.loads((CONFIGS / f"{one.config}.json").read_text())
+    size = int((one.gib + HALF_A_DIGIT) * GIB)
+    pool = pool_of(read_start(config, one.flags(size)), size)
+    assert not pool.fits
+    assert round(pool.needed_bytes / GIB, 2) == pytest.approx(needed_gib, abs=0.011)
 
 
 def parts_of(one: RecordedStart, checkpoint_bytes: int | None = None, **more: Any) -> Start:
