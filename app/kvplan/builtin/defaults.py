@@ -17,7 +17,6 @@ STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256)
 _DEFAULT_SHARE: Final = 0.92
 _DEFAULT_BLOCK: Final = 16
 _CACHE_TYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
-_STATE_TYPES: Final = ("auto", "float32", "float16", "bfloat16")
 _HOPPER, _BLACKWELL = 9, 10
 _GEMMA_3: Final = "Gemma3ForConditionalGeneration"
 # The head size that FlashInfer's MLA takes.
@@ -39,7 +38,6 @@ def filled(model: Model, flags: EngineFlags) -> EngineFlags:
         raise PlanError(f"--max-num-batched-tokens: {batched}; vLLM refuses less than --max-num-seqs, {requests}")
     own, cache = _model_type(model, flags), _cache_type(model, flags)
     is_hybrid, caches = model.family.keeps == "delta", flags.enable_prefix_caching is not False
-    convolution, state = _state_types(model, flags, own) if is_hybrid else (None, None)
     return replace(
         flags,
         max_model_len=length,
@@ -51,8 +49,8 @@ def filled(model: Model, flags: EngineFlags) -> EngineFlags:
         block_size=_block_size(model, flags, cache),
         enable_prefix_caching=caches,
         async_scheduling=flags.async_scheduling is not False,
-        mamba_cache_dtype=convolution,
-        mamba_ssm_cache_dtype=state,
+        mamba_cache_dtype=own,
+        mamba_ssm_cache_dtype=_state_type(model, own),
         # MambaModelConfig (models/config.py): the only mode with prefix caching, whatever is asked for.
         mamba_cache_mode="align" if is_hybrid and caches else "none",
     )
@@ -119,21 +117,12 @@ def _stored_type(model: Model) -> str:
     return "fp8" if asked else "auto"
 
 
-def _state_types(model: Model, flags: EngineFlags, own: str) -> tuple[str, str]:
-    """Return the element types of the convolution's states and of the delta net's."""
-    named = "auto"
-    if model.model_type.startswith("qwen3_5"):  # models/config.py: its own key decides
-        named = str(model.text.get("mamba_ssm_dtype") or "auto")
-    first, second = flags.mamba_cache_dtype or "auto", flags.mamba_ssm_cache_dtype or "auto"
-    for key, value in {
-        "--mamba-cache-dtype": first,
-        "--mamba-ssm-cache-dtype": second,
-        "mamba_ssm_dtype": named,
-    }.items():
-        if value not in _STATE_TYPES:
-            raise PlanError(f"{key}: {value[:100]!r}; must be one of {', '.join(_STATE_TYPES)}")
-    convolution = own if first == "auto" else first
-    return convolution, next((one for one in (second, named) if one != "auto"), convolution)
+def _state_type(model: Model, own: str) -> str:
+    """Return the element type of a delta net's states: the model's, or that of Qwen3.5's own key (models/config.py)."""
+    named = model.text.get("mamba_ssm_dtype") if model.model_type.startswith("qwen3_5") else None
+    if named not in (None, "float32", "float16", "bfloat16"):
+        raise model.text.refused("mamba_ssm_dtype", "float32, float16 or bfloat16 is needed")
+    return str(named or own)
 
 
 def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:

@@ -32,6 +32,8 @@ _ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "prefill_context_parallel_size": (1,),
     "speculative_config": (None,),
     "mamba_block_size": (None,),
+    "mamba_cache_dtype": (None, "auto"),
+    "mamba_ssm_cache_dtype": (None, "auto"),
     "mamba_cache_mode": (None, "none", "align"),
 }
 

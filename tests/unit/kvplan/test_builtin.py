@@ -272,7 +272,11 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
         ("gemma3", {"compute_capability": "10.0"}, "--compute-capability: 10.0; for Gemma 3"),
         ("gemma2", {"dtype": "float16"}, "--dtype: 'float16'; vLLM serves this model in bfloat16"),
         ("gpt-oss", {"dtype": "float16"}, "--dtype: 'float16'"),
-        ("qwen3-next", {"mamba_ssm_cache_dtype": "int8"}, "--mamba-ssm-cache-dtype: 'int8'"),
+        (
+            "qwen3-next",
+            {"mamba_ssm_cache_dtype": "int8"},
+            "--mamba-ssm-cache-dtype: 'int8'; the built-in plans auto alone",
+        ),
         ("qwen3-next", {"tensor_parallel_size": 32}, "--tensor-parallel-size: 32"),
     ],
 )
