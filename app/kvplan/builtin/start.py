@@ -1,4 +1,4 @@
-"""What the newest version of vLLM makes of a config.json and a command line, on CUDA: its defaults, layers, weights."""
+"""A config.json and a command line as the newest vLLM takes them, on CUDA: its defaults, layers, weights."""
 
 from __future__ import annotations
 
