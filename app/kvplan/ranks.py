@@ -1,4 +1,4 @@
-"""The part of a model that one rank of several has of a model: its layers, and its KV heads."""
+"""One rank's part of a model: its layers, and its KV heads."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ _DEFAULT_BLOCK: Final = 16
 _CACHE_TYPES: Final = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 _HOPPER, _BLACKWELL = 9, 10
 _GEMMA_3: Final = "Gemma3ForConditionalGeneration"
-# The head size that FlashInfer's MLA takes.
-_FLASHINFER_HEAD: Final = 128
+_FLASHINFER_HEADS: Final = (64, 128, 192)  # 0.32.0, v1/attention/backends/mla/flashinfer_mla.py:245
 
 
 def filled(model: Model, flags: EngineFlags) -> EngineFlags:
@@ -144,7 +143,9 @@ def _block_size(model: Model, flags: EngineFlags, cache: str) -> int:
         raise PlanError(f"--compute-capability: {flags.compute_capability}; for MLA the built-in plans {known}")
     if model.is_sparse:
         return 64  # FlashMLA's
-    if major == _BLACKWELL:  # FlashInfer's, else CUTLASS's
-        return 32 if model.text.optional("qk_nope_head_dim") == _FLASHINFER_HEAD else 128
+    if major == _BLACKWELL:
+        if model.text.optional("qk_nope_head_dim") not in _FLASHINFER_HEADS:
+            raise model.text.refused("qk_nope_head_dim", f"on 10.0 the built-in plans {_FLASHINFER_HEADS} alone")
+        return 32
     # FlashAttention's MLA takes 16 and no 8-bit cache; FlashMLA takes one.
     return 64 if major == _HOPPER and cache.startswith("fp8") else _DEFAULT_BLOCK

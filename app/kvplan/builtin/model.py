@@ -17,7 +17,7 @@ _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The cache of the layers: keys and values, one latent vector (MLA), or a gated delta net's state in most layers."""
+    """The caches of the layers: keys and values, one latent vector (MLA), or a gated delta net's state in most."""
 
     keeps: Literal["attention", "latent", "delta"] = "attention"
     encodes: tuple[str, ...] = ()  # what an encoder beside it takes

@@ -1,4 +1,4 @@
-"""A config.json and a command line as the newest vLLM takes them, on CUDA: its defaults, layers, weights."""
+"""A start on CUDA as the newest version of vLLM makes it of a config.json: defaults, layers, weights, activation."""
 
 from __future__ import annotations
 

@@ -192,6 +192,11 @@ def test_the_kernels_of_mla_decide_its_block() -> None:
     assert not start("deepseek-v3", compute_capability="9.0").doubts
 
 
+def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
+    """0.32.0, v1/attention/backends/mla/flashinfer_mla.py."""
+    assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
+
+
 def test_windows_doubt_a_step_that_nobody_gave_and_a_model_its_type() -> None:
     assert any("Windows" in doubt for doubt in start("mistral").doubts)
     assert not start("mistral", max_num_batched_tokens=2048, max_num_seqs=64).doubts
