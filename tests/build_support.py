@@ -94,7 +94,8 @@ def _build(cache: Path) -> Path:
         (wheel,) = wheels.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             # Without its metadata: the tree's own is installed.
-            wanted = [name for name in archive.namelist() if name.startswith(("highwater/", "kvplan/")) or "__mypyc." in name]
+            ours = ("highwater/", "kvplan/")
+            wanted = [name for name in archive.namelist() if name.startswith(ours) or "__mypyc." in name]
             archive.extractall(draft, wanted)
         draft.rename(built)  # in one piece: a folder of this name is complete
     shutil.rmtree(work)
