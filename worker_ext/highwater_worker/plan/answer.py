@@ -12,6 +12,8 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
+from highwater_worker.plan.estimates import Figure, exact
+from highwater_worker.plan.estimates import left as left_of
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -62,13 +64,13 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
     each = parallel.world_size // len(ranks)
     specs = [one["specs"] for one in seen for _ in range(each)]
     if given is not None:
-        left = [budget.exact(int(given), "given")] * len(ranks)
+        left = [exact(int(given), "given")] * len(ranks)
     elif all(one["activation"] for one in seen):
         measured = {name: int(value) for name, value in (question.get("measured") or {}).items()}
         requested = versions.requested_bytes(config, total, total - int(question.get("in_use_bytes") or 0))
         is_npu = card.capability == (0, 0)
         parts = [budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=is_npu) for one in seen]
-        left = [budget.left(requested, each_part) for each_part in parts]
+        left = [left_of(requested, each_part) for each_part in parts]
         rows = [{name: part._asdict() for name, part in each_part.items()} for each_part in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
     else:
@@ -96,7 +98,7 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         tensors, allocated = weights.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
         seen: dict[str, Any] = {"activation": None, "buffers": buffers}
-        seen["weights"] = budget.Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        seen["weights"] = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
         if wants_peak:
             try:
                 seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)
@@ -106,7 +108,7 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         return {**seen, "specs": runner.get_kv_cache_spec()}
 
 
-def _kv_cache(config: Any, specs: list[Any], left: list[budget.Figure], each: int) -> dict[str, Any]:
+def _kv_cache(config: Any, specs: list[Any], left: list[Figure], each: int) -> dict[str, Any]:
     """Return the pool of the likely bytes, with what the bounds make of it; `left` is empty where nothing is known."""
     from highwater_worker.plan.pool import kv_pool
 

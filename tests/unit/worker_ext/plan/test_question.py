@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import arguments, budget
+from highwater_worker.plan import arguments, estimates
 from highwater_worker.plan.answer import STATUSES, _failure
 from highwater_worker.plan.cards import CARDS, card_of
 
@@ -118,11 +118,11 @@ def test_a_missing_file_is_named(tmp_path: Any) -> None:
     assert "huggingface-cli download org/model" in _failure(OSError(""), "construction", "org/model")["help"]
 
 
-def figure(low: int, likely: int, high: int) -> budget.Figure:
-    return budget.Figure(likely, low, high, "estimated", "")
+def figure(low: int, likely: int, high: int) -> estimates.Figure:
+    return estimates.Figure(likely, low, high, "estimated", "")
 
 
 def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
-    parts = {"weights": budget.exact(40, ""), "activation": figure(5, 10, 70)}
-    assert budget.left(100, parts)[:4] == (50, 0, 55, "estimated")
-    assert budget.left(100, {"weights": budget.exact(40, "")})[:4] == (60, 60, 60, "exact")
+    parts = {"weights": estimates.exact(40, ""), "activation": figure(5, 10, 70)}
+    assert estimates.left(100, parts)[:4] == (50, 0, 55, "estimated")
+    assert estimates.left(100, {"weights": estimates.exact(40, "")})[:4] == (60, 60, 60, "exact")

@@ -1,0 +1,56 @@
+"""What no run on `meta` shows of a start, estimated by what starts printed, and what all parts leave of a card.
+
+Pure: the sidecar uses these figures too, for plans that it makes itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_BATCH = 512  # the largest that a graph is captured for by default
+
+
+class Figure(NamedTuple):
+    """Bytes between bounds, with how they are known: `exact`, `estimated` or `given`."""
+
+    bytes: int
+    low: int
+    high: int
+    grade: str
+    why: str
+
+
+def exact(value: int, why: str) -> Figure:
+    """Return a figure without bounds."""
+    return Figure(value, value, value, "exact", why)
+
+
+def outside_torch(*, is_alone: bool, is_npu: bool) -> Figure:
+    """Estimate contexts, communication buffers and kernels of a rank; `is_alone`: one that talks to no other."""
+    low, likely, high, why = {
+        (True, True): (100, 350, 1536, "context and operators of one NPU"),
+        (True, False): (400, 600, 3072, "context, operators and HCCL's buffers (HCCL_BUFFSIZE)"),
+        (False, True): (100, 250, 512, "starts with one GPU printed 0.13 to 0.46 GiB"),
+        (False, False): (512, 2150, 2662, "starts with several GPUs printed 2.07 to 2.17 GiB"),
+    }[is_npu, is_alone]
+    return Figure(likely * _MIB, low * _MIB, high * _MIB, "estimated", why)
+
+
+def graphs(*, layers: int, has_experts: bool, tensor_parallel_size: int, largest_batch: int) -> Figure:
+    """Estimate the graphs that a rank captures after profiling; `largest_batch` in tokens, 0: none is captured."""
+    if not largest_batch:
+        return exact(0, "no graphs are captured")
+    gib = 0.4 + 0.0115 * layers + 0.3 * has_experts + 0.3 * (tensor_parallel_size > 1)
+    likely = gib * (0.3 + 0.7 * min(largest_batch, _BATCH) / _BATCH) * _GIB
+    why = "what starts printed, by layers"
+    return Figure(round(likely), round(0.2 * likely), round(1.8 * likely), "estimated", why)
+
+
+def left(requested: int, parts: Mapping[str, Figure]) -> Figure:
+    """Return what is left of `requested` bytes for the KV cache; nothing is less than 0."""
+    taken = [(part.bytes, part.high, part.low) for part in parts.values()]
+    likely, low, high = (max(requested - sum(sizes), 0) for sizes in zip((0, 0, 0), *taken))
+    grade = "estimated" if any(part.grade == "estimated" for part in parts.values()) else "exact"
+    return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")
