@@ -12,8 +12,7 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import Figure, exact
-from highwater_worker.plan.estimates import left as left_of
+from highwater_worker.plan.estimates import Figure, exact, left
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -23,6 +22,7 @@ CANNOT_BE_ASKED = 4
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
 _OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+_MAX_PIXELS = 1 << 27
 
 
 def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
@@ -42,46 +42,43 @@ def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
         found |= _failure(error, found["stage"], model)
     packages = {name: str(importlib.import_module(name).__version__) for name in ("vllm", "torch", "transformers")}
     told = {"pretended": PRETENDED, "not_counted": NOT_COUNTED, "guessed": GUESSED, "log": LOG}
-    return found | {
-        "versions": packages, "card": card._asdict(), **told, "seconds": round(time.perf_counter() - started, 2)
-    }  # fmt: skip
+    seconds = round(time.perf_counter() - started, 2)
+    return found | {"versions": packages, "card": card._asdict(), **told, "seconds": seconds}
 
 
 def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any]) -> None:
-    total = int(question.get("device_bytes") or card.total_bytes)
     given = question.get("kv_cache_bytes") or getattr(config.cache_config, "kv_cache_memory_bytes", None)
     parallel, captured = config.parallel_config, budget.graphs(config)
-    ranks = range(0, parallel.world_size, parallel.world_size // parallel.pipeline_parallel_size)
-    if question.get("ranks") == "all":
-        ranks = range(parallel.world_size)
-    elif len(ranks) < parallel.world_size:
+    each = parallel.world_size // parallel.pipeline_parallel_size
+    ranks = range(0, parallel.world_size, each)
+    if each > 1:
         say(GUESSED, "the ranks of one pipeline stage are alike: the first of each was constructed")
     configs = [copy.deepcopy(config) for _ in ranks[1:]] + [config]
     wants_peak = question.get("activation", given is None)
     seen = [_construct(mine, rank, wants_peak=wants_peak) for mine, rank in zip(configs, ranks)]
-    found["ranks"] = [{"rank": rank, **{k: one[k] for k in one if k != "specs"}} for rank, one in zip(ranks, seen)]
-    found["stage"] = "the KV cache"
-    each = parallel.world_size // len(ranks)
-    specs = [one["specs"] for one in seen for _ in range(each)]
+    specs = [spec for one in seen for spec in [one.pop("specs")] * each]
+    found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
+    remains: list[Figure] = []
     if given is not None:
-        left = [exact(int(given), "given")] * len(ranks)
+        remains = [exact(int(given), "given")] * len(ranks)
     elif all(one["activation"] for one in seen):
-        measured = {name: int(value) for name, value in (question.get("measured") or {}).items()}
+        total = int(question.get("device_bytes") or card.total_bytes)
         requested = versions.requested_bytes(config, total, total - int(question.get("in_use_bytes") or 0))
-        is_npu = card.capability == (0, 0)
-        parts = [budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=is_npu) for one in seen]
-        left = [left_of(requested, each_part) for each_part in parts]
-        rows = [{name: part._asdict() for name, part in each_part.items()} for each_part in parts]
+        measured = question.get("measured") or {}
+        parts = [
+            budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen
+        ]
+        remains = [left(requested, of_rank) for of_rank in parts]
+        rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
-    else:
-        left = []
-    found["kv_cache"] = pool = _kv_cache(config, specs, left, each)
-    fits = pool["fits"]
-    found["status"] = "not_known" if not left else "may_not_fit" if fits is None else "fits" if fits else "does_not_fit"
-    try:
-        found["encoder"] = versions.encoder_budget(config)
-    except Exception as error:  # noqa: BLE001 - the processor's files may be missing: the rest is known without them
-        found["encoder"] = {"error": _said(error), "help": _missing(str(config.model_config.model))}
+    found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
+    fits = {True: "fits", False: "does_not_fit", None: "may_not_fit"}[pool["fits"]]
+    found["status"] = fits if remains else "not_known"
+    found["encoder"] = None
+    if getattr(config.model_config, "is_multimodal_model", False):
+        found["encoder"] = _or_error(versions.encoder_budget, config)
+    if images := question.get("images"):
+        found["images"] = [{"width": w, "height": h, **_or_error(_image, config, w, h)} for w, h in images]
 
 
 def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
@@ -108,29 +105,46 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         return {**seen, "specs": runner.get_kv_cache_spec()}
 
 
-def _kv_cache(config: Any, specs: list[Any], left: list[Figure], each: int) -> dict[str, Any]:
-    """Return the pool of the likely bytes, with what the bounds make of it; `left` is empty where nothing is known."""
+def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -> dict[str, Any]:
+    """Return the pool of the likely bytes, with what the bounds make of it; `remains` is empty where none are known."""
     from highwater_worker.plan.pool import kv_pool
 
     def pool(name: str) -> dict[str, Any]:
-        values = [versions.kept_for_images(getattr(one, name), config) for one in left for _ in range(each)]
+        values = [versions.kept_for_images(getattr(one, name), config) for one in remains for _ in range(each)]
         return kv_pool(config, specs, values or [1 << 50] * len(specs))
 
     likely = pool("bytes")
+    if not remains:
+        known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
+        return {**known, "grades": dict.fromkeys(_OF_LAYERS, "exact")}
+    grade = remains[0].grade
+    bounds = {name: likely if grade == "exact" else pool(name) for name in ("low", "high")}
     names = [name for name, value in likely.items() if value is not None and name != "refusal"]
-    if not left:
-        return {
-            **{name: likely[name] if name in _OF_LAYERS else None for name in likely},
-            "grades": dict.fromkeys(_OF_LAYERS, "exact"),
-        }
-    bounds = {name: likely if left[0].grade == "exact" else pool(name) for name in ("low", "high")}
     return {
         **likely,
         "fits": likely["fits"] if bounds["low"]["fits"] == bounds["high"]["fits"] else None,
         **{f"available_bytes_{name}": one["available_bytes"] for name, one in bounds.items()},
         **{f"blocks_{name}": one.get("blocks", 0) for name, one in bounds.items()},
-        "grades": {name: "exact" if name in _OF_LAYERS else left[0].grade for name in names},
+        "grades": {name: "exact" if name in _OF_LAYERS else grade for name in names},
     }
+
+
+def _image(config: Any, width: int, height: int) -> dict[str, int]:
+    """Return the tokens of an image in a prompt, and its embeddings; raises ValueError where it is too large to try."""
+    if not 0 < width * height <= _MAX_PIXELS or min(width, height) < 1:
+        raise ValueError(f"the image has {width} x {height} pixels; must be 1 to {_MAX_PIXELS}")
+    blank = importlib.import_module("PIL.Image").new("RGB", (width, height))
+    place = versions.image_place(config, blank)
+    is_embed = getattr(place, "is_embed", None)
+    return {"prompt_tokens": place.length, "embeddings": place.length if is_embed is None else int(is_embed.sum())}
+
+
+def _or_error(ask: Any, config: Any, *given: Any) -> dict[str, Any]:
+    """Return what a question about images finds; the rest is known without it, where a processor's file is missing."""
+    try:
+        return dict(ask(config, *given))
+    except Exception as error:  # noqa: BLE001 - as above
+        return {"error": _said(error), "help": _missing(str(config.model_config.model))}
 
 
 def _effective(config: Any) -> dict[str, Any]:
@@ -164,10 +178,8 @@ def _said(error: Exception) -> str:
 
 def _missing(model: str) -> str | None:
     """Return which files of a model vLLM may want and does not find; None: none."""
-    if not Path(model).is_dir():
-        return (
-            f"{model!r} is no folder here, and the files of a model on Hugging Face are looked for in the local cache"
-            f" alone: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"
-        )
-    absent = [name for name in _FILES if not Path(model, name).exists()]
-    return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    if Path(model).is_dir():
+        absent = [name for name in _FILES if not Path(model, name).exists()]
+        return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    cache = "is no folder here, and the files of a model on Hugging Face are looked for in the local cache alone"
+    return f"{model!r} {cache}: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"

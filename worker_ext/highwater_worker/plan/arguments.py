@@ -11,7 +11,7 @@ from typing import Any
 
 from highwater_worker.plan import versions
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_BEFORE = re.compile(r"(?:env|export|([A-Za-z_][A-Za-z0-9_]*)=(.*))", re.DOTALL)
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
@@ -28,35 +28,33 @@ def split(words: list[str] | str) -> tuple[dict[str, str], list[str]]:
         try:
             words = shlex.split(words.replace("\\\n", " "), comments=True)
         except ValueError as error:
-            raise InvalidError(f"the command line {words!r} cannot be split into words: {error}") from error
-    rest = [word for word in words if word.strip()]
+            raise InvalidError(f"the command line {words[:200]!r} cannot be split into words: {error}") from error
+    rest = [word for word in map(str, words) if word.strip()]
     environ: dict[str, str] = {}
-    while rest and (rest[0] in ("env", "export") or _ASSIGNMENT.match(rest[0])):
-        name, _, value = rest.pop(0).partition("=")
-        if name not in ("env", "export"):
-            environ[name] = value
-    for at, word in enumerate(rest):
-        if word == "-m" and rest[at + 1 : at + 2] and rest[at + 1] in _MODULES:
+    while rest and (before := _BEFORE.fullmatch(rest[0])):
+        environ |= {before[1]: before[2]} if before[1] else {}
+        del rest[0]
+    for at, (word, following) in enumerate(zip(rest, [*rest[1:], ""])):
+        if word == "-m" and following in _MODULES:
             rest = rest[at + 2 :]
             return environ, rest[1:] if rest[:1] == ["serve"] else rest
-        if word.rpartition("/")[2] == "vllm" and rest[at + 1 : at + 2] == ["serve"]:
+        if word.rpartition("/")[2] == "vllm" and following == "serve":
             return environ, rest[at + 2 :]
         if word.startswith("-"):
             break
-    given = " ".join(rest[:4])
-    raise InvalidError(
-        f"the command line begins with {given!r}; must be 'vllm serve MODEL ...', or python -m {_MODULES[0]}"
-    )
+    given = " ".join(rest[:4])[:200]
+    must = f"'vllm serve MODEL ...', or python -m {_MODULES[0]}"
+    raise InvalidError(f"the command line begins with {given!r}; must be {must}")
 
 
 def engine_config(rest: list[str]) -> Any:
     """Return the configuration that the API server would make. Raises InvalidError, and whatever vLLM raises."""
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             arguments = versions.argument_parser().parse_args(rest)
     except SystemExit as end:
-        last = said.getvalue().strip().rpartition("\n")[2] or "--help or --version was asked for"
+        last = said.getvalue().strip().rpartition("\n")[2] if end.code else "--help or --version was asked for"
         raise InvalidError(last.partition("error: ")[2] or last) from end
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag

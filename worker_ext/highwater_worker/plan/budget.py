@@ -31,26 +31,10 @@ def activation(peak: int, config: Any) -> Figure:
     return Figure(likely, peak - peak // 8, peak + peak // 8 + 128 * _MIB + buffers, "estimated", why)
 
 
-def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, int], *, is_npu: bool) -> dict[str, Figure]:
-    """Return every part that this version takes off, by name; `measured` replaces them, in bytes."""
-    parallel = config.parallel_config
-    is_alone = parallel.world_size * (parallel.data_parallel_size or 1) == 1
-    parts = {
-        "weights": seen["weights"],
-        "activation": seen["activation"],
-        "non_torch": estimates.outside_torch(is_alone=is_alone, is_npu=is_npu),
-    }
-    if versions.counts_buffers():
-        parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
-    if versions.takes_off_graphs() and not is_npu:
-        parts["graphs"] = seen["graphs"]
-    for name, value in measured.items():
-        parts[name] = Figure(value, value, value, "given", "given with the question")
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def graphs(config: Any) -> Figure:
-    """Estimate the graphs of this configuration, before anything was changed for its construction."""
+def graphs(config: Any) -> Figure | None:
+    """Estimate the graphs of a configuration as the command line made it; None: this version takes them off nothing."""
+    if not versions.takes_off_graphs():
+        return None
     is_eager = config.model_config.enforce_eager or config.compilation_config.cudagraph_mode.name == "NONE"
     text = vars(config.model_config.hf_text_config)
     return estimates.graphs(
@@ -59,6 +43,18 @@ def graphs(config: Any) -> Figure:
         tensor_parallel_size=config.parallel_config.tensor_parallel_size,
         largest_batch=0 if is_eager else max(config.compilation_config.cudagraph_capture_sizes or [512]),
     )
+
+
+def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, Any], *, is_npu: bool) -> dict[str, Figure]:
+    """Return every part that this version takes off, by name; `measured` replaces them, in bytes."""
+    parallel = config.parallel_config
+    is_alone = parallel.world_size * (parallel.data_parallel_size or 1) == 1
+    parts = {name: seen[name] for name in ("weights", "activation", "graphs") if seen[name] is not None}
+    parts["non_torch"] = estimates.outside_torch(is_alone=is_alone, is_npu=is_npu)
+    if versions.counts_buffers():
+        parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
+    given = {name: exact(int(value), "given with the question") for name, value in measured.items()}
+    return parts | {name: figure._replace(grade="given") for name, figure in given.items()}
 
 
 def _has_experts(text: dict[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from highwater_worker.plan import versions
-from highwater_worker.plan.stand_ins import operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
 torch: Any = importlib.import_module("torch")
@@ -16,14 +15,14 @@ dist: Any = importlib.import_module("torch.distributed")
 _FunctionMode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _CARDS = ("cuda", "npu")
+_MAPPED_BYTES = 32 << 20
 
 
 class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
     """Whatever is asked of the card is made on `meta`; large host buffers stay untouched."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         name = getattr(func, "__name__", "")
         if name == "pin_memory":
             return args[0]
@@ -39,11 +38,16 @@ class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be ch
             args = tuple(map(_mapped, args))
         wanted = [str(one) for one in (*args[1:], kwargs.get("device"))] if name in ("to", "zeros") else []
         if name == "zeros" and wanted[-1] in ("None", "cpu"):
-            func = torch.empty  # nobody reads them here, and their pages are not touched
+            return _zeroed(torch.empty(*args, **kwargs))
         is_meta = bool(args) and isinstance(args[0], torch.Tensor) and args[0].is_meta
         if is_meta and (name == "cpu" or (name == "to" and "cpu" in wanted)):
-            return torch.empty(args[0].shape, dtype=args[0].dtype, device=_HOST)
+            return _zeroed(torch.empty(args[0].shape, dtype=args[0].dtype, device=_HOST))
         return func(*args, **kwargs)
+
+
+def _zeroed(made: Any) -> Any:
+    """Return a tensor of zeros; one for which the C library always maps new pages has them, untouched."""
+    return made if made.nbytes > _MAPPED_BYTES else made.zero_()
 
 
 def _mapped(value: Any) -> Any:
@@ -109,16 +113,15 @@ def _after_loading(model: Any, dtype: Any) -> None:
     Other methods repack weights of about the same size, by kernels that are not there.
     """
     failed: set[str] = set()
-    with operators_do_nothing():
-        for module in list(model.modules()):
-            if (step := _step_after_loading(module, dtype)) is None:
-                continue
-            before = dict(module._parameters), dict(module._buffers), dict(module._modules)
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
-                module._parameters, module._buffers, module._modules = before
-                failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
+    for module in list(model.modules()):
+        if (step := _step_after_loading(module, dtype)) is None:
+            continue
+        before = dict(module._parameters), dict(module._buffers), dict(module._modules)
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
+            module._parameters, module._buffers, module._modules = before
+            failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
     for name in sorted(failed):
         say(NOT_COUNTED, f"what loading makes of the weights of {name}")
 
