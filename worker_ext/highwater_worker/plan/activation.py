@@ -9,7 +9,6 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.plan.stand_ins import anything
 from highwater_worker.plan.told import NOT_COUNTED, say
 
 torch: Any = importlib.import_module("torch")
@@ -82,7 +81,6 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
 
 def _no_kernels(models: list[Any]) -> None:
     """Let Triton's kernels do nothing, and quantized layers return a result without one."""
-    torch.Event = torch.Stream = anything("Event")
     generator = torch.Generator
     torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
     with suppress(ImportError):

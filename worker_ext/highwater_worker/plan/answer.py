@@ -53,17 +53,18 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
     ranks = range(0, parallel.world_size, each)
     if each > 1:
         say(GUESSED, "the ranks of one pipeline stage are alike: the first of each was constructed")
+    total = int(question.get("device_bytes") or card.total_bytes)
+    importlib.import_module("highwater_worker.plan.platform").pretend_memory(total, question.get("in_use_bytes") or 0)
     configs = [copy.deepcopy(config) for _ in ranks[1:]] + [config]
     wants_peak = question.get("activation", given is None)
     seen = [_construct(mine, rank, wants_peak=wants_peak) for mine, rank in zip(configs, ranks)]
+    requested = [one.pop("requested_bytes") for one in seen][0]
     specs = [spec for one in seen for spec in [one.pop("specs")] * each]
     found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
     remains: list[Figure] = []
     if given is not None:
         remains = [exact(int(given), "given")] * len(ranks)
     elif all(one["activation"] for one in seen):
-        total = int(question.get("device_bytes") or card.total_bytes)
-        requested = versions.requested_bytes(config, total, total - int(question.get("in_use_bytes") or 0))
         measured = question.get("measured") or {}
         parts = [
             budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen
@@ -88,13 +89,13 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         activation.build_eager(config)
     ledger = activation.Ledger()
     with construction.as_rank(config, rank), construction.OnMeta(), ledger:
-        runner = construction.make_runner(config)
-        buffers = ledger.held_bytes
+        worker = construction.make_worker(config, rank)
+        runner, buffers = worker.model_runner, ledger.held_bytes
         runner.load_model()
         models = construction.models_of(runner)
         tensors, allocated = weights.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
-        seen: dict[str, Any] = {"activation": None, "buffers": buffers}
+        seen: dict[str, Any] = {"activation": None, "buffers": buffers, "requested_bytes": int(worker.requested_memory)}
         seen["weights"] = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
         if wants_peak:
             try:
@@ -165,7 +166,8 @@ def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:
     missing, frames = _missing(model), traceback.extract_tb(error.__traceback__)
     readers = (f"{os.sep}transformers{os.sep}", f"{os.sep}tokenizers{os.sep}", "repo_utils", "huggingface_hub")
     is_file = isinstance(error, OSError) or any(name in frame.filename for frame in frames for name in readers)
-    is_vllms = isinstance(error, ValueError) and stage != "construction"  # there a stand-in may be to blame
+    is_sure = stage != "construction" or "Free memory on device" in str(error)  # there a stand-in may be to blame
+    is_vllms = isinstance(error, ValueError) and is_sure
     if is_vllms and not (missing and (is_file or "director" in str(error))):
         return {"status": "refused", "refusal": {"stage": stage, "message": _said(error)}}
     where = [f"{frame.filename.rpartition('-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-4:]]

@@ -58,7 +58,7 @@ def _mapped(value: Any) -> Any:
 
 @contextmanager
 def as_rank(config: Any, rank: int) -> Iterator[None]:
-    """Make vLLM's own process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
+    """Let vLLM make its process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     parallel, new_group = config.parallel_config, dist.new_group
@@ -72,9 +72,6 @@ def as_rank(config: Any, rank: int) -> Iterator[None]:
     dist.init_process_group(backend="fake", store=store, rank=at, world_size=world)
     try:
         with importlib.import_module("vllm.config").set_current_vllm_config(config):
-            worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-            worker.init_worker_distributed_environment(config, rank, "env://", rank, backend="fake")
-            versions.prepare_worker(config, state)
             yield
     finally:
         for end in (state.destroy_model_parallel, dist.destroy_process_group):
@@ -84,8 +81,8 @@ def as_rank(config: Any, rank: int) -> Iterator[None]:
         dist.new_group = new_group
 
 
-def make_runner(config: Any) -> Any:
-    """Return a worker's model runner, before it loads."""
+def make_worker(config: Any, rank: int) -> Any:
+    """Return vLLM's own worker with its model runner, before it loads."""
     loader = importlib.import_module("vllm.model_executor.model_loader.base_loader")
     initialize = loader.initialize_model
 
@@ -98,7 +95,12 @@ def make_runner(config: Any) -> Any:
 
     loader.BaseModelLoader.load_model = load_model
     config.load_config.load_format = "dummy"
-    return versions.runner_class(config)(config, torch.device("cuda:0"))
+    module, _, name = config.parallel_config.worker_cls.rpartition(".")
+    worker = getattr(importlib.import_module(module), name)(
+        vllm_config=config, local_rank=rank, rank=rank, distributed_init_method="env://", is_driver_worker=True
+    )
+    worker.init_device()
+    return worker
 
 
 def models_of(runner: Any) -> list[Any]:

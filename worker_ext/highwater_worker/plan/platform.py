@@ -18,7 +18,7 @@ _DEVICES = 1024  # more than any command line wants: vLLM refuses a world that i
 _COMMUNICATOR = "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
 _NOTHING = (
     *("synchronize", "empty_cache", "set_device", "set_device_index", "reset_peak_memory_stats", "set_rng_state"),
-    *("set_stream", "init", "_lazy_init"),
+    *("set_stream", "init", "_lazy_init", "manual_seed_all", "manual_seed"),
 )
 _ZERO = ("max_memory_allocated", "memory_allocated", "memory_reserved", "max_memory_reserved", "current_device")
 _SHARED_BYTES, _REGISTERS = 227 << 10, 1 << 16  # of a multiprocessor
@@ -29,6 +29,7 @@ def pretend(card: Card) -> None:
     sys.meta_path.insert(0, StandIns(COMPILED + NPU if card.is_npu else COMPILED))
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(1)
+    torch.Event = torch.Stream = anything("Event")
     _pretend_device(torch.accelerator, card)
     device, base, members = (_npu if card.is_npu else _cuda)(torch, card)
     members |= {"get_device_communicator_cls": _COMMUNICATOR, "get_device_total_memory": card.total_bytes}
@@ -44,6 +45,13 @@ def pretend(card: Card) -> None:
     say(PRETENDED, f"the card: {card.name}{', without torch_npu' * card.is_npu}")
 
 
+def pretend_memory(total_bytes: int, in_use_bytes: int) -> None:
+    """Let the card have so much memory, of which others use some."""
+    torch: Any = importlib.import_module("torch")
+    for module in (torch.cuda, torch.accelerator, getattr(torch, "npu", torch.cuda)):
+        module.mem_get_info = module.get_memory_info = _always((total_bytes - int(in_use_bytes), total_bytes))
+
+
 def _always(value: object) -> Any:
     return lambda *_arguments, **_options: value
 
@@ -51,7 +59,7 @@ def _always(value: object) -> Any:
 def _pretend_device(module: Any, card: Card, **more: object) -> None:
     """Let a module such as torch.cuda answer for such cards, and let nothing of it reach a driver."""
     known = {"is_available": True, "device_count": _DEVICES, "current_device_index": 0, "get_device_name": card.name}
-    known |= {"mem_get_info": (card.total_bytes, card.total_bytes), "current_stream": anything("Stream")()}
+    known |= {"memory_stats": {}, "current_stream": anything("Stream")()}
     known |= {"default_stream": known["current_stream"], **dict.fromkeys(_NOTHING), **dict.fromkeys(_ZERO, 0), **more}
     for name, value in known.items():
         setattr(module, name, _always(value))
@@ -104,12 +112,12 @@ def _pretend_triton(card: Card) -> None:
     """Name a target: modules of kernels ask Triton when they are imported."""
     number = card.capability[0] * 10 + card.capability[1]
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
-    sizes = {"max_shared_mem": _SHARED_BYTES, "multiprocessor_count": card.processors}
+    sizes = {"max_shared_mem": _SHARED_BYTES, "multiprocessor_count": card.processors, "max_num_regs": _REGISTERS}
     driver = anything("Driver")()
     driver.get_current_target, driver.is_active = _always(target), _always(value=True)
     driver.get_current_device = driver.get_current_stream = _always(0)
     driver.get_device_capability = _always(card.capability)
-    driver.utils = SimpleNamespace(get_device_properties=_always({**sizes, "max_num_regs": _REGISTERS, "warpSize": 32}))
+    driver.utils = SimpleNamespace(get_device_properties=_always({**sizes, "warpSize": 32}))
     importlib.import_module("triton.runtime").driver.set_active(driver)
 
 

@@ -33,6 +33,9 @@ class _AnyClass(type):
     def __getitem__(cls, item: object) -> Any:
         return cls
 
+    def __iter__(cls) -> Any:  # else it would be tried item by item, without an end
+        return iter(())
+
     def __or__(cls, other: object) -> Any:
         return cls
 
