@@ -28,7 +28,7 @@ def _answer(line: str, own: dict[str, Any], asked: dict[str, Any]) -> dict[str, 
     """Return the answer to a line; `asked` has card and deadline, and keeps the first question's environment."""
     found = {"schema": SCHEMA, "status": "invalid"}
     try:
-        question = own | dict(json.loads(line))
+        question = arguments.checked(own | dict(json.loads(line)))
         environ, words = arguments.split(question.get("argv") or question.get("command") or "")
         if "environ" not in asked:
             process.import_vllm(asked["card"], environ, asked["deadline"])

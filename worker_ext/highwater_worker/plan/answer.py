@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+import re
 import time
 import traceback
 from pathlib import Path
@@ -28,11 +29,11 @@ _MAX_PIXELS = 1 << 27
 def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
     """Answer a question; whatever vLLM raises becomes part of the answer."""
     found: dict[str, Any] = {"schema": SCHEMA, "status": "cannot_be_asked", "stage": "the command line"}
-    started, words = time.perf_counter(), question["words"]
-    model = next(iter(words), "")
+    started, model = time.perf_counter(), ""
     try:
-        config = arguments.engine_config(words)
-        model = str(config.model_config.model)
+        given = arguments.parsed(question["words"])
+        model = str(given.model)
+        config = arguments.engine_config(given)
         found |= {"stage": "construction", "config": _effective(config)}
         _ask(config, question, card, found)
         del found["stage"]
@@ -58,7 +59,7 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
     configs = [copy.deepcopy(config) for _ in ranks[1:]] + [config]
     wants_peak = question.get("activation", given is None)
     seen = [_construct(mine, rank, wants_peak=wants_peak) for mine, rank in zip(configs, ranks)]
-    requested = [one.pop("requested_bytes") for one in seen][0]
+    requested = [one.pop("requested_bytes") for one in seen]
     specs = [spec for one in seen for spec in [one.pop("specs")] * each]
     found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
     remains: list[Figure] = []
@@ -69,9 +70,9 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
         parts = [
             budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen
         ]
-        remains = [left(requested, of_rank) for of_rank in parts]
+        remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
-        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
+        found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
     found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
     fits = {True: "fits", False: "does_not_fit", None: "may_not_fit"}[pool["fits"]]
     found["status"] = fits if remains else "not_known"
@@ -132,7 +133,7 @@ def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -
 
 def _image(config: Any, width: int, height: int) -> dict[str, int]:
     """Return the tokens of an image in a prompt, and its embeddings; raises ValueError where it is too large to try."""
-    if not 0 < width * height <= _MAX_PIXELS or min(width, height) < 1:
+    if min(width, height) < 1 or width * height > _MAX_PIXELS:
         raise ValueError(f"the image has {width} x {height} pixels; must be 1 to {_MAX_PIXELS}")
     blank = importlib.import_module("PIL.Image").new("RGB", (width, height))
     place = versions.image_place(config, blank)
@@ -165,22 +166,29 @@ def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:
     """Return what is said of an exception: a refusal of vLLM's, or why this vLLM cannot be asked."""
     missing, frames = _missing(model), traceback.extract_tb(error.__traceback__)
     readers = (f"{os.sep}transformers{os.sep}", f"{os.sep}tokenizers{os.sep}", "repo_utils", "huggingface_hub")
-    is_file = isinstance(error, OSError) or any(name in frame.filename for frame in frames for name in readers)
+    is_read = any(name in frame.filename for frame in frames for name in readers)
+    is_file = isinstance(error, OSError) or is_read or "local directory specified" in str(error)
     is_sure = stage != "construction" or "Free memory on device" in str(error)  # there a stand-in may be to blame
-    is_vllms = isinstance(error, ValueError) and is_sure
-    if is_vllms and not (missing and (is_file or "director" in str(error))):
+    if isinstance(error, ValueError) and is_sure and not (missing and is_file):
         return {"status": "refused", "refusal": {"stage": stage, "message": _said(error)}}
     where = [f"{frame.filename.rpartition('-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
     return {"error": _said(error), "at": where, "help": missing if is_file else None}
 
 
 def _said(error: Exception) -> str:
-    return str(error)[:2000] if isinstance(error, ValueError) else f"{type(error).__name__}: {str(error)[:1000]}"
+    """Return an exception's words; of pydantic's report on a configuration, vLLM's own."""
+    if not isinstance(error, ValueError):
+        return f"{type(error).__name__}: {str(error)[:1000]}"
+    found = re.search(r"(?:Value error|Assertion failed), (.+?) \[type=", str(error), re.DOTALL)
+    return (found[1] if found else str(error))[:2000].replace(" on device meta", " on device")
 
 
 def _missing(model: str) -> str | None:
     """Return which files of a model vLLM may want and does not find; None: none."""
-    if Path(model).is_dir():
+    folder = Path(model)
+    if folder.is_file():
+        return f"{model} is a file; a model is its folder: {folder.parent}"
+    if folder.is_dir():
         absent = [name for name in _FILES if not Path(model, name).exists()]
         return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
     cache = "is no folder here, and the files of a model on Hugging Face are looked for in the local cache alone"

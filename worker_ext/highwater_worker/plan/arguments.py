@@ -12,6 +12,8 @@ from typing import Any
 from highwater_worker.plan import versions
 
 _BEFORE = re.compile(r"(?:env|export|([A-Za-z_][A-Za-z0-9_]*)=(.*))", re.DOTALL)
+_BYTES = ("kv_cache_bytes", "device_bytes", "in_use_bytes")
+_KEYS = {"command", "argv", *_BYTES, "activation", "measured", "images"}
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
@@ -47,8 +49,25 @@ def split(words: list[str] | str) -> tuple[dict[str, str], list[str]]:
     raise InvalidError(f"the command line begins with {given!r}; must be {must}")
 
 
-def engine_config(rest: list[str]) -> Any:
-    """Return the configuration that the API server would make. Raises InvalidError, and whatever vLLM raises."""
+def checked(question: dict[str, Any]) -> dict[str, Any]:
+    """Return a question whose keys are known, and whose values are what they must be. Raises InvalidError."""
+    measured, images = question.get("measured") or {}, question.get("images") or []
+    sizes = {name: question[name] for name in _BYTES if question.get(name) is not None}
+    wrong = {name: value for name, value in sizes.items() if type(value) is not int or value < 0}
+    if unknown := question.keys() - _KEYS:
+        raise InvalidError(f"the question has {sorted(unknown)}; must be of {sorted(_KEYS)}")
+    if wrong:
+        raise InvalidError(f"the question has {wrong}; must be bytes, 0 or more")
+    if not isinstance(measured, dict) or any(type(value) is not int for value in measured.values()):
+        raise InvalidError(f"measured is {measured!r}; must be parts of a start by name, with bytes")
+    pairs = images if isinstance(images, list) else [images]
+    if not all(isinstance(one, list) and [type(side) for side in one] == [int, int] for one in pairs):
+        raise InvalidError(f"images is {images!r}; must be a list of [width, height] in pixels")
+    return question
+
+
+def parsed(rest: list[str]) -> Any:
+    """Return what vLLM's parser makes of a command line. Raises InvalidError."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -56,8 +75,15 @@ def engine_config(rest: list[str]) -> Any:
     except SystemExit as end:
         last = said.getvalue().strip().rpartition("\n")[2] if end.code else "--help or --version was asked for"
         raise InvalidError(last.partition("error: ")[2] or last) from end
+    except (OSError, ValueError) as error:  # of --config
+        raise InvalidError(str(error)) from error
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag
+    return arguments
+
+
+def engine_config(arguments: Any) -> Any:
+    """Return the configuration that the API server would make. Raises whatever vLLM raises."""
     made = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs.from_cli_args(arguments)
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     return made.create_engine_config(usage_context=usage)
