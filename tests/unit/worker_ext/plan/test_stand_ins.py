@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +33,10 @@ def finder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
 
 
 def test_what_is_absent_has_a_stand_in(finder: StandIns) -> None:
+    assert importlib.util.find_spec("kernels_absent") is not None
     module = importlib.import_module("kernels_absent.ops")
     assert isinstance(module.Kernel[int] | None, type)
+    assert list(module.Kernel) == []  # and not item by item, without an end
     assert module.decorator()(len) is len
     assert told.PRETENDED == ["kernels_absent is a stand-in: absent"]
 
