@@ -96,8 +96,9 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         models = construction.models_of(runner)
         tensors, allocated = weights.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
-        seen: dict[str, Any] = {"activation": None, "buffers": buffers, "requested_bytes": int(worker.requested_memory)}
-        seen["weights"] = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        figure = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        seen: dict[str, Any] = {"weights": figure, "activation": None, "buffers": buffers}
+        seen["requested_bytes"] = versions.requested_bytes(worker)
         if wants_peak:
             try:
                 seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)

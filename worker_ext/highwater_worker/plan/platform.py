@@ -80,18 +80,12 @@ def _cuda(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:
     with suppress(ImportError):  # without Triton vLLM has stand-ins of its own
         _pretend_triton(card)
     capability = importlib.import_module("vllm.platforms.interface").DeviceCapability(*card.capability)
-    return torch.cuda, importlib.import_module("vllm.platforms.cuda").CudaPlatformBase, {
-        "get_device_capability": capability,
-        "get_device_name": card.name,
-        "get_device_uuid": "GPU-0",
-        "is_fully_connected": True,
-        "device_count": _DEVICES,
-        "num_compute_units": card.processors,
-        "is_arch_support_pdl": card.capability >= (9, 0),
-        "get_current_memory_usage": 0.0,
-        "is_integrated_gpu": False,
-        **dict.fromkeys(("log_warnings", "import_kernels", "get_device_numa_node", "get_all_device_numa_nodes")),
-    }  # fmt: skip
+    silent = ("log_warnings", "import_kernels", "get_device_numa_node", "get_all_device_numa_nodes")
+    members = {"get_device_capability": capability, "get_device_name": card.name, "get_device_uuid": "GPU-0"}
+    members |= {"device_count": _DEVICES, "num_compute_units": card.processors, "get_current_memory_usage": 0.0}
+    members |= {"is_arch_support_pdl": card.capability >= (9, 0), "is_fully_connected": True}
+    members |= {"is_integrated_gpu": False, **dict.fromkeys(silent)}
+    return torch.cuda, importlib.import_module("vllm.platforms.cuda").CudaPlatformBase, members
 
 
 def _npu(torch: Any, card: Card) -> tuple[Any, Any, dict[str, Any]]:

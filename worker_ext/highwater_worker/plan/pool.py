@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from highwater_worker.plan import versions
-from highwater_worker.plan.told import LogReader
+from highwater_worker.plan.told import LOG, say
 
 _CONFIGS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
 
@@ -25,7 +25,7 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
     for name in _CONFIGS:
         setattr(config, name, copy.copy(getattr(config, name)))
     utils, planning = versions.planning()
-    log = utils.logger = planning.logger = LogReader()
+    log = utils.logger = planning.logger = _Log()
     pools: list[Any] = []
     backends = importlib.import_module("vllm.v1.attention.backends.utils")
     workers = SimpleNamespace(  # what the engine core calls of them, in any version
@@ -47,9 +47,8 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
             refusal = str(error)
     figures: dict[str, Any] = {"fits": refusal is None, "refusal": refusal, "available_bytes": min(available)}
     if checks:
-        worst = max(checks, key=lambda check: check["needed_bytes"] - check["available_bytes"])
-        longest = min(check["max_model_len"] for check in checks)
-        figures |= {"needed_bytes": worst["needed_bytes"], "max_model_len_that_fits": longest}
+        figures["needed_bytes"] = max((needed - have, needed) for have, needed, _ in checks)[1]
+        figures["max_model_len_that_fits"] = min(longest for _, _, longest in checks)
     if refusal is not None or not pools:
         return figures
     first = pools[0]
@@ -72,6 +71,21 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
             for kind, group in groups
         ],
     }
+
+
+class _Log:
+    """Replaces the logger of a vLLM module, and keeps each line with its values."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def log(text: object, *values: Any, **_options: Any) -> None:
+            self.lines.append((str(text), values))
+            if name.startswith(("warning", "error")):
+                say(LOG, str(text) % values if values else str(text))
+
+        return log
 
 
 def _at(text: str, word: str) -> int:

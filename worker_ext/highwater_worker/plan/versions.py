@@ -116,6 +116,12 @@ def counts_buffers() -> bool:
     return tuple(map(int, importlib.import_module("vllm").__version__.split(".")[:2])) >= (0, 27)
 
 
+def requested_bytes(worker: Any) -> int:
+    """Return vLLM's share of a card (vllm-ascend 0.12 has it not before it profiles)."""
+    total = first("vllm.platforms:current_platform").get_device_total_memory()
+    return int(getattr(worker, "requested_memory", total * worker.cache_config.gpu_memory_utilization))
+
+
 def kept_for_images(available: int, config: Any) -> int:
     """Return the KV cache's bytes without those for images in transfer (0.32 on)."""
     reserve = getattr(importlib.import_module("vllm.v1.worker.gpu_worker"), "reserve_mm_ipc_gpu_memory", None)
@@ -183,24 +189,22 @@ def bytes_per_block(config: Any, pool: Any) -> int:
 
 
 @contextmanager
-def recorded_checks(module: Any) -> Iterator[list[dict[str, int]]]:
-    """Yield what vLLM compares before it accepts a pool: needed and available bytes, and the longest length."""
-    checks: list[dict[str, int]] = []
+def recorded_checks(module: Any) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield what vLLM compares before it accepts a pool: available and needed bytes, and the longest length."""
+    checks: list[tuple[int, int, int]] = []
     is_older = not hasattr(module, "_check_enough_kv_cache_memory")  # up to 0.13
     name = "check_enough_kv_cache_memory" if is_older else "_check_enough_kv_cache_memory"
     check = getattr(module, name)
 
     def by_groups(available: int, needed: Any, length: int, estimate: Any) -> None:
-        longest = length if 0 < available >= needed() else estimate(available)
-        checks.append({"available_bytes": available, "needed_bytes": needed(), "max_model_len": longest})
+        checks.append((available, needed(), length if 0 < available >= needed() else estimate(available)))
         check(available, needed, length, estimate)
 
     def by_layers(config: Any, layers: Any, available: int) -> None:
         length = config.model_config.max_model_len
         needed = module.max_memory_usage_bytes(config, layers.values())
-        longest = module.estimate_max_model_len(config, layers, available)
+        checks.append((available, needed, module.estimate_max_model_len(config, layers, available)))
         config.model_config.max_model_len = length  # the search leaves its last try there
-        checks.append({"available_bytes": available, "needed_bytes": needed, "max_model_len": longest})
         check(config, layers, available)
 
     setattr(module, name, by_layers if is_older else by_groups)
