@@ -225,8 +225,10 @@ def test_vllm_ascends_runner_is_asked_without_torch_npu(
     with asked(DEFAULT_VERSION, "--card", "910B", before=(folder_of_both(engine_environment),)) as process:
         command = f"vllm serve {folder} --max-model-len 8192 -tp 2"
         given, on_card = (process.ask(command, kv_cache_bytes=size) for size in (20 * GIB, None))
+        told = process.ask(command, measured={"activation": 2 * GIB})
     assert given["status"] == "fits", given
     kept = config["num_key_value_heads"] // 2 * 128 * 2 * 2 * config["num_hidden_layers"]
     assert (given["kv_cache"]["block_size"], given["kv_cache"]["blocks"]) == (128, 20 * GIB // (128 * kept))
     assert on_card["status"] == "not_known"
+    assert (told["status"], told["budget"]["ranks"][0]["activation"]["grade"]) == ("fits", "given")
     assert any("the activation peak" in text for text in on_card["not_counted"])

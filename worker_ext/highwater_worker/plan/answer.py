@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import os
 import re
@@ -23,7 +24,7 @@ CANNOT_BE_ASKED = 4
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
 _OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
-_MAX_PIXELS = 1 << 27
+_MAX_PIXELS = 1 << 25
 
 
 def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
@@ -63,13 +64,12 @@ def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any
     specs = [spec for one in seen for spec in [one.pop("specs")] * each]
     found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
     remains: list[Figure] = []
+    measured = question.get("measured") or {}
     if given is not None:
         remains = [exact(int(given), "given")] * len(ranks)
-    elif all(one["activation"] for one in seen):
-        measured = question.get("measured") or {}
-        parts = [
-            budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=card.is_npu) for one in seen
-        ]
+    elif all(one["activation"] or "activation" in measured for one in seen):
+        of_start = functools.partial(budget.parts_of_start, config=config, measured=measured, is_npu=card.is_npu)
+        parts = [of_start({**one, "graphs": captured}) for one in seen]
         remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
         rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
         found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
