@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
+from highwater.demo.model import build_model
 from tests.fakes.cann.ascend import folder_of_both
 from tests.support.asked_starts import Asked, asked, model_folder, parts_of, pool_of
+from tests.support.asked_sweep import builtin, cases, compare, vllm_of
 from tests.support.printed_pools import GIB, Start
 from tests.support.printed_pools import STARTS as POOLS
 from tests.support.recorded_starts import LLAMA_8B, QWEN15_MOE, Config, RecordedStart
@@ -45,6 +48,11 @@ def vllm_v1() -> Iterator[Asked]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("multimodal") / "vl")
 
 
 @pytest.mark.parametrize("start", PRINTED, ids=lambda start: f"{start.config}-{start.row}")
@@ -122,14 +130,71 @@ def test_a_length_that_does_not_fit_is_refused_in_vllms_words_and_auto_finds_the
     assert refused["kv_cache"]["max_model_len_that_fits"] == found["kv_cache"]["max_model_len"] == 40944
 
 
-def test_no_answer_depends_on_the_one_before(vllm: Asked, models: Path) -> None:
-    first, _, again = (
-        vllm.ask(
-            f"vllm serve {model_folder(models, 'llama', LLAMA_8B)} --max-model-len {length}", kv_cache_bytes=5 * GIB
-        )
-        for length in (8192, 1024, 8192)
-    )
+def test_no_answer_depends_on_the_one_before(vllm: Asked, models: Path, multimodal: Path) -> None:
+    """Nor on what another left in memory: the peak is read off host buffers that begin with zeros."""
+    command = f"vllm serve {model_folder(models, 'llama', LLAMA_8B)} --max-model-len 8192"
+    first = vllm.ask(command)
+    vllm.ask(f"vllm serve {multimodal} --max-model-len 4096", kv_cache_bytes=GIB)
+    again = vllm.ask(command)
     assert {**first, "seconds": 0} == {**again, "seconds": 0}
+    assert again["ranks"][0]["activation"][0] < 2 * GIB
+
+
+def test_an_image_costs_the_tokens_that_vllms_processor_makes_of_it(vllm: Asked, multimodal: Path) -> None:
+    """Of the tiny Qwen3-VL, a token is 32 pixels square; too large a one has a reason, and the rest its answer."""
+    sizes = [[640, 480], [1280, 736], [1, 1], [1 << 14, 1 << 14]]
+    answer = vllm.ask(f"vllm serve {multimodal} --max-model-len 4096", kv_cache_bytes=GIB, images=sizes)
+    assert [image.get("prompt_tokens") for image in answer["images"]] == [300, 920, 1, None]
+    assert [image.get("embeddings") for image in answer["images"]] == [300, 920, 1, None]
+    assert "must be 1 to" in answer["images"][3]["error"]
+    assert (answer["status"], answer["encoder"]["max_tokens_per_item"]["image"]) == ("fits", 1024)
+
+
+def test_a_sample_of_the_sweep_has_answers_each_in_vllms_words_where_it_is_refused(vllm: Asked, models: Path) -> None:
+    """None ends because of a stand-in."""
+    planner = vllm_of(vllm, models)
+    assert [case for case in cases(sample=40) if planner(case) is None] == []
+
+
+@pytest.mark.skipif(find_spec("kvplan.builtin") is None, reason="the built-in is not in this tree")
+def test_a_sample_of_the_sweep_is_the_same_to_the_builtin(vllm: Asked, models: Path) -> None:
+    outcome = compare(cases(sample=60, seed=8), builtin, vllm_of(vllm, models))
+    assert outcome.differences == ()
+    assert outcome.answered > 10
+
+
+def test_a_models_own_code_is_loaded_only_where_the_command_line_says_so(vllm: Asked, tmp_path: Path) -> None:
+    own = {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {"AutoConfig": "mine.Config"}}
+    folder = model_folder(tmp_path, "mine", {**LLAMA_8B, **own})
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
+    answer = vllm.ask(f"vllm serve {folder}")
+    assert (answer["status"], (tmp_path / "loaded").exists()) == ("refused", False)
+    assert "contains custom code" in answer["refusal"]["message"]
+    vllm.ask(f"vllm serve {folder} --trust-remote-code")
+    assert (tmp_path / "loaded").exists()
+
+
+def test_what_is_pasted_or_missing_has_a_status_and_a_reason(vllm: Asked, models: Path, tmp_path: Path) -> None:
+    folder = model_folder(models, "llama", LLAMA_8B)
+    config = tmp_path / "serve.yaml"
+    config.write_text("max-model-len: 4096\ntensor-parallel-size: 2\n")
+    long = vllm.ask(f"vllm serve {folder} --max-model-len 4096 --served-model-name {'x' * 100_000}", kv_cache_bytes=GIB)
+    of_file = vllm.ask(f"vllm serve {folder} --config {config}", kv_cache_bytes=GIB)
+    assert (long["status"], of_file["config"]["parallel"]["tensor_parallel_size"]) == ("fits", 2)
+    in_use = vllm.ask(f"vllm serve {folder} --max-model-len 4096", in_use_bytes=70 * GIB)
+    assert in_use["refusal"]["message"].startswith("Free memory on device (9.19/79.19 GiB)")
+    expected = {
+        f"{folder} --config {tmp_path}/none.yaml": ("invalid", "No such file"),
+        f"{folder} --gpu-memory-utilization 1.5": ("refused", "less than or equal to 1"),
+        f"{folder} --kv-cache-dtype fp9": ("invalid", "invalid choice: 'fp9'"),
+        f"{folder} --help": ("invalid", "--help or --version was asked for"),
+        f"{folder}/config.json": ("cannot_be_asked", "is a file; a model is its folder"),
+        model_folder(models, "unknown", {**LLAMA_8B, "architectures": ["NoSuch"]}): ("refused", "['NoSuch'] are not"),
+    }
+    for words, (status, reason) in expected.items():
+        answer = vllm.ask(f"vllm serve {words}")
+        assert answer["status"] == status, answer
+        assert reason in json.dumps([answer.get(name) for name in ("error", "refusal", "help")]), answer
 
 
 def test_what_vllm_does_not_take_is_told_from_what_cannot_be_asked(vllm: Asked, models: Path) -> None:
@@ -160,8 +225,10 @@ def test_vllm_ascends_runner_is_asked_without_torch_npu(
     with asked(DEFAULT_VERSION, "--card", "910B", before=(folder_of_both(engine_environment),)) as process:
         command = f"vllm serve {folder} --max-model-len 8192 -tp 2"
         given, on_card = (process.ask(command, kv_cache_bytes=size) for size in (20 * GIB, None))
+        told = process.ask(command, measured={"activation": 2 * GIB})
     assert given["status"] == "fits", given
     kept = config["num_key_value_heads"] // 2 * 128 * 2 * 2 * config["num_hidden_layers"]
     assert (given["kv_cache"]["block_size"], given["kv_cache"]["blocks"]) == (128, 20 * GIB // (128 * kept))
     assert on_card["status"] == "not_known"
+    assert (told["status"], told["budget"]["ranks"][0]["activation"]["grade"]) == ("fits", "given")
     assert any("the activation peak" in text for text in on_card["not_counted"])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
 from kvplan.flags import command_line, given_flags
-from tests.engines import ALL_RECIPES, ROOT
+from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start
 from tests.support.printed_pools import STARTS as POOLS
@@ -37,11 +37,13 @@ _ALSO: Mapping[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_th
 class Asked:
     """A kept process that has vLLM of one version, and answers questions."""
 
-    def __init__(self, version: str, *options: str, before: tuple[Path, ...] = ()) -> None:
-        path = [*map(str, before), str(SHIM_FOLDER), str(ROOT / "worker_ext")]
-        if version in BORROWED:
-            path.append(str(sources_of(version)))
-        environment = ensure_environment(BORROWED.get(version, version), recipes=ALL_RECIPES, announce=print)
+    def __init__(self, version: str, *options: str, before: tuple[Path, ...] = (), of_cuda: bool = False) -> None:
+        path = [*map(str, before), str(ROOT / "worker_ext")]
+        if of_cuda:  # the build for CUDA, without a driver
+            environment = ensure_environment(version, recipes=CUDA_RECIPES, announce=print)
+        else:
+            path += [str(SHIM_FOLDER), *([str(sources_of(version))] if version in BORROWED else [])]
+            environment = ensure_environment(BORROWED.get(version, version), recipes=ALL_RECIPES, announce=print)
         self._process = subprocess.Popen(
             [str(environment.python), "-m", "highwater_worker.plan", "--serve", "--deadline", "600", *options],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -61,9 +63,9 @@ class Asked:
 
 
 @contextmanager
-def asked(version: str, *options: str, before: tuple[Path, ...] = ()) -> Iterator[Asked]:
+def asked(version: str, *options: str, before: tuple[Path, ...] = (), of_cuda: bool = False) -> Iterator[Asked]:
     """Yield the process, with folders before the others on its path; it ends with its input."""
-    process = Asked(version, *options, before=before)
+    process = Asked(version, *options, before=before, of_cuda=of_cuda)
     try:
         yield process
     finally:

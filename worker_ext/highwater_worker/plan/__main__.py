@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -23,13 +24,11 @@ _HELP = {
 }
 
 
-def _ask(question: Any, asked: dict[str, Any], line: str) -> dict[str, Any]:
-    """Return the answer; `asked` has the card and the deadline, and keeps the environment of the first question."""
+def _answer(line: str, own: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a line; `asked` has card and deadline, and keeps the first question's environment."""
     found = {"schema": SCHEMA, "status": "invalid"}
-    if not isinstance(question, dict):
-        why = f'the line {line[:80]!r} is no JSON object; must be like {{"command": "vllm serve MODEL"}}'
-        return found | {"error": why}
     try:
+        question = arguments.checked(own | dict(json.loads(line)))
         environ, words = arguments.split(question.get("argv") or question.get("command") or "")
         if "environ" not in asked:
             process.import_vllm(asked["card"], environ, asked["deadline"])
@@ -40,6 +39,9 @@ def _ask(question: Any, asked: dict[str, Any], line: str) -> dict[str, Any]:
         return found | {"error": str(error)}
     except process.CannotBeAskedError as error:
         return found | {"status": "cannot_be_asked", "error": str(error), "help": None}
+    except (ValueError, TypeError):
+        why = f'the line {line[:80]!r} is no JSON object; must be like {{"command": "vllm serve MODEL"}}'
+        return found | {"error": why}
 
 
 def main(words: list[str]) -> int:
@@ -50,44 +52,22 @@ def main(words: list[str]) -> int:
     parser.add_argument("--card", type=card_of, default="H100", help=f"{', '.join(CARDS)}, or a compute capability")
     for name, text in _HELP.items():
         parser.add_argument(name, type=int, help=text)
-    parser.add_argument("--ranks", choices=["stages", "all"], help="which are constructed  [one a stage]")
-    parser.add_argument(
-        "--deadline", type=float, default=120.0, help="seconds for the import, and for an answer  [120]"
-    )
+    text = "seconds for the import, and for an answer  [120]"
+    parser.add_argument("--deadline", type=float, default=120.0, help=text)
     own = vars(parser.parse_args(words[:at]))
     asked, serves = {name: own.pop(name) for name in ("card", "deadline")}, own.pop("serve")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints too, and not JSON
+    found = {}
     for line in sys.stdin if serves else [json.dumps({"argv": words[at + 1 :]})]:
-        try:
-            question = json.loads(line)
-        except ValueError:
-            question = None
-        found = _ask({**own, **question} if isinstance(question, dict) else None, asked, line)
+        found = _answer(line, own, asked)
         answers.write(json.dumps(found) + "\n")
         answers.flush()
     return 0 if serves else STATUSES.get(found["status"], CANNOT_BE_ASKED)
 
 
-def _in_a_child(words: list[str]) -> int:
-    """Return the exit status; a library that ends its process is an answer too."""
-    child = os.fork()
-    if child == 0:
-        status = CANNOT_BE_ASKED
-        try:
-            status = main(words)
-        except SystemExit as end:  # argparse's
-            status = int(end.code or 0)
-        finally:
-            sys.stderr.flush()
-            os._exit(status)  # vLLM's libraries have a lot to say of an end between two questions
-    ended = os.waitpid(child, 0)[1]
-    if not os.WIFSIGNALED(ended):
-        return os.WEXITSTATUS(ended)
-    why = f"importing vLLM ended the process with signal {os.WTERMSIG(ended)}; stderr has what it said"
-    sys.stdout.write(json.dumps({"schema": SCHEMA, "status": "cannot_be_asked", "error": why, "help": None}) + "\n")
-    return CANNOT_BE_ASKED
-
-
 if __name__ == "__main__":
-    sys.exit(_in_a_child(sys.argv[1:]))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ended = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(ended)  # vLLM's libraries have a lot to say of an end between two questions

@@ -9,7 +9,6 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from highwater_worker.plan.stand_ins import anything, operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
 torch: Any = importlib.import_module("torch")
@@ -40,12 +39,11 @@ class Ledger(_DispatchMode):  # type: ignore[misc] # torch is not there to be ch
 
     def _hold(self, storage: Any) -> None:
         key, size = storage._cdata, -(-storage.nbytes() // _ROUND) * _ROUND
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        weakref.finalize(storage, self._release, key, size).atexit = False
+        if key not in self._known:
+            self._known.add(key)
+            self.held_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+            weakref.finalize(storage, self._release, key, size).atexit = False
 
     def _release(self, key: int, size: int) -> None:
         self._known.discard(key)
@@ -68,7 +66,7 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
     _no_kernels(models)
     gc.collect()
     held = ledger.peak_bytes = ledger.held_bytes
-    with operators_do_nothing(), torch.inference_mode():
+    with torch.inference_mode():
         try:
             runner.profile_run()
         except Exception as error:
@@ -83,7 +81,6 @@ def activation_peak(runner: Any, models: list[Any], ledger: Ledger) -> int:
 
 def _no_kernels(models: list[Any]) -> None:
     """Let Triton's kernels do nothing, and quantized layers return a result without one."""
-    torch.Event = torch.Stream = anything("Event")
     generator = torch.Generator
     torch.Generator = lambda *_arguments, **_options: generator()  # there is none on meta
     with suppress(ImportError):

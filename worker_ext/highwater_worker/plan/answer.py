@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import os
+import re
 import time
 import traceback
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
+from highwater_worker.plan.estimates import Figure, exact, left
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -21,16 +24,17 @@ CANNOT_BE_ASKED = 4
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
 _OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
+_MAX_PIXELS = 1 << 25
 
 
 def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
     """Answer a question; whatever vLLM raises becomes part of the answer."""
     found: dict[str, Any] = {"schema": SCHEMA, "status": "cannot_be_asked", "stage": "the command line"}
-    started, words = time.perf_counter(), question["words"]
-    model = next(iter(words), "")
+    started, model = time.perf_counter(), ""
     try:
-        config = arguments.engine_config(words)
-        model = str(config.model_config.model)
+        given = arguments.parsed(question["words"])
+        model = str(given.model)
+        config = arguments.engine_config(given)
         found |= {"stage": "construction", "config": _effective(config)}
         _ask(config, question, card, found)
         del found["stage"]
@@ -40,46 +44,43 @@ def answer(question: dict[str, Any], card: Card) -> dict[str, Any]:
         found |= _failure(error, found["stage"], model)
     packages = {name: str(importlib.import_module(name).__version__) for name in ("vllm", "torch", "transformers")}
     told = {"pretended": PRETENDED, "not_counted": NOT_COUNTED, "guessed": GUESSED, "log": LOG}
-    return found | {
-        "versions": packages, "card": card._asdict(), **told, "seconds": round(time.perf_counter() - started, 2)
-    }  # fmt: skip
+    seconds = round(time.perf_counter() - started, 2)
+    return found | {"versions": packages, "card": card._asdict(), **told, "seconds": seconds}
 
 
 def _ask(config: Any, question: dict[str, Any], card: Card, found: dict[str, Any]) -> None:
-    total = int(question.get("device_bytes") or card.total_bytes)
     given = question.get("kv_cache_bytes") or getattr(config.cache_config, "kv_cache_memory_bytes", None)
     parallel, captured = config.parallel_config, budget.graphs(config)
-    ranks = range(0, parallel.world_size, parallel.world_size // parallel.pipeline_parallel_size)
-    if question.get("ranks") == "all":
-        ranks = range(parallel.world_size)
-    elif len(ranks) < parallel.world_size:
+    each = parallel.world_size // parallel.pipeline_parallel_size
+    ranks = range(0, parallel.world_size, each)
+    if each > 1:
         say(GUESSED, "the ranks of one pipeline stage are alike: the first of each was constructed")
+    total = int(question.get("device_bytes") or card.total_bytes)
+    importlib.import_module("highwater_worker.plan.platform").pretend_memory(total, question.get("in_use_bytes") or 0)
     configs = [copy.deepcopy(config) for _ in ranks[1:]] + [config]
     wants_peak = question.get("activation", given is None)
     seen = [_construct(mine, rank, wants_peak=wants_peak) for mine, rank in zip(configs, ranks)]
-    found["ranks"] = [{"rank": rank, **{k: one[k] for k in one if k != "specs"}} for rank, one in zip(ranks, seen)]
-    found["stage"] = "the KV cache"
-    each = parallel.world_size // len(ranks)
-    specs = [one["specs"] for one in seen for _ in range(each)]
+    requested = [one.pop("requested_bytes") for one in seen]
+    specs = [spec for one in seen for spec in [one.pop("specs")] * each]
+    found |= {"ranks": [{"rank": rank, **one} for rank, one in zip(ranks, seen)], "stage": "the KV cache"}
+    remains: list[Figure] = []
+    measured = question.get("measured") or {}
     if given is not None:
-        left = [budget.exact(int(given), "given")] * len(ranks)
-    elif all(one["activation"] for one in seen):
-        measured = {name: int(value) for name, value in (question.get("measured") or {}).items()}
-        requested = versions.requested_bytes(config, total, total - int(question.get("in_use_bytes") or 0))
-        is_npu = card.capability == (0, 0)
-        parts = [budget.parts_of_start({**one, "graphs": captured}, config, measured, is_npu=is_npu) for one in seen]
-        left = [budget.left(requested, each_part) for each_part in parts]
-        rows = [{name: part._asdict() for name, part in each_part.items()} for each_part in parts]
-        found["budget"] = {"total_bytes": total, "requested_bytes": requested, "ranks": rows}
-    else:
-        left = []
-    found["kv_cache"] = pool = _kv_cache(config, specs, left, each)
-    fits = pool["fits"]
-    found["status"] = "not_known" if not left else "may_not_fit" if fits is None else "fits" if fits else "does_not_fit"
-    try:
-        found["encoder"] = versions.encoder_budget(config)
-    except Exception as error:  # noqa: BLE001 - the processor's files may be missing: the rest is known without them
-        found["encoder"] = {"error": _said(error), "help": _missing(str(config.model_config.model))}
+        remains = [exact(int(given), "given")] * len(ranks)
+    elif all(one["activation"] or "activation" in measured for one in seen):
+        of_start = functools.partial(budget.parts_of_start, config=config, measured=measured, is_npu=card.is_npu)
+        parts = [of_start({**one, "graphs": captured}) for one in seen]
+        remains = [left(size, of_rank) for size, of_rank in zip(requested, parts)]
+        rows = [{name: part._asdict() for name, part in of_rank.items()} for of_rank in parts]
+        found["budget"] = {"total_bytes": total, "requested_bytes": requested[0], "ranks": rows}
+    found["kv_cache"] = pool = _kv_cache(config, specs, remains, each)
+    fits = {True: "fits", False: "does_not_fit", None: "may_not_fit"}[pool["fits"]]
+    found["status"] = fits if remains else "not_known"
+    found["encoder"] = None
+    if getattr(config.model_config, "is_multimodal_model", False):
+        found["encoder"] = _or_error(versions.encoder_budget, config)
+    if images := question.get("images"):
+        found["images"] = [{"width": w, "height": h, **_or_error(_image, config, w, h)} for w, h in images]
 
 
 def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
@@ -89,14 +90,15 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         activation.build_eager(config)
     ledger = activation.Ledger()
     with construction.as_rank(config, rank), construction.OnMeta(), ledger:
-        runner = construction.make_runner(config)
-        buffers = ledger.held_bytes
+        worker = construction.make_worker(config, rank)
+        runner, buffers = worker.model_runner, ledger.held_bytes
         runner.load_model()
         models = construction.models_of(runner)
         tensors, allocated = weights.weights_of(models)
         why = "its tensors, and as PyTorch's allocator counts them; kernels that repack may pad"
-        seen: dict[str, Any] = {"activation": None, "buffers": buffers}
-        seen["weights"] = budget.Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        figure = Figure(allocated, tensors, allocated + allocated // 32, "estimated", why)
+        seen: dict[str, Any] = {"weights": figure, "activation": None, "buffers": buffers}
+        seen["requested_bytes"] = versions.requested_bytes(worker)
         if wants_peak:
             try:
                 seen["activation"] = budget.activation(activation.activation_peak(runner, models, ledger), config)
@@ -106,29 +108,46 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
         return {**seen, "specs": runner.get_kv_cache_spec()}
 
 
-def _kv_cache(config: Any, specs: list[Any], left: list[budget.Figure], each: int) -> dict[str, Any]:
-    """Return the pool of the likely bytes, with what the bounds make of it; `left` is empty where nothing is known."""
+def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -> dict[str, Any]:
+    """Return the pool of the likely bytes, with what the bounds make of it; `remains` is empty where none are known."""
     from highwater_worker.plan.pool import kv_pool
 
     def pool(name: str) -> dict[str, Any]:
-        values = [versions.kept_for_images(getattr(one, name), config) for one in left for _ in range(each)]
+        values = [versions.kept_for_images(getattr(one, name), config) for one in remains for _ in range(each)]
         return kv_pool(config, specs, values or [1 << 50] * len(specs))
 
     likely = pool("bytes")
+    if not remains:
+        known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
+        return {**known, "grades": dict.fromkeys(_OF_LAYERS, "exact")}
+    grade = remains[0].grade
+    bounds = {name: likely if grade == "exact" else pool(name) for name in ("low", "high")}
     names = [name for name, value in likely.items() if value is not None and name != "refusal"]
-    if not left:
-        return {
-            **{name: likely[name] if name in _OF_LAYERS else None for name in likely},
-            "grades": dict.fromkeys(_OF_LAYERS, "exact"),
-        }
-    bounds = {name: likely if left[0].grade == "exact" else pool(name) for name in ("low", "high")}
     return {
         **likely,
         "fits": likely["fits"] if bounds["low"]["fits"] == bounds["high"]["fits"] else None,
         **{f"available_bytes_{name}": one["available_bytes"] for name, one in bounds.items()},
         **{f"blocks_{name}": one.get("blocks", 0) for name, one in bounds.items()},
-        "grades": {name: "exact" if name in _OF_LAYERS else left[0].grade for name in names},
+        "grades": {name: "exact" if name in _OF_LAYERS else grade for name in names},
     }
+
+
+def _image(config: Any, width: int, height: int) -> dict[str, int]:
+    """Return the tokens of an image in a prompt, and its embeddings; raises ValueError where it is too large to try."""
+    if min(width, height) < 1 or width * height > _MAX_PIXELS:
+        raise ValueError(f"the image has {width} x {height} pixels; must be 1 to {_MAX_PIXELS}")
+    blank = importlib.import_module("PIL.Image").new("RGB", (width, height))
+    place = versions.image_place(config, blank)
+    is_embed = getattr(place, "is_embed", None)
+    return {"prompt_tokens": place.length, "embeddings": place.length if is_embed is None else int(is_embed.sum())}
+
+
+def _or_error(ask: Any, config: Any, *given: Any) -> dict[str, Any]:
+    """Return what a question about images finds; the rest is known without it, where a processor's file is missing."""
+    try:
+        return dict(ask(config, *given))
+    except Exception as error:  # noqa: BLE001 - as above
+        return {"error": _said(error), "help": _missing(str(config.model_config.model))}
 
 
 def _effective(config: Any) -> dict[str, Any]:
@@ -148,24 +167,30 @@ def _failure(error: Exception, stage: str, model: str) -> dict[str, Any]:
     """Return what is said of an exception: a refusal of vLLM's, or why this vLLM cannot be asked."""
     missing, frames = _missing(model), traceback.extract_tb(error.__traceback__)
     readers = (f"{os.sep}transformers{os.sep}", f"{os.sep}tokenizers{os.sep}", "repo_utils", "huggingface_hub")
-    is_file = isinstance(error, OSError) or any(name in frame.filename for frame in frames for name in readers)
-    is_vllms = isinstance(error, ValueError) and stage != "construction"  # there a stand-in may be to blame
-    if is_vllms and not (missing and (is_file or "director" in str(error))):
+    is_read = any(name in frame.filename for frame in frames for name in readers)
+    is_file = isinstance(error, OSError) or is_read or "local directory specified" in str(error)
+    is_sure = stage != "construction" or "Free memory on device" in str(error)  # there a stand-in may be to blame
+    if isinstance(error, ValueError) and is_sure and not (missing and is_file):
         return {"status": "refused", "refusal": {"stage": stage, "message": _said(error)}}
     where = [f"{frame.filename.rpartition('-packages/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-4:]]
     return {"error": _said(error), "at": where, "help": missing if is_file else None}
 
 
 def _said(error: Exception) -> str:
-    return str(error)[:2000] if isinstance(error, ValueError) else f"{type(error).__name__}: {str(error)[:1000]}"
+    """Return an exception's words; of pydantic's report on a configuration, vLLM's own."""
+    if not isinstance(error, ValueError):
+        return f"{type(error).__name__}: {str(error)[:1000]}"
+    found = re.search(r"(?:Value error|Assertion failed), (.+?) \[type=", str(error), re.DOTALL)
+    return (found[1] if found else str(error))[:2000].replace(" on device meta", " on device")
 
 
 def _missing(model: str) -> str | None:
     """Return which files of a model vLLM may want and does not find; None: none."""
-    if not Path(model).is_dir():
-        return (
-            f"{model!r} is no folder here, and the files of a model on Hugging Face are looked for in the local cache"
-            f" alone: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"
-        )
-    absent = [name for name in _FILES if not Path(model, name).exists()]
-    return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    folder = Path(model)
+    if folder.is_file():
+        return f"{model} is a file; a model is its folder: {folder.parent}"
+    if folder.is_dir():
+        absent = [name for name in _FILES if not Path(model, name).exists()]
+        return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    cache = "is no folder here, and the files of a model on Hugging Face are looked for in the local cache alone"
+    return f"{model!r} {cache}: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"

@@ -1,28 +1,15 @@
-"""The parts that a start takes of a card before the KV cache, and what is left for it, between bounds."""
+"""The parts that a start takes of a card before the KV cache, as this version counts them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from highwater_worker.plan import versions
+from highwater_worker.plan import estimates, versions
+from highwater_worker.plan.estimates import Figure, exact
 from highwater_worker.plan.told import NOT_COUNTED, say
 
-_MIB, _GIB = 1 << 20, 1 << 30
+_MIB = 1 << 20
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
-class Figure(NamedTuple):
-    """Bytes between bounds, with how they are known: `exact`, `estimated` or `given`."""
-
-    bytes: int
-    low: int
-    high: int
-    grade: str
-    why: str
-
-
-def exact(value: int, why: str) -> Figure:
-    return Figure(value, value, value, "exact", why)
 
 
 def activation(peak: int, config: Any) -> Figure:
@@ -32,7 +19,7 @@ def activation(peak: int, config: Any) -> Figure:
     buffers in which each token is once for each of its experts; MXFP4's kernels were seen without them.
     """
     text, buffers = vars(config.model_config.hf_text_config), 0
-    if any(text.get(name) for name in _EXPERTS):
+    if _has_experts(text):
         say(NOT_COUNTED, "the workspace of fused experts was computed, not seen, in the activation peak")
         chosen = text.get("num_experts_per_tok") or text.get("moe_topk") or text.get("top_k_experts") or 1
         inner = text.get("moe_intermediate_size") or text.get("intermediate_size") or 0
@@ -44,54 +31,31 @@ def activation(peak: int, config: Any) -> Figure:
     return Figure(likely, peak - peak // 8, peak + peak // 8 + 128 * _MIB + buffers, "estimated", why)
 
 
-def outside_torch(config: Any, *, is_npu: bool) -> Figure:
-    """Estimate contexts, communication buffers and kernels; no run on `meta` shows them."""
-    is_alone = config.parallel_config.world_size * (config.parallel_config.data_parallel_size or 1) == 1
-    low, likely, high, why = {
-        (True, True): (100, 350, 1536, "context and operators of one NPU"),
-        (True, False): (400, 600, 3072, "context, operators and HCCL's buffers (HCCL_BUFFSIZE)"),
-        (False, True): (100, 250, 512, "starts with one GPU printed 0.13 to 0.46 GiB"),
-        (False, False): (512, 2150, 2662, "starts with several GPUs printed 2.07 to 2.17 GiB"),
-    }[is_npu, is_alone]
-    return Figure(likely * _MIB, low * _MIB, high * _MIB, "estimated", why)
-
-
-def graphs(config: Any) -> Figure:
-    """Estimate the graphs that are captured after the profiling run."""
-    mode = getattr(config.compilation_config, "cudagraph_mode", None)
-    if config.model_config.enforce_eager or getattr(mode, "name", "") == "NONE":
-        return exact(0, "no graphs are captured")
+def graphs(config: Any) -> Figure | None:
+    """Estimate the graphs of a configuration as the command line made it; None: this version takes them off nothing."""
+    if not versions.takes_off_graphs():
+        return None
+    is_eager = config.model_config.enforce_eager or config.compilation_config.cudagraph_mode.name == "NONE"
     text = vars(config.model_config.hf_text_config)
-    likely = 0.4 + 0.0115 * (text.get("num_hidden_layers") or 32) + 0.3 * any(text.get(name) for name in _EXPERTS)
-    likely += 0.3 * (config.parallel_config.tensor_parallel_size > 1)
-    sizes = config.compilation_config.cudagraph_capture_sizes or [512]
-    likely *= (0.3 + 0.7 * min(max(sizes), 512) / 512) * _GIB
-    return Figure(
-        round(likely), round(0.2 * likely), round(1.8 * likely), "estimated", "what starts printed, by layers"
+    return estimates.graphs(
+        layers=text.get("num_hidden_layers") or 32,
+        has_experts=_has_experts(text),
+        tensor_parallel_size=config.parallel_config.tensor_parallel_size,
+        largest_batch=0 if is_eager else max(config.compilation_config.cudagraph_capture_sizes or [512]),
     )
 
 
-def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, int], *, is_npu: bool) -> dict[str, Figure]:
+def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, Any], *, is_npu: bool) -> dict[str, Figure]:
     """Return every part that this version takes off, by name; `measured` replaces them, in bytes."""
-    parts = {
-        "weights": seen["weights"],
-        "activation": seen["activation"],
-        "non_torch": outside_torch(config, is_npu=is_npu),
-    }
+    parallel = config.parallel_config
+    is_alone = parallel.world_size * (parallel.data_parallel_size or 1) == 1
+    parts = {name: seen[name] for name in ("weights", "activation", "graphs") if seen[name] is not None}
+    parts["non_torch"] = estimates.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
-    if versions.takes_off_graphs() and not is_npu:
-        parts["graphs"] = seen["graphs"]
-    for name, value in measured.items():
-        parts[name] = Figure(value, value, value, "given", "given with the question")
-    return {name: part for name, part in parts.items() if part is not None}
+    given = {name: exact(int(value), "given with the question") for name, value in measured.items()}
+    return parts | {name: figure._replace(grade="given") for name, figure in given.items()}
 
 
-def left(requested: int, parts: dict[str, Figure]) -> Figure:
-    """Return what is left of `requested` bytes for the KV cache; nothing is less than 0."""
-    taken = parts.values()
-    likely, low, high = (
-        max(requested - sum(getattr(part, name) for part in taken), 0) for name in ("bytes", "high", "low")
-    )
-    grade = "estimated" if any(part.grade == "estimated" for part in taken) else "exact"
-    return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")
+def _has_experts(text: dict[str, Any]) -> bool:
+    return any(text.get(name) for name in _EXPERTS)

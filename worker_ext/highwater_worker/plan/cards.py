@@ -19,6 +19,10 @@ class Card(NamedTuple):
     read_in: str
     """Source of the total. CUDA shows programs less than `nvidia-smi` prints, some 0.4 GiB on most cards."""
 
+    @property
+    def is_npu(self) -> bool:
+        return self.capability == (0, 0)
+
 
 def _card(name: str, capability: tuple[int, int], gib: float, processors: int, read_in: str) -> Card:
     return Card(name, capability, int(gib * _GIB), processors, read_in)
@@ -45,7 +49,7 @@ CARDS = {
 
 def card_of(name: str) -> Card:
     """Return a card by its short name, or the first of a compute capability such as 9.0. Raises ValueError."""
-    fitting = [card for short, card in CARDS.items() if name in (short, ".".join(map(str, card.capability)))]
-    if not fitting:
-        raise ValueError(f"the card is {name!r}; must be one of {', '.join(CARDS)}, or a compute capability")
-    return fitting[0]
+    for short, card in CARDS.items():
+        if name in (short, ".".join(map(str, card.capability))):
+            return card
+    raise ValueError(f"the card is {name!r}; must be one of {', '.join(CARDS)}, or a compute capability")

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from highwater_worker.plan import versions
-from highwater_worker.plan.stand_ins import operators_do_nothing
 from highwater_worker.plan.told import NOT_COUNTED, say
 
 torch: Any = importlib.import_module("torch")
@@ -16,14 +15,14 @@ dist: Any = importlib.import_module("torch.distributed")
 _FunctionMode: Any = importlib.import_module("torch.overrides").TorchFunctionMode
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 _CARDS = ("cuda", "npu")
+_MAPPED_BYTES = 32 << 20
 
 
 class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be checked
     """Whatever is asked of the card is made on `meta`; large host buffers stay untouched."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
         name = getattr(func, "__name__", "")
         if name == "pin_memory":
             return args[0]
@@ -39,11 +38,16 @@ class OnMeta(_FunctionMode):  # type: ignore[misc] # torch is not there to be ch
             args = tuple(map(_mapped, args))
         wanted = [str(one) for one in (*args[1:], kwargs.get("device"))] if name in ("to", "zeros") else []
         if name == "zeros" and wanted[-1] in ("None", "cpu"):
-            func = torch.empty  # nobody reads them here, and their pages are not touched
+            return _zeroed(torch.empty(*args, **kwargs))
         is_meta = bool(args) and isinstance(args[0], torch.Tensor) and args[0].is_meta
         if is_meta and (name == "cpu" or (name == "to" and "cpu" in wanted)):
-            return torch.empty(args[0].shape, dtype=args[0].dtype, device=_HOST)
+            return _zeroed(torch.empty(args[0].shape, dtype=args[0].dtype, device=_HOST))
         return func(*args, **kwargs)
+
+
+def _zeroed(made: Any) -> Any:
+    """Return a tensor of zeros; one for which the C library always maps new pages has them, untouched."""
+    return made if made.nbytes > _MAPPED_BYTES else made.zero_()
 
 
 def _mapped(value: Any) -> Any:
@@ -54,7 +58,7 @@ def _mapped(value: Any) -> Any:
 
 @contextmanager
 def as_rank(config: Any, rank: int) -> Iterator[None]:
-    """Make vLLM's own process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
+    """Let vLLM make its process groups on PyTorch's fake backend: one process is one rank of a replica's world."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     store = importlib.import_module("torch.testing._internal.distributed.fake_pg").FakeStore()
     parallel, new_group = config.parallel_config, dist.new_group
@@ -68,9 +72,6 @@ def as_rank(config: Any, rank: int) -> Iterator[None]:
     dist.init_process_group(backend="fake", store=store, rank=at, world_size=world)
     try:
         with importlib.import_module("vllm.config").set_current_vllm_config(config):
-            worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-            worker.init_worker_distributed_environment(config, rank, "env://", rank, backend="fake")
-            versions.prepare_worker(config, state)
             yield
     finally:
         for end in (state.destroy_model_parallel, dist.destroy_process_group):
@@ -80,8 +81,8 @@ def as_rank(config: Any, rank: int) -> Iterator[None]:
         dist.new_group = new_group
 
 
-def make_runner(config: Any) -> Any:
-    """Return a worker's model runner, before it loads."""
+def make_worker(config: Any, rank: int) -> Any:
+    """Return vLLM's own worker with its model runner, before it loads."""
     loader = importlib.import_module("vllm.model_executor.model_loader.base_loader")
     initialize = loader.initialize_model
 
@@ -94,7 +95,12 @@ def make_runner(config: Any) -> Any:
 
     loader.BaseModelLoader.load_model = load_model
     config.load_config.load_format = "dummy"
-    return versions.runner_class(config)(config, torch.device("cuda:0"))
+    module, _, name = config.parallel_config.worker_cls.rpartition(".")
+    worker = getattr(importlib.import_module(module), name)(
+        vllm_config=config, local_rank=rank, rank=rank, distributed_init_method="env://", is_driver_worker=True
+    )
+    worker.init_device()
+    return worker
 
 
 def models_of(runner: Any) -> list[Any]:
@@ -109,16 +115,15 @@ def _after_loading(model: Any, dtype: Any) -> None:
     Other methods repack weights of about the same size, by kernels that are not there.
     """
     failed: set[str] = set()
-    with operators_do_nothing():
-        for module in list(model.modules()):
-            if (step := _step_after_loading(module, dtype)) is None:
-                continue
-            before = dict(module._parameters), dict(module._buffers), dict(module._modules)
-            try:
-                step()
-            except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
-                module._parameters, module._buffers, module._modules = before
-                failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
+    for module in list(model.modules()):
+        if (step := _step_after_loading(module, dtype)) is None:
+            continue
+        before = dict(module._parameters), dict(module._buffers), dict(module._modules)
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - a kernel that is not there, or a value that is none
+            module._parameters, module._buffers, module._modules = before
+            failed.add(f"{type(module).__name__} ({type(error).__name__}: {str(error)[:80]})")
     for name in sorted(failed):
         say(NOT_COUNTED, f"what loading makes of the weights of {name}")
 

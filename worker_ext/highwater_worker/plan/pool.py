@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from highwater_worker.plan import versions
-from highwater_worker.plan.told import LogReader
+from highwater_worker.plan.told import LOG, say
 
 _CONFIGS = ("model_config", "cache_config", "scheduler_config", "parallel_config")
 
@@ -25,10 +25,7 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
     for name in _CONFIGS:
         setattr(config, name, copy.copy(getattr(config, name)))
     utils, planning = versions.planning()
-    checks: list[dict[str, int]] = []
-    log = utils.logger = planning.logger = LogReader()
-    untouched = vars(planning).copy()
-    versions.record_checks(planning, checks)
+    log = utils.logger = planning.logger = _Log()
     pools: list[Any] = []
     backends = importlib.import_module("vllm.v1.attention.backends.utils")
     workers = SimpleNamespace(  # what the engine core calls of them, in any version
@@ -42,40 +39,53 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
     )
     core = SimpleNamespace(model_executor=workers, collective_rpc=lambda *_, **__: None)
     refusal = None
-    try:
-        with importlib.import_module("vllm.config").set_current_vllm_config(config):
-            importlib.import_module("vllm.v1.engine.core").EngineCore._initialize_kv_caches(core, config)
-    except ValueError as error:
-        refusal = str(error)
-    finally:
-        vars(planning).update({name: untouched[name] for name in untouched if "check_enough" in name})
+    with versions.recorded_checks(planning) as checks:
+        try:
+            with importlib.import_module("vllm.config").set_current_vllm_config(config):
+                importlib.import_module("vllm.v1.engine.core").EngineCore._initialize_kv_caches(core, config)
+        except ValueError as error:
+            refusal = str(error)
     figures: dict[str, Any] = {"fits": refusal is None, "refusal": refusal, "available_bytes": min(available)}
     if checks:
-        worst = max(checks, key=lambda check: check["needed_bytes"] - check["available_bytes"])
-        longest = min(check["max_model_len"] for check in checks)
-        figures |= {"needed_bytes": worst["needed_bytes"], "max_model_len_that_fits": longest}
+        figures["needed_bytes"] = max((needed - have, needed) for have, needed, _ in checks)[1]
+        figures["max_model_len_that_fits"] = min(longest for _, _, longest in checks)
     if refusal is not None or not pools:
         return figures
     first = pools[0]
+    groups = [(type(group.kv_cache_spec).__name__, group) for group in first.kv_cache_groups]
     tokens = [int(args[_at(text, "tokens")].replace(",", "")) for text, args in log.lines if "KV cache size" in text]
-    concurrency = [args[-1] for text, args in log.lines if "Maximum concurrency" in text]
     return figures | {
         "blocks": first.num_blocks,
         "bytes_per_block": versions.bytes_per_block(config, first),
-        "block_size": min((group.kv_cache_spec.block_size for group in first.kv_cache_groups), default=None),
+        "block_size": min((group.kv_cache_spec.block_size for _, group in groups), default=None),
         "tokens": min(tokens, default=None),
-        "max_concurrency": min(concurrency, default=None),
+        "max_concurrency": min((args[-1] for text, args in log.lines if "Maximum concurrency" in text), default=None),
         "max_model_len": config.model_config.max_model_len,
         "groups": [
             {
-                "kind": type(group.kv_cache_spec).__name__,
+                "kind": kind,
                 "layers": len(group.layer_names),
                 "block_size": group.kv_cache_spec.block_size,
                 "page_bytes": group.kv_cache_spec.page_size_bytes,
             }
-            for group in first.kv_cache_groups
+            for kind, group in groups
         ],
     }
+
+
+class _Log:
+    """Replaces the logger of a vLLM module, and keeps each line with its values."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def log(text: object, *values: Any, **_options: Any) -> None:
+            self.lines.append((str(text), values))
+            if name.startswith(("warning", "error")):
+                say(LOG, str(text) % values if values else str(text))
+
+        return log
 
 
 def _at(text: str, word: str) -> int:

