@@ -1,4 +1,4 @@
-"""What no run on `meta` shows of a start, estimated by what starts printed, and what all parts leave of a card.
+"""Parts of a start that no run on `meta` shows, estimated by what starts printed, and what all parts leave of a card.
 
 Pure: the sidecar uses these figures too, for plans that it makes itself.
 """
