@@ -178,7 +178,9 @@ def _notes(answer: Mapping[str, Any]) -> None:
     told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
     notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
     if names := answer.get("pretended"):
-        notes.append(f"pretended: {names[0]}" + (", and more: --json" if names[1:] else ""))
+        absent = [name for name in names if "stand-in" in name]
+        shown = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
+        notes.append(f"pretended (--json): {', '.join(shown)}")
     for note in notes[:_MAX_NOTES]:
         click.echo(_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")))
     if len(notes) > _MAX_NOTES:

@@ -27,8 +27,8 @@ class Device:
 
     @property
     def title(self) -> str:
-        card, size = CARDS[self.pretended], size_text(self.total_bytes)
-        return f"{card.name}, {size} ({card.read_in})" if self.is_named else f"a card of {size}"
+        size = size_text(self.total_bytes)
+        return f"{CARDS[self.pretended].name}, {size}" if self.is_named else f"a card of {size}"
 
 
 def read_device(text: str | None) -> Device:

@@ -122,8 +122,8 @@ def _image_tokens(encoder: EncoderLimits | None, images: Images | None, cached_i
     if images.width is not None:
         raise PlanError(
             f"wish: the tokens of an image of {images.width}x{images.height} follow from the model's preprocessor, "
-            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', or name the "
-            "model's folder: `highwater plan CONFIG_OR_DIR --live URL --wish WISH`"
+            "which a running engine does not show; give the tokens, as in '4 images of 2040 tokens', which vLLM counts "
+            "in `highwater plan --wish WISH -- vllm serve MODEL`"
         )
     tokens = images.tokens or cached_image or (encoder.max_tokens_per_item or {}).get("image")
     return None if tokens is None else ImageTokens(embeddings=tokens, prompt_tokens=tokens)
