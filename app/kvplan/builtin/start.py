@@ -152,8 +152,8 @@ def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
     if model.family.keeps == "delta" and flags.enable_prefix_caching is not False:
         # 0.33.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:691 and :748
         yield (
-            f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of multiples"
-            " of 64 tokens, where FlashInfer computes the gated delta nets (Hopper)."
+            f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of"
+            " multiples of 64 tokens, where FlashInfer computes the gated delta nets (Hopper)."
         )
     if assumes_a_card(flags) and any(model.windows):
         yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
