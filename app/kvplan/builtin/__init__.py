@@ -1,1 +1,1 @@
-"""A start planned from a config.json alone, without a vLLM: the commonest families, the newest version's defaults."""
+"""A start planned from a config.json alone: the commonest families, by the newest tested version's defaults."""

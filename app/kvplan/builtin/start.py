@@ -17,6 +17,7 @@ from kvplan.figure import Figure
 from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
 from kvplan.limits import Limits
 from kvplan.specs import Layers
+from kvplan.versions import NEWEST_TESTED, text_of
 
 _MAX_NUMBER: Final = 1 << 60
 _OLDEST_CAPABILITY: Final = 8
@@ -148,5 +149,11 @@ def _doubts(model: Model, flags: EngineFlags) -> Iterator[str]:
         yield "config.json names no dtype: bfloat16 is assumed; vLLM reads it of the weights where they are."
     if model.family.keeps == "latent" and flags.compute_capability is None:
         yield f"MLA's block size depends on the card's compute capability, which is taken to be {DEFAULT_CAPABILITY}."
+    if model.family.keeps == "delta" and flags.enable_prefix_caching is not False:
+        # 0.33.0, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:691 and :748
+        yield (
+            f"Planned as vLLM {text_of(NEWEST_TESTED)} does: 0.33 keeps one more state of a request, in blocks of"
+            " multiples of 64 tokens, where FlashInfer computes the gated delta nets (Hopper)."
+        )
     if assumes_a_card(flags) and any(model.windows):
         yield "Windows depend on --max-num-batched-tokens, whose default differs by card. Give it, or the card's name."
