@@ -17,7 +17,7 @@ from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
 from kvplan.generations import generation_of
 from kvplan.pool import KvPool, plan_pool
-from kvplan.versions import NEWEST_KNOWN, text_of
+from kvplan.versions import NEWEST_TESTED, text_of
 
 MAX_CONFIG_BYTES: Final = 10_000_000
 _CAPTURED: Final = 512
@@ -67,7 +67,7 @@ def _found(start: Start, model: str) -> dict[str, Any]:
     weights = [{"rank": rank, "weights": astuple(figure)} for rank, figure in enumerate(start.weights)]
     return {
         "schema": SCHEMA,
-        "versions": {"vllm": text_of(NEWEST_KNOWN)},
+        "versions": {"vllm": text_of(NEWEST_TESTED)},
         "architecture": start.architecture,
         "config": {
             "model": {"model": model, "max_model_len": start.limits.max_model_len, "dtype": flags.dtype},
@@ -103,7 +103,7 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
 
 def _pool(start: Start, left: list[estimates.Figure]) -> dict[str, Any]:
     """Return the pool of the likely bytes, with what the bounds make of it; ``left`` is empty where none are known."""
-    generation = generation_of(text_of(NEWEST_KNOWN))
+    generation = generation_of(text_of(NEWEST_TESTED))
 
     def pool(sizes: list[int]) -> KvPool:
         return plan_pool(start.workers, sizes, start.limits, generation)

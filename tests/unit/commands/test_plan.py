@@ -150,7 +150,7 @@ def test_a_vllm_that_cannot_be_asked_ends_with_4_and_no_guess(asked) -> None:
 def test_without_a_vllm_the_built_in_answers_and_says_so(built_in_rules: Rules, model: Path) -> None:
     result = run(model, "--max-model-len", "8192", "--device", "L4")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[1].startswith("The built-in's rules, with the defaults of vLLM 0.33.0; NVIDIA L4")
+    assert result.stdout.splitlines()[1].startswith("The built-in's rules, with the defaults of vLLM 0.32.0; NVIDIA L4")
     assert "note: no vLLM can be imported here; --engine-python PATH asks one" in result.stdout
     assert built_in_rules.flags[0].device_bytes == 23034 * GIB // 1024
 
