@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 Platform: TypeAlias = Literal["cuda", "ascend", "cpu"]
 
 DEFAULT_CAPABILITY: Final = "9.0"
-# Fields that are no flags of vLLM.
-NOT_VLLMS: Final = frozenset({"platform", "device_bytes", "device_name", "in_use_bytes", "compute_capability"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +56,6 @@ class EngineFlags:
     @property
     def compute_capability_major(self) -> int:
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
-
-
-def vllm_flags(flags: EngineFlags) -> dict[str, Any]:
-    """Return the flags that vLLM has and a plan shows; a drafter's configuration is shown as its tokens."""
-    hidden = NOT_VLLMS | {"speculative_config"}
-    return {field.name: getattr(flags, field.name) for field in fields(EngineFlags) if field.name not in hidden}
-
-
-def given_flags(flags: EngineFlags) -> dict[str, Any]:
-    return {
-        field.name: value
-        for field in fields(EngineFlags)
-        if field.name not in NOT_VLLMS and (value := getattr(flags, field.name)) not in (None, field.default)
-    }
 
 
 def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:

@@ -12,10 +12,10 @@ from highwater.demo.environment import DEFAULT_VERSION
 from highwater_worker.plan.cards import CARDS
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags, command_line, given_flags
+from kvplan.flags import EngineFlags, command_line
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
-from tests.support.asked_starts import Asked, asked, completed, model_folder
+from tests.support.asked_starts import Asked, asked, completed, given_flags, model_folder
 from tests.support.builtin_models import MODELS
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
-from kvplan.flags import command_line, given_flags
+from kvplan.flags import EngineFlags, command_line
 from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start
@@ -70,6 +71,18 @@ def asked(version: str, *options: str, before: tuple[Path, ...] = (), of_cuda: b
         yield process
     finally:
         process.close()
+
+
+# Fields that are no flags of vLLM.
+NOT_VLLMS = frozenset({"platform", "device_bytes", "device_name", "in_use_bytes", "compute_capability"})
+
+
+def given_flags(flags: EngineFlags) -> dict[str, Any]:
+    return {
+        field.name: value
+        for field in fields(EngineFlags)
+        if field.name not in NOT_VLLMS and (value := getattr(flags, field.name)) not in (None, field.default)
+    }
 
 
 def completed(config: Any) -> Any:

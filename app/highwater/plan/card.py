@@ -25,7 +25,6 @@ def judge_card(
     rest: Figure | None,
     *,
     why_unknown: str | None = None,
-    may_start: bool = True,
 ) -> OnCard:
     """Judge one card of ``total`` bytes, of which others use ``used``; all in bytes.
 
@@ -47,7 +46,7 @@ def judge_card(
     if rest.high >= total:
         need = "unknown size, as that of the largest image, video or sound is"
     return OnCard(
-        fits=(free - weights.high >= rest.high and may_start) or None,
+        fits=(free - weights.high >= rest.high) or None,
         why=(
             f"Of {of_card}, {size_text(max(free - weights.bytes, 0))} are left beside the weights"
             f" ({size_text(weights.bytes)}, {weights.grade}){joined}{kept} for activations, graphs and memory outside"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from highwater.files.regular import FileTooLargeError, read_regular
 from kvplan.errors import PlanError
-
-# A config.json, or a part of it.
-ConfigJson: TypeAlias = Mapping[str, Any]
 
 
 def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
