@@ -11,7 +11,6 @@ It shows the allocator's reserve and the encoder cache. It cannot show fragmenta
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 import sys
@@ -55,7 +54,7 @@ ARGUMENTS = (
 SIDES = (1024, 896, 960, 832)
 """Of the images, in turn, in pixels: they differ, so that the allocator keeps pieces that fit no other."""
 FIRST_IMAGES, MAX_IMAGES, MORE_IMAGES = 16, 48, 6
-READING_SECONDS, ASK_AGAIN_SECONDS = 120.0, 2.0
+READING_SECONDS = 120.0
 HEADING = "simulated device: it shows the allocator's reserve and the encoder cache, not fragmentation below them"
 Say = Callable[[str], None]
 
@@ -123,18 +122,13 @@ class Scene:
         """Return the one rank as it is after this call; also kept as `now`, with the `reliefs` that ended before it.
 
         Waits for a reading that was taken later, not while the policy acted, and has its start and all components:
-        the report's newest one may be of before the image that was just answered, or of half a relief. A worker reads
-        its memory where it takes a step, and an idle one takes none: so it is sent a word of text, without an image.
+        the report's newest one may be of before the image that was just answered, or of half a relief.
 
         Raises:
             DemoError: There is no such reading in time.
         """
-        since, asked_at, deadline = time.time(), -math.inf, time.monotonic() + READING_SECONDS
+        since, deadline = time.time(), time.monotonic() + READING_SECONDS
         while time.monotonic() < deadline:
-            if time.monotonic() > asked_at + ASK_AGAIN_SECONDS:  # not each step is followed by a reading
-                with suppress(httpx.HTTPError):
-                    self._post("Hello")
-                asked_at = time.monotonic()
             report = self.sidecar.call("GET", "/memory")
             listed = self.sidecar.call("GET", "/memory/events?limit=200")["events"]  # also what ended meanwhile
             events = [one for one in reversed(listed) if one["rule"] and (one["result"] or {}).get("outcome") == "done"]

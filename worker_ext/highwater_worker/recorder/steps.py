@@ -38,6 +38,11 @@ _CHANGES = (
     *("add_lora", "remove_lora", "reload_weights", "update_weights"),
 )
 
+_LOOKS = 8
+"""Calls without tokens, one after the other, that are each followed by a sample: an engine that keeps several steps
+under way ends its work with as many (vllm-ascend 0.30.0rc2 with two). While it waits for a connector it may run many
+more, and the worker must not be held up by them."""
+
 
 class Progress(NamedTuple):
     begun: int
@@ -51,7 +56,7 @@ class Steps:
     """Counts one worker's steps while it is attached.
 
     `ended` is called after each call of the engine that returned, on its thread; its argument says whether the worker's
-    memory must be sampled now: after the first step without tokens, and after what changes memory outside of steps.
+    memory must be sampled now: after the first calls without tokens, and after what changes memory outside of steps.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Steps:
         self._wrappers: dict[str, weakref.ref[Any]] = {}
         self._is_bypassed = False
         self._had_tokens = True  # of the last step: it says nothing before the first
+        self._looks_left = _LOOKS  # of these, since the last step with tokens
         self.tokens_at = clock()  # when a step with tokens ended last; before the first one, the beginning
 
     @property
@@ -107,13 +113,12 @@ class Steps:
         def execute_model(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
             output = self._timed(method, 1, arguments, named)
             plan = arguments[0] if arguments else named.get("scheduler_output")
-            # After its last request the engine runs one step without tokens, by which the worker learns that it is over
-            # (vllm 0.12.0 v1/core/sched/output.py:175, vllm 0.32.0 v1/core/sched/output.py:247). While it waits for a
-            # connector it may run many: then those after the first are as any other.
-            has_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
-            is_first_without = self._had_tokens and not has_tokens
-            self._had_tokens, self.tokens_at = has_tokens, self._clock() if has_tokens else self.tokens_at
-            self._ended(output, must_look=is_first_without)
+            # After its last request the engine runs a step without tokens, by which the worker learns that it is over
+            # (vllm 0.12.0 v1/core/sched/output.py:175, vllm 0.32.0 v1/core/sched/output.py:247).
+            self._had_tokens = getattr(plan, "total_num_scheduled_tokens", None) != 0
+            if self._had_tokens:
+                self._looks_left, self.tokens_at = _LOOKS, self._clock()
+            self._ended(output)
             return output
 
         return execute_model
@@ -121,7 +126,7 @@ class Steps:
     def _part(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def part(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - the method's own
             output = self._timed(method, 0, arguments, named)
-            self._ended(output, must_look=False)
+            self._ended(output)
             return output
 
         return part
@@ -154,9 +159,11 @@ class Steps:
             begun, ended, _, _, thread = self._seen
             self._seen = Progress(begun, ended + step, outer, self._clock(), thread)
 
-    def _ended(self, output: object, *, must_look: bool) -> None:
+    def _ended(self, output: object) -> None:
         self.outputs.watch(output)
         if self._seen.since is None:
+            must_look = not self._had_tokens and self._looks_left > 0
+            self._looks_left -= must_look
             self._on_end(must_look)
 
 

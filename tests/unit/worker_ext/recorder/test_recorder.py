@@ -398,8 +398,8 @@ def test_samples_are_taken_after_steps_at_ticks_of_the_wall_clock(worker, tmp_pa
     assert all(record["at"] - record["mono"] == pytest.approx(5e8) for record in records(path))
 
 
-def test_the_first_step_without_tokens_is_always_followed_by_a_sample(worker, tmp_path):
-    """It is the last one before the engine is idle, and all entries are in it."""
+def test_the_first_steps_without_tokens_are_always_followed_by_a_sample(worker, tmp_path):
+    """They are the last ones before the engine is idle, and all entries are in the sample."""
     time = Time()
     _, path = recorder_on(time, worker, tmp_path)
     worker.execute_model(plan())
@@ -408,7 +408,7 @@ def test_the_first_step_without_tokens_is_always_followed_by_a_sample(worker, tm
     worker.execute_model(plan(0))
     time.now += 0.001
     worker.execute_model(plan(0))
-    assert monos(path) == [1000.0, 1000.001]
+    assert monos(path) == [1000.0, 1000.001, 1000.002]
     assert records(path)[-1]["memory"]["encoder_cache"]["entries"] == 2000
     assert len(table(path)[1]) == 2000
 

@@ -188,11 +188,20 @@ def looks(clock, worker):
     return looks
 
 
-def test_memory_must_be_looked_at_after_the_first_step_without_tokens(worker, looks):
-    """The engine takes one after its last request; while it waits for others' data it takes many."""
-    for tokens in (5, 1, 0, 0, 0, 3, 0):
+def test_memory_must_be_looked_at_after_the_first_steps_without_tokens(worker, looks):
+    """The engine takes as many after its last request as it keeps under way; while it waits for others' data, more."""
+    for tokens in (5, 1, *[0] * 20, 3, 0):
         worker.execute_model(plan(tokens))
-    assert looks == [False, False, True, False, False, False, True]
+    assert looks == [False, False, *[True] * 8, *[False] * 12, False, True]
+
+
+def test_memory_must_be_looked_at_after_what_follows_the_last_step(worker, looks):
+    """Else a call would have begun since the last sample, and an idle worker's memory would not be known any more."""
+    worker.execute_model(plan(3))
+    worker.sample_tokens("grammar")
+    worker.execute_model(plan(0))
+    worker.sample_tokens("grammar")
+    assert looks == [False, False, True, True]
 
 
 def test_whether_the_last_step_had_tokens(worker, looks):
