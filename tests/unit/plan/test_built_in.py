@@ -146,7 +146,7 @@ def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_n
     monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(model / "hub"))
-    with pytest.raises(PlanError, match=r"not in the local cache; hf download org/name --exclude '\*.safetensors'"):
+    with pytest.raises(PlanError, match=r"not in the local cache; hf download org/name --include '\*.json'"):
         ask(monkeypatch, Path("org/name"))
     snapshot = model / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

@@ -192,5 +192,7 @@ def _missing(model: str) -> str | None:
     if folder.is_dir():
         absent = [name for name in _FILES if not Path(model, name).exists()]
         return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return f"{model!r} is no folder here; give the one with the model's config.json"
     cache = "is no folder here, and the files of a model on Hugging Face are looked for in the local cache alone"
-    return f"{model!r} {cache}: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"
+    return f"{model!r} {cache}: hf download {model} --include '*.json' puts there what is read"
