@@ -63,6 +63,11 @@ class Line:
         given = [words[0].partition("=")[2] or "".join(words[1:2]) for key, words in self._split() if key == name]
         return given[-1] or "True" if given else None
 
+    def settled(self, name: str) -> str | None:
+        """Return a flag's value, or the one that its --config FILE has. Raises PlanError: that cannot be read."""
+        given = self.value(name)
+        return given if given is not None else Line(tuple(_of_config(self.value("config"))), {}).value(name)
+
     def on(self, model: Path) -> Line:
         """Return it for a model in another place."""
         is_first = self.words[:1] == (self.model,)

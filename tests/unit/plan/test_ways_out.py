@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +177,14 @@ def test_what_was_measured_holds_for_the_flags_that_it_does_not_depend_on(
     road = Linear()
     Asking(road, read_line(["m"]), {"measured": {"weights": 1, "activation": 2}}).ask(flags)
     assert list(road.measured or ()) == kept
+
+
+def test_ranks_of_a_config_file_are_those_that_were_measured(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("tensor-parallel-size: 2\n")
+    road = Linear()
+    one = Asking(road, read_line([f"m --config {file}"]), {"measured": {"weights": 1}})
+    one.ask({"tensor_parallel_size": 2})
+    assert road.measured == {"weights": 1}
+    one.ask({"tensor_parallel_size": 1})
+    assert road.measured == {}
