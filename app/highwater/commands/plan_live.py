@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from highwater.exit_codes import DOES_NOT_FIT, OK
-from kvplan.errors import PlanError, short
+from kvplan.errors import PlanError
 
 _PATH = "/memory/plan"
 _REFUSED = 422
@@ -30,7 +30,7 @@ def ask_sidecar(url: str, words: tuple[str, ...], wish: str | None, own: Mapping
     if given := [name for name in _NOT_LIVE if own[name]]:
         raise PlanError(f"--live: the running engine has its own; leave --{given[0].replace('_', '-')} out")
     if before := " ".join(takewhile(lambda word: not word.startswith("-"), words)):
-        raise PlanError(f"--live plans the running engine with other flags: leave {short(before)} out, or --live")
+        raise PlanError(f"--live plans the running engine with other flags: leave {before} out, or --live")
     parsed = parse(Line(words, {}))
     if parsed.model is not None:
         raise PlanError(f"--live plans the running engine: leave {parsed.model} out, or --live")
