@@ -14,7 +14,7 @@ import click
 from highwater.commands.plan_live import ask_sidecar, print_json, show_live
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
 from highwater.readings.schema import SCHEMA
-from highwater_worker.plan.cards import CARDS
+from highwater.units import MIB
 from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             print_json({"schema": SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         if isinstance(exc, CannotBeAskedError):
-            click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
+            if _is_there(read_line(words).model):
+                click.echo("--built-in answers without a vLLM, for the commonest models", err=True)
             sys.exit(CANNOT_BE_ASKED)
         sys.exit(INVALID)
     if as_json:
@@ -168,26 +169,69 @@ def _road(line: Line, own: dict[str, Any], device: Device, opened: ExitStack, no
     if python is not None:
         return opened.enter_context(VllmRoad(python, device.pretended, lambda text: click.echo(text, err=True)))
     notes += [] if own["built_in"] else ["no vLLM can be imported here; --engine-python PATH asks one"]
+    from highwater_worker.plan.cards import CARDS
+
     return BuiltInRoad(CARDS[device.pretended] if device.is_named else None, line)
+
+
+def _is_there(model: str | None) -> bool:
+    """Return whether the built-in finds a model's config.json; one in a file of flags (None) is not looked for."""
+    from highwater.plan.model_files import NoModelError, folder_of
+
+    if model is None or model == "-" or Path(model).is_file():
+        return True
+    try:
+        folder_of(model)
+    except NoModelError:
+        return False
+    return True
 
 
 def _size(option: str, text: str | None) -> int | None:
     from highwater.plan.command_line import size_of
 
     try:
-        return None if text is None else size_of(text)
+        size = None if text is None else size_of(text)
     except ValueError as exc:
         raise PlanError(f"{option}: {exc}") from exc
+    if size is not None and size < MIB:  # without its unit
+        raise PlanError(f"{option}: {text} is {size:,} bytes; write it as {str(text).strip()}GiB")
+    return size
 
 
 def _recorded(words: tuple[str, ...]) -> Answer | None:
     """Return an answer that another machine gave, from a file; None: it is something else."""
     from highwater.plan.json_file import read_object
 
-    if len(words) != 1 or not words[0].endswith(".json"):
+    is_file = len(words) == 1 and words[0].endswith(".json") and (Path(words[0]).exists() or " " not in words[0])
+    if not is_file:
         return None
     found = read_object(Path(words[0]), _MAX_ANSWER_BYTES, "a config.json, or an answer of highwater_worker.plan")
     return found if found.get("schema") == SCHEMA and "status" in found else None
+
+
+def _mounted(line: Line) -> tuple[Line, list[str]]:
+    """Return a line and docker's options under which an image without a network finds the line's files."""
+    from highwater.plan.model_files import folder_of, hub_cache
+
+    options: list[str] = []
+    if (config := line.value("config")) is not None and Path(config).is_file():
+        line = line.changed({"config": (file := Path(config).absolute())})
+        options += ["-v", f"{file}:{file}:ro"]
+    if line.model is None:
+        return line, options
+    model = Path(line.model)
+    if model.is_file() and model.name == "config.json":
+        model = model.parent
+    if line.model == "-" or model.is_file():
+        raise PlanError(f"--image: the model {line.model!r} must be a folder, its config.json, or a Hugging Face id")
+    if model.is_dir():
+        model = model.absolute()
+        return line.on(model), [*options, "-v", f"{model}:{model}:ro"]
+    if line.model.count("/") == 1 and not model.is_absolute():
+        folder_of(line.model)  # the command that fetches it, where it is not in the cache
+        options += ["-v", f"{hub_cache().absolute()}:/hub:ro", "-e", "HF_HUB_CACHE=/hub"]
+    return line, options
 
 
 def _container_command(line: Line, own: dict[str, Any]) -> str:
@@ -196,17 +240,15 @@ def _container_command(line: Line, own: dict[str, Any]) -> str:
     from highwater.plan.roads import MODULE, worker_package
 
     device, others, package = read_device(own["device"]), _size("--others", own["others"]), worker_package()
-    model = None if line.model is None or not Path(line.model).exists() else Path(line.model).absolute()
     asked = ["python3", "-m", MODULE, "--card", device.pretended]
     asked += [] if device.total_bytes is None else ["--device-bytes", str(device.total_bytes)]
     asked += [] if others is None else ["--in-use-bytes", str(others)]
-    asked += ["--", *(line if model is None or own["pod"] else line.on(model)).argv]
     if own["image"]:
-        mounts = [f"{package}:/highwater/{package.name}:ro", *([] if model is None else [f"{model}:{model}:ro"])]
+        line, options = _mounted(line)
         words = ["docker", "run", "--rm", "--network=none", "-e", "PYTHONPATH=/highwater"]
-        words += [word for mount in mounts for word in ("-v", mount)]
-        words += ["--entrypoint", asked[0], own["image"], *asked[1:]]
-        return f"{shlex.join(words)} > answer.json\nhighwater plan answer.json"
+        words += ["-v", f"{package}:/highwater/{package.name}:ro", *options, "--entrypoint", asked[0], own["image"]]
+        return f"{shlex.join([*words, *asked[1:], '--', *line.argv])} > answer.json\nhighwater plan answer.json"
+    asked += ["--", *line.argv]
     copy = f"tar -C {shlex.quote(str(package.parent))} -cf - --exclude=__pycache__ {package.name}"
     pod = shlex.quote(own["pod"])
     inside = shlex.join(["env", "PYTHONPATH=/tmp/highwater", *asked])

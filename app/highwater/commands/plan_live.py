@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import click
@@ -28,6 +29,8 @@ def ask_sidecar(url: str, words: tuple[str, ...], wish: str | None, own: Mapping
 
     if given := [name for name in _NOT_LIVE if own[name]]:
         raise PlanError(f"--live: the running engine has its own; leave --{given[0].replace('_', '-')} out")
+    if before := " ".join(takewhile(lambda word: not word.startswith("-"), words)):
+        raise PlanError(f"--live plans the running engine with other flags: leave {before} out, or --live")
     parsed = parse(Line(words, {}))
     if parsed.model is not None:
         raise PlanError(f"--live plans the running engine: leave {parsed.model} out, or --live")

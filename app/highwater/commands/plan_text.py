@@ -12,8 +12,7 @@ import click
 from highwater.text.budget_bar import BudgetBar
 from highwater.units import UNKNOWN, gib_text, size_text
 
-WIDTH: Final = 100
-_MAX_NOTES: Final = 4
+WIDTH, LINES = 100, 24  # one screen
 _PARTS: Final = {
     "weights": ("weights", "weights"),
     "activation": ("activation", "peak activation"),
@@ -26,26 +25,40 @@ _PARTS: Final = {
 
 def show(answer: Mapping[str, Any]) -> None:
     """Print an answer in the form of docs/plan-by-vllm.md, with what `highwater plan` adds to it."""
-    if "wish" not in answer or (answer.get("kv_cache") or {}).get("on_card"):
-        click.echo(_wrapped(verdict(answer)))
-    click.echo(_wrapped(_who(answer)) + "\n")
+    is_wished = "wish" in answer and not (answer.get("kv_cache") or {}).get("on_card")
+    said = _verdict_of_a_wish(answer["wish"]) if is_wished else verdict(answer)
+    lines = [*_wrapped(said).splitlines(), *_wrapped(_who(answer)).splitlines(), ""]
     if "wish" in answer:
-        click.echo("\n".join(_wish(answer, answer["wish"])))
+        lines += _wish(answer, answer["wish"])
     elif "table" in answer:
-        click.echo("\n".join(_table(answer["table"])))
+        lines += _table(answer["table"])
     else:
-        for row in _rows(answer):
-            click.echo(row)
-        _bar(answer)
-    if ways := answer.get("ways_out"):
-        click.echo(f"{'' if answer.get('budget') else chr(10)}ways out, each asked:")
-        widest = max(len(_words(way["flags"])) for way in ways)
-        for way in ways:
-            held = f"{way['max_concurrency']:,.2f} requests of {way['max_model_len']:,} tokens"
-            click.echo(f"  {_words(way['flags']):<{widest}}  fits: {held}")
-    elif ways is not None and answer["status"] != "fits":
-        click.echo("No other length, share of the card, type of KV cache or number of ranks that was asked for fits.")
-    _notes(answer)
+        lines += _rows(answer)
+        lines += _bar(answer)
+    notes = _notes(answer)
+    kept = len(notes[0].splitlines()) + bool(notes[1:]) if notes else 0  # the first says what the card was taken for
+    ways = _ways(answer, LINES - len(lines) - kept - bool(lines[-1]))
+    lines += [""] if ways and lines[-1] else []
+    lines += ways
+    room = max(LINES - len(lines), 1)
+    taken = [len(note.splitlines()) for note in notes]
+    shown = next((n for n in range(len(notes), 0, -1) if sum(taken[:n]) + (n < len(notes)) <= room), 0)
+    lines += notes[:shown]
+    lines += [f"{len(notes) - shown} {'more ' if shown else ''}notes: --json"] if shown < len(notes) else []
+    click.echo("\n".join(lines))
+
+
+def _ways(answer: Mapping[str, Any], room: int) -> list[str]:
+    """Return the ways out, the smallest changes first, as many as there is room for."""
+    ways = answer.get("ways_out")
+    if not ways:
+        none = "No other length, share of the card, type of KV cache or number of ranks that was asked for fits."
+        return [none] if ways is not None and answer["status"] != "fits" else []
+    most = len(ways) if len(ways) < room else max(room - 2, 1)  # beside the head, and the count of the rest
+    widest = max(len(_words(way["flags"])) for way in ways[:most])
+    held = (f"{way['max_concurrency']:,.2f} requests of {way['max_model_len']:,} tokens" for way in ways)
+    rows = [f"  {_words(way['flags']):<{widest}}  fits: {text}" for way, text in zip(ways[:most], held, strict=False)]
+    return ["ways out, each asked:", *rows, *([f"  {len(ways) - most} more: --json"] if len(ways) > most else [])]
 
 
 def verdict(answer: Mapping[str, Any]) -> str:
@@ -62,8 +75,8 @@ def verdict(answer: Mapping[str, Any]) -> str:
         return f"It fits: {at_once}. {card or ''}".rstrip()
     if status == "does_not_fit":
         longest = kv.get("max_model_len_that_fits")
-        at_most = f"the longest that fits is {longest:,}" if longest else "no length fits"
-        most = "at most " if high != low else ""
+        most, likely = ("at most ", "likely ") if high != low else ("", "")  # the longest is that of the likely bytes
+        at_most = f"the longest that fits is {likely}{longest:,}" if longest else f"{likely}no length fits"
         return f"It does not fit: {needs} of KV cache, and {most}{size_text(high)} are left for it; {at_most}."
     if status == "may_not_fit":
         return f"It may not fit: {needs} of KV cache, and {size_text(low)} to {size_text(high)} are left for it."
@@ -99,7 +112,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
         yield _row("weights of a rank", size_text(_figure(rank["weights"])["bytes"]))
     if kv.get("blocks") is not None and kv.get("tokens") is not None:
         low, high = kv.get("blocks_low"), kv.get("blocks_high")
-        bounds = f" ({low:,} to {high:,})" if low != high and low is not None else ""
+        bounds = f" ({low:,} to {high:,})" if low != high and low else ""  # a refused start makes none
         yield _row("  tokens", f"{kv['tokens']:,} as vLLM prints them")
         yield _row(
             "  blocks", f"{kv['blocks']:,}{bounds} of {kv['block_size']} tokens, {kv['bytes_per_block']:,} bytes"
@@ -115,7 +128,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
         yield _row("bound by", "the bytes that were given for the KV cache")
 
 
-def _bar(answer: Mapping[str, Any]) -> None:
+def _bar(answer: Mapping[str, Any]) -> list[str]:
     """Draw the rank that binds, as `highwater explain` draws a running one."""
     from rich.console import Console
 
@@ -123,9 +136,14 @@ def _bar(answer: Mapping[str, Any]) -> None:
 
     budget = answer.get("budget")
     if budget is None:
-        return
+        return []
     total, requested = budget["total_bytes"], budget["requested_bytes"]
     sizes = [{name: _figure(part)["bytes"] for name, part in rank.items()} for rank in budget["ranks"]]
+    order = list(_PARTS)
+    sizes = [
+        dict(sorted(each.items(), key=lambda part: order.index(part[0]) if part[0] in order else len(order)))
+        for each in sizes
+    ]
     number = max(range(len(sizes)), key=lambda each: sum(sizes[each].values()))
     left = max(requested - sum(sizes[number].values()), 0)
     bar = BudgetBar(
@@ -134,13 +152,26 @@ def _bar(answer: Mapping[str, Any]) -> None:
         requested_bytes=requested,
         outside_bytes=total - requested,
     )
-    click.echo()
-    if not draw(Console(highlight=False, width=WIDTH), bar):
-        click.echo(bar.text(with_sizes=True) + "\n")
+    console = Console(highlight=False, width=WIDTH)
+    with console.capture() as drawn:
+        is_drawn = draw(console, bar)
+    return ["", *(drawn.get().rstrip("\n") if is_drawn else bar.text(with_sizes=True)).split("\n"), ""]
 
 
 def _figure(part: Any) -> Mapping[str, Any]:  # noqa: ANN401 - JSON: an object, or a row of its values
     return part if isinstance(part, Mapping) else {"bytes": part[0]}
+
+
+def _verdict_of_a_wish(wish: Mapping[str, Any]) -> str:
+    chosen = wish["chosen"]
+    if chosen is None:
+        return "It does not fit, and no other flags that were tried make it fit."
+    if not wish["fits"]:
+        return f"It does not fit as it is. With {chosen['why']} it fits."
+    if "kv_cache_memory_bytes" not in chosen["flags"]:
+        return "It fits."
+    needed = size_text(chosen["needed_bytes"])
+    return f"The KV cache needs {needed} on each rank. No device was named, so nothing was compared."
 
 
 def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
@@ -148,14 +179,8 @@ def _wish(answer: Mapping[str, Any], wish: Mapping[str, Any]) -> list[str]:
     lines = [*_wrapped(wish["proof"]).splitlines()]
     if image is not None:
         lines.append(f"An image is {image['prompt_tokens']:,} tokens, {image['embeddings']:,} in the encoder cache.")
-    if chosen is None:
-        lines.append("It does not fit, and no other flags that were tried make it fit.")
-    else:
-        what = "It fits:" if wish["fits"] else f"It does not fit as it is. With {chosen['why']} it fits:"
-        if wish["fits"] and "kv_cache_memory_bytes" in chosen["flags"]:
-            needed = size_text(chosen["needed_bytes"])
-            what = f"No device was named, so nothing was compared. The KV cache needs {needed} on each rank, as in:"
-        lines += [what, "", f"  {answer['command_line']}", ""]
+    if chosen is not None:
+        lines += ["", f"  {answer['command_line']}", ""]
         lines += [f"  --{name.replace('_', '-')}: {why}" for name, why in wish["reasons"].items()]
     if wish["nearest"]:
         lines += ["", "Nearest:", *(f"  {option['why']}: {option['command_line']}" for option in wish["nearest"])]
@@ -171,20 +196,17 @@ def _table(table: Mapping[str, Any]) -> Iterator[str]:
     rows = [[f"{row['max_model_len']:,}", *map(cell, row["max_concurrency"])] for row in table["rows"]]
     heads = ["requests at once of", *(f"-tp {ranks}" for ranks in table["tensor_parallel_size"])]
     yield from text_table(heads, rows).splitlines()
-    yield "? the bounds of the estimate leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
+    yield "? the estimate's bounds leave it open, or it cannot be asked; - vLLM refuses it, or not one fits"
 
 
-def _notes(answer: Mapping[str, Any]) -> None:
+def _notes(answer: Mapping[str, Any]) -> list[str]:
     told = {"note": "notes", "not counted": "not_counted", "guessed": "guessed"}
     notes = [f"{kind}: {text}" for kind, key in told.items() for text in answer.get(key) or ()]
     if names := answer.get("pretended"):
         absent = [name for name in names if "stand-in" in name]
         shown = [*(name for name in names if name not in absent), *([f"{len(absent)} modules"] if absent else [])]
         notes.append(f"pretended (--json): {', '.join(shown)}")
-    for note in notes[:_MAX_NOTES]:
-        click.echo(_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")))
-    if len(notes) > _MAX_NOTES:
-        click.echo(f"{len(notes) - _MAX_NOTES} more notes: --json")
+    return [_wrapped(textwrap.shorten(note, 2 * WIDTH - 10, placeholder=" ...")) for note in notes]
 
 
 def _words(flags: Mapping[str, Any]) -> str:

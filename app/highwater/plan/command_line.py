@@ -19,14 +19,16 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
+from highwater.plan.pasted import ASSIGNMENT, words_of
 from kvplan.errors import PlanError, short
 from kvplan.flags import EngineFlags
 
 MAX_CONFIG_BYTES: Final = 1_000_000
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 _BEFORE: Final = ("$", "env", "exec", "export", "nohup", "sudo")
 _CONTAINERS: Final = (["docker", "run"], ["podman", "run"], ["nerdctl", "run"])
+_SHELLS: Final = ("bash", "sh", "zsh")
+_SERVER_INSIDE: Final = re.compile(r"vllm\s+serve\s|-m\s+vllm\.entrypoints\.")
 _OTHER_COMMANDS: Final = ("vllm", "python", "python3")
 _IMAGE: Final = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)+([:@][\w.:-]+)?")
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*")
@@ -61,6 +63,11 @@ class Line:
         given = [words[0].partition("=")[2] or "".join(words[1:2]) for key, words in self._split() if key == name]
         return given[-1] or "True" if given else None
 
+    def settled(self, name: str) -> str | None:
+        """Return a flag's value, or the one that its --config FILE has. Raises PlanError: that cannot be read."""
+        given = self.value(name)
+        return given if given is not None else Line(tuple(_of_config(self.value("config"))), {}).value(name)
+
     def on(self, model: Path) -> Line:
         """Return it for a model in another place."""
         is_first = self.words[:1] == (self.model,)
@@ -92,36 +99,67 @@ def read_line(words: Sequence[str]) -> Line:
     """Return a pasted command line, which may be one text. Raises PlanError: it is another command."""
     rest = [word for word in words if word.strip()]
     if len(rest) == 1 and re.search(r"\s", rest[0]):
-        try:
-            rest = shlex.split(rest[0].replace("\r\n", "\n").replace("\\\n", " "), comments=True)
-        except ValueError as exc:
-            raise PlanError(f"the command line {short(rest[0])} cannot be split into words: {exc}") from exc
+        rest = words_of(rest[0], _is_server)
     environ: dict[str, str] = {}
-    while rest and (rest[0] in _BEFORE or _ASSIGNMENT.match(rest[0])):
+    while rest and (rest[0] in _BEFORE or ASSIGNMENT.match(rest[0])):
         name, is_assigned, value = rest.pop(0).partition("=")
         environ.update({name: value} if is_assigned else {})
-    if rest[:2] in _CONTAINERS:
-        rest = _in_container(rest, environ)
+    if (at := _container(rest)) is not None:
+        rest = _in_container(rest[at:], environ)
+    if (inner := _of_a_shell(rest)) is not None:
+        line = read_line([inner])
+        return replace(line, environ={**environ, **line.environ})
     for module in _MODULES:
         if module in rest:
             rest = ["vllm", "serve", *rest[rest.index(module) + 1 + module.endswith("main") :]]
-    if rest[:1] and rest[0].rpartition("/")[2] == "vllm" and rest[1:2] == ["serve"]:
-        return Line(tuple(rest[2:]), environ)
+    if (at := _serve(rest)) is not None:
+        if len(words) > 1 and words[0].startswith("-"):
+            raise PlanError(
+                f"{words[0]}: what stands before 'vllm serve' is for highwater plan, without such an option"
+            )
+        before = (word.partition("=") for word in rest[:at] if ASSIGNMENT.match(word))
+        return Line(tuple(rest[at + 2 :]), {**environ, **{name: value for name, _, value in before}})
     if not rest or rest[0].rpartition("/")[2] in _OTHER_COMMANDS:
         said = f"begins with {short(shlex.join(rest[:3]))}" if rest else "is empty"
         raise PlanError(f"the command line {said}; must be a model and flags, or 'vllm serve MODEL ...'")
     return Line(tuple(rest), environ)
 
 
+def _is_server(words: Sequence[str]) -> bool:
+    is_module = any(module in words for module in _MODULES)
+    return is_module or _serve(words) is not None or _container(words) is not None or _of_a_shell(words) is not None
+
+
+def _serve(words: Sequence[str]) -> int | None:
+    """Return where `vllm serve` stands, behind whatever runs it (`uv run`, `numactl`, `time`)."""
+    pairs = enumerate(itertools.pairwise(words))
+    return next((n for n, (word, next_) in pairs if word.rpartition("/")[2] == "vllm" and next_ == "serve"), None)
+
+
+def _container(words: Sequence[str]) -> int | None:
+    return next((n for n, pair in enumerate(itertools.pairwise(words)) if list(pair) in _CONTAINERS), None)
+
+
+def _of_a_shell(words: Sequence[str]) -> str | None:
+    """Return the text of `bash -c TEXT`, if a server is started in it."""
+    is_shell = words[:1] and words[0].rpartition("/")[2] in _SHELLS
+    return next((word for word in words[1:] if is_shell and _SERVER_INSIDE.search(word)), None)
+
+
 def _in_container(words: list[str], environ: dict[str, str]) -> list[str]:
     """Return what stands behind the image of a `docker run`, and take vLLM's variables from its options."""
     at = next((n for n, word in enumerate(words) if "vllm" in word and _IMAGE.fullmatch(word)), None)
+    if at is None and (_serve(words) is not None or set(words) & set(_MODULES)):
+        at = -1  # it has another name, and the command stands there whole
     if at is None:
         raise PlanError(f"the command line {short(shlex.join(words))} names no image of vLLM's, as vllm/vllm-openai")
-    for option, word in itertools.pairwise(words[:at]):
+    options, rest = words[:at], words[at + 1 :]
+    for option, word in itertools.pairwise(options):
         name, _, value = word.partition("=")
         environ.update({name: value} if option in ("-e", "--env") and name.startswith("VLLM_") else {})
-    return words[at + 1 :]
+    pairs = itertools.pairwise([word for option in options for word in option.split("=", 1)])
+    entry = next((value for option, value in pairs if option == "--entrypoint"), "")
+    return [entry, *rest] if entry else rest
 
 
 # --- what the built-in and a running engine take ---

@@ -15,11 +15,17 @@ _MAX_INDEX_BYTES: Final = 100_000_000
 _MAX_STDIN_BYTES: Final = 10_000_000
 
 
+class NoModelError(PlanError):
+    """There is no such model here: no other road would find it either."""
+
+
 def placed(model: str | None, made: Path) -> Path | None:
     """Return a folder in ``made`` for a file or standard input (`-`), which vLLM takes; None: it takes this as it is.
 
-    Raises PlanError: the file holds no JSON object.
+    Raises PlanError: the file holds no JSON object, or the name is a variable's.
     """
+    if model is not None and "$" in model and not Path(model).exists():
+        raise NoModelError(f"the model is {model!r}, a variable of a shell that is not known here; put its value there")
     if model is None or (model != "-" and not Path(model).is_file()):
         return None
     file = Path(model)
@@ -35,16 +41,24 @@ def placed(model: str | None, made: Path) -> Path | None:
 def folder_of(model: str | None) -> Path:
     """Return the folder with a model's config.json: its own, or that of the cache. Raises PlanError: there is none."""
     if model is None:
-        raise PlanError("the command line names no model; it is a folder, a config.json, - or a Hugging Face id")
+        raise NoModelError("the command line names no model; it is a folder, a config.json, - or a Hugging Face id")
     if Path(model, "config.json").is_file():
         return Path(model)
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"), f"models--{model.replace('/', '--')}")
-    found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    found = sorted(
+        hub_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"),
+        key=lambda path: path.stat().st_mtime,
+    )
     if not found:
-        fetch = f"; hf download {model} --exclude '*.safetensors' fetches what is read" if model.count("/") == 1 else ""
-        raise PlanError(f"model: {model!r} is no folder with a config.json, and is not in the local cache{fetch}")
+        is_id = model.count("/") == 1 and not model.startswith((".", "/"))
+        fetch = f"hf download {model} --include '*.json' fetches what is read" if is_id else "give one that is"
+        raise NoModelError(f"model: {model!r} is no folder with a config.json, and is not in the local cache; {fetch}")
     return found[-1].parent
+
+
+def hub_cache() -> Path:
+    """Return the folder in which Hugging Face keeps the models that it fetched."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
 
 
 def checkpoint_bytes(folder: Path) -> int | None:

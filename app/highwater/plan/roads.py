@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 
 from highwater.plan.built_in import answer_to
 from highwater.plan.command_line import Line, read_line
+from highwater.plan.model_files import NoModelError
 from highwater_worker.plan.cards import Card
 from kvplan.errors import PlanError
 
@@ -63,6 +64,8 @@ class BuiltInRoad:
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
         try:
             return answer_to(line, self.card, question)
+        except NoModelError:
+            raise
         except PlanError as exc:
             raise PlanError(
                 f"{exc}. This is the built-in, for the commonest models and flags; a vLLM answers for all:"

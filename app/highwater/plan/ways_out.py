@@ -31,7 +31,7 @@ class Asking:
     def ask(self, flags: Flags, **more: Any) -> Answer:  # noqa: ANN401 - JSON
         """Return the answer with other flags, for which what was measured may not hold. Raises PlanError: none."""
         question = {**self.question, **more}
-        others = {name for name, value in flags.items() if str(value) != (self.line.value(name) or _ONE.get(name))}
+        others = {name for name, value in flags.items() if str(value) != (self.line.settled(name) or _ONE.get(name))}
         if "measured" in question and others & {"tensor_parallel_size", "max_num_seqs"}:
             kept = {} if "tensor_parallel_size" in others else {"weights"}
             question["measured"] = {part: size for part, size in question["measured"].items() if part in kept}
@@ -80,14 +80,19 @@ def ways_out(asking: Asking, answer: Answer) -> Iterator[dict[str, Any]]:
 
 def _lengths(asking: Asking, answer: Answer) -> Iterator[int]:
     """Yield the longest lengths that may fit: of the likely bytes, then of the fewest."""
-    kv = answer.get("kv_cache") or {}
     if answer["status"] == "fits":
         return
-    if longest := kv.get("max_model_len_that_fits"):
+    kv, flags = answer.get("kv_cache") or {}, dict[str, Any]()
+    if not kv and asking.line.settled("max_model_len") is not None:  # refused before any layer was seen
+        flags = {"max_model_len": "auto"}
+        kv = status_of(asking, flags)[1].get("kv_cache") or {}
+    # Of `auto`, the length is the one that vLLM chose.
+    name = "max_model_len" if flags else "max_model_len_that_fits"
+    if longest := kv.get(name):
         yield int(longest)
     if kv.get("available_bytes_low"):
-        bound = asking.ask({}, kv_cache_bytes=kv["available_bytes_low"])["kv_cache"]
-        if longest := bound.get("max_model_len_that_fits"):
+        bound = asking.ask(flags, kv_cache_bytes=kv["available_bytes_low"])["kv_cache"]
+        if longest := bound.get(name):
             yield int(longest)
 
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from highwater.commands import plan_text
-from highwater.commands.plan import plan
+from highwater.commands.plan import _is_there, plan
 from highwater.plan import built_in, roads
 from tests.fakes.recorded_vllm import FILE, write_python
 from tests.support.record_answers import SCREENS, screens
@@ -74,12 +74,18 @@ def test_a_refusal_is_one_screen_and_ends_with_ways_out_that_were_asked(asked) -
     ]
     assert ways[0].startswith("--max-model-len ")
     assert ways[1:] == ["-tp 2", "-tp 4", "-tp 8"]
+    # That of the likely bytes is no promise: the way out is shorter.
+    assert "the longest that fits is likely 35,776" in " ".join(lines)
     assert "not known" not in result.stdout
 
 
 def test_a_size_that_is_a_label_is_called_so_and_bounds_leave_it_open(asked) -> None:
     result = asked("--device 24GB", "--max-model-len 23840")
     assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert (len(lines) <= 24, max(map(len, lines)) <= 100) == (True, True)
+    assert " more: --json" in "".join(lines)
+    assert "(0 to " not in result.stdout  # blocks of the bound at which the start is refused
     assert result.stdout.startswith("It may not fit: one request of 23,840 tokens needs 2.91 GiB")
     assert "note: 24GB is a label; drivers show less, in GiB: A10 22.49, L4 22.49, RTX4090 23.52" in result.stdout
 
@@ -128,6 +134,8 @@ def test_given_bytes_are_judged_by_the_card_too(asked) -> None:
 def test_a_wish_has_its_command_line_and_without_a_card_the_bytes_that_it_needs(asked, model: Path) -> None:
     on_card, alone = asked("--device H100", "", "--wish", "4 x 8k"), asked("", "", "--wish", "4 x 8k")
     assert (on_card.exit_code, alone.exit_code) == (0, 0)
+    assert on_card.stdout.splitlines()[0] == "It fits."
+    assert alone.stdout.splitlines()[0].startswith("The KV cache needs 4.00 GiB on each rank. No device was named")
     assert f"  vllm serve {model} --max-model-len 8192 --max-num-seqs 4" in on_card.stdout
     assert "--kv-cache-memory-bytes 4297064448" in alone.stdout
     assert "No device was named" in alone.stdout
@@ -145,6 +153,14 @@ def test_a_vllm_that_cannot_be_asked_ends_with_4_and_no_guess(asked) -> None:
     assert (result.exit_code, result.stdout) == (4, "")
     assert "highwater: this vLLM cannot be asked: not recorded" in result.stderr
     assert "record it" in result.stderr
+    assert "--built-in answers without a vLLM" in result.stderr
+
+
+def test_the_built_in_is_named_only_where_it_would_find_the_model(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("highwater.commands.plan._is_there", lambda _: False)
+    assert "--built-in" not in asked("", "--max-model-len 5").stderr
+    monkeypatch.undo()
+    assert [_is_there(model) for model in (None, "-", "/nowhere")] == [True, True, False]
 
 
 def test_without_a_vllm_the_built_in_answers_and_says_so(built_in_rules: Rules, model: Path) -> None:
@@ -175,6 +191,12 @@ def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rul
         (("m", "--wish", "much"), "wish: 'much' is not understood"),
         (("/nowhere",), "model: '/nowhere' is no folder with a config.json"),
         (("m", "--table"), "--table: nothing to compare with; --device names a card"),
+        (("--tabel", "vllm", "serve", "m"), "--tabel: what stands before 'vllm serve' is for highwater"),
+        (("m", "--device", "L4", "--others", "3"), "--others: 3 is 3 bytes; write it as 3GiB"),
+        (("--image", "i", "vllm", "serve", "-"), "--image: the model '-' must be a folder"),
+        (("--image", "i", "vllm", "serve", "no/where"), "hf download no/where"),
+        (("vllm serve /nowhere/config.json",), "model: '/nowhere/config.json' is no folder"),
+        (("vllm serve $NOT_KNOWN_HERE -tp 2",), "put its value there"),
         ((), "the command line is empty; must be a model and flags, or 'vllm serve MODEL ...'"),
         (("vllm", "bench", "serve"), "the command line begins with 'vllm bench serve'"),
         (("m", "--engine-python", "/nowhere/python"), "--engine-python: /nowhere/python could not be started"),
@@ -188,6 +210,7 @@ def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(
     result = run(*words, "--json")
     assert result.exit_code == 2
     assert said in result.stderr
+    assert ("a vLLM answers for all" in result.stderr) <= ("model" not in said)  # no road finds one that is not there
     assert said in json.loads(result.stdout)["error"]
 
 
@@ -196,6 +219,7 @@ def test_a_table_is_requests_by_length_and_ranks(built_in_rules: Rules, model: P
     rows = run(model, "--device", "L4", "--table", "--max-model-len", "8192").stdout.splitlines()
     lengths = [row.split()[0] for row in rows if row[:1].isdigit()]
     assert lengths == ["2,048", "4,096", "8,192", "16,384", "32,768"]
+    assert max(map(len, rows)) <= 100
 
 
 def test_measured_parts_settle_what_was_estimated(built_in_rules: Rules, model: Path, tmp_path: Path) -> None:
@@ -206,7 +230,7 @@ def test_measured_parts_settle_what_was_estimated(built_in_rules: Rules, model: 
     words = (model, "--device", "L4", "--max-model-len", "8192", "--measured", log, "--json")
     kv = json.loads(run(*words).stdout)["kv_cache"]
     assert kv["available_bytes"] == pytest.approx(4 * GIB, abs=2)
-    assert kv["grades"]["available_bytes"] == "exact"
+    assert kv["grades"]["available_bytes"] == "measured"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +245,22 @@ def test_a_container_is_asked_by_a_command_that_is_printed_and_not_run(option: s
     assert result.exit_code == 0
     assert all(part in result.stdout for part in [*expected, "--card L4 --device-bytes 23622320128 -- vllm serve m"])
     assert result.stdout.splitlines()[-1] == "highwater plan answer.json"
+
+
+def test_an_image_without_a_network_gets_what_the_line_names(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = tmp_path / "flags.yaml"
+    flags.write_text("max-model-len: 9\n")
+    said = run("--image", "i/vllm", "--", "vllm", "serve", model / "config.json", "--config", flags).stdout
+    assert f"-v {flags}:{flags}:ro -v {model}:{model}:ro --entrypoint" in said
+    assert f"vllm serve {model} --config {flags} > answer.json" in said
+    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    said = run("--image", "i/vllm", "--", "vllm", "serve", "a/b").stdout
+    assert f"-v {tmp_path}/hub:/hub:ro -e HF_HUB_CACHE=/hub --entrypoint" in said
 
 
 def test_an_answer_of_another_machine_is_shown(tmp_path: Path) -> None:

@@ -150,3 +150,8 @@ def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(sidecar: FakeSidecar
     words = live("--max-num-batched-tokens", "64K", "--max-model-len", "610K")
     assert "It may not fit: one request of 624,640 tokens needs 42.89 GiB" in plan(*words).output
     assert "It fits:" in plan(*live("--max-num-batched-tokens", "64K")).output
+
+
+def test_a_pasted_line_is_named_where_flags_alone_are_meant(plan: Callable[..., Result]) -> None:
+    result = plan(*live("vllm", "serve", "m", "-tp", "2"))
+    assert (result.exit_code, "leave vllm serve m out, or --live" in result.stderr) == (2, True)

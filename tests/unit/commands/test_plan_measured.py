@@ -169,3 +169,27 @@ def test_clients_words_measure_nothing(tmp_path: Path) -> None:
     said = "(APIServer pid=1) INFO 10-22 09:43:50 [logger.py:1] Received request: prompt: 'Model loading took 1.00 GiB'"
     lines = [ARGUMENTS, *start("0.19.0"), said]
     assert gib(read_measured(log(tmp_path, lines), LINE, None).parts)["weights"] == 14.99
+
+
+def test_the_flags_of_a_config_file_are_this_lines_too(tmp_path: Path) -> None:
+    log, flags = tmp_path / "vllm.log", tmp_path / "flags.yaml"
+    log.write_text("\n".join([BEGIN.format(version="0.32.0"), ARGUMENTS, *start("0.32.0")]))
+    flags.write_text("model: m\ntensor-parallel-size: 4\n")
+    found = read_measured(log, read_line([f"vllm serve --config {flags}"]), None)
+    assert found.parts == {}
+    assert "--tensor-parallel-size 2, this line 4: its weights" in found.notes[0]
+    flags.write_text("model: other\n")
+    with pytest.raises(
+        PlanError, match=r"a start of 'm', and the command line serves 'other'; .* folder the log's name"
+    ):
+        read_measured(log, read_line([f"vllm serve --config {flags}"]), None)
+
+
+def test_a_config_json_has_its_folders_name_and_another_file_none(tmp_path: Path) -> None:
+    log, model = tmp_path / "vllm.log", tmp_path / "m"
+    log.write_text("\n".join([BEGIN.format(version="0.32.0"), ARGUMENTS, *start("0.32.0")]))
+    model.mkdir()
+    for file in (model / "config.json", model / "any.json"):
+        file.write_text("{}")
+        assert read_measured(log, read_line([f"vllm serve {file} -tp 2"]), None).parts
+    assert read_measured(log, read_line(["vllm serve - -tp 2"]), None).parts

@@ -105,7 +105,7 @@ def test_a_length_that_does_not_fit_has_the_refusal_and_the_longest(
 def test_measured_parts_replace_estimates(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0}
     kv = ask(monkeypatch, model, device_bytes=24 * GIB, measured=measured)["kv_cache"]
-    assert kv["grades"]["available_bytes"] == "exact"
+    assert kv["grades"]["available_bytes"] == "measured"
     assert kv["available_bytes_low"] == kv["available_bytes_high"]
 
 
@@ -146,7 +146,7 @@ def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_n
     monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(model / "hub"))
-    with pytest.raises(PlanError, match=r"not in the local cache; hf download org/name --exclude '\*.safetensors'"):
+    with pytest.raises(PlanError, match=r"not in the local cache; hf download org/name --include '\*.json'"):
         ask(monkeypatch, Path("org/name"))
     snapshot = model / "hub" / "models--org--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from highwater.plan.wish import parse_wish
 from kvplan.errors import PlanError
 
 BLOCK, TOKENS, BLOCKS = 1 << 20, 16, 1000
+LONGEST = 100_000
 
 
 class Linear:
@@ -25,7 +27,13 @@ class Linear:
     def ask(self, line: Line, **question: Any) -> dict[str, Any]:
         self.asked += 1
         self.measured = question.get("measured")
-        length, ranks = int(line.value("max_model_len") or 8000), int(line.value("tensor_parallel_size") or 1)
+        text = line.value("max_model_len") or "8000"
+        length = 16_000 if text == "auto" else int(text)
+        if text == "auto" and question.get("kv_cache_bytes"):
+            length = question["kv_cache_bytes"] // BLOCK * TOKENS
+        if length > LONGEST:
+            return {"status": "refused", "refusal": {"message": "more than the model's"}}
+        ranks = int(line.value("tensor_parallel_size") or 1)
         if ranks == 8:
             raise PlanError("--tensor-parallel-size: 8")
         share = float(line.value("gpu_memory_utilization") or 0.9)
@@ -61,6 +69,11 @@ def _config(share: float, line: Line, ranks: int) -> dict[str, Any]:
 
 def asking(text: str, margin: int = 100) -> Asking:
     return Asking(Linear(margin), read_line([text]))
+
+
+def test_a_length_that_the_model_has_not_is_answered_with_one_that_vllm_chooses() -> None:
+    one = asking("m --max-model-len 200000")
+    assert [way["flags"] for way in ways_out(one, one.ask({}))] == [{"max_model_len": 14_400}]
 
 
 def test_a_refusal_ends_with_what_fits_the_longest_length_by_the_fewest_bytes_first() -> None:
@@ -164,3 +177,14 @@ def test_what_was_measured_holds_for_the_flags_that_it_does_not_depend_on(
     road = Linear()
     Asking(road, read_line(["m"]), {"measured": {"weights": 1, "activation": 2}}).ask(flags)
     assert list(road.measured or ()) == kept
+
+
+def test_ranks_of_a_config_file_are_those_that_were_measured(tmp_path: Path) -> None:
+    file = tmp_path / "flags.yaml"
+    file.write_text("tensor-parallel-size: 2\n")
+    road = Linear()
+    one = Asking(road, read_line([f"m --config {file}"]), {"measured": {"weights": 1}})
+    one.ask({"tensor_parallel_size": 2})
+    assert road.measured == {"weights": 1}
+    one.ask({"tensor_parallel_size": 1})
+    assert road.measured == {}

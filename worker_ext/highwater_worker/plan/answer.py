@@ -121,7 +121,7 @@ def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -
         known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
         return {**known, "grades": dict.fromkeys(_OF_LAYERS, "exact")}
     grade = remains[0].grade
-    bounds = {name: likely if grade == "exact" else pool(name) for name in ("low", "high")}
+    bounds = {name: pool(name) if grade == "estimated" else likely for name in ("low", "high")}
     names = [name for name, value in likely.items() if value is not None and name != "refusal"]
     return {
         **likely,
@@ -192,5 +192,7 @@ def _missing(model: str) -> str | None:
     if folder.is_dir():
         absent = [name for name in _FILES if not Path(model, name).exists()]
         return f"{model} has no {', '.join(absent)}: copy them there from the model" if absent else None
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return f"{model!r} is no folder here; give the one with the model's config.json"
     cache = "is no folder here, and the files of a model on Hugging Face are looked for in the local cache alone"
-    return f"{model!r} {cache}: huggingface-cli download {model} --exclude '*.safetensors' puts there all that is read"
+    return f"{model!r} {cache}: hf download {model} --include '*.json' puts there what is read"

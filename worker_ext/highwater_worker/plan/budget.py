@@ -53,7 +53,7 @@ def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, Any], 
     parts["non_torch"] = estimates.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
-    given = {name: exact(int(value), "given with the question") for name, value in measured.items()}
+    given = {name: estimates.measured(int(value), "given with the question") for name, value in measured.items()}
     return parts | {name: figure._replace(grade="given") for name, figure in given.items()}
 
 

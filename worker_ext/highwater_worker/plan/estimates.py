@@ -13,13 +13,17 @@ _BATCH = 512  # the largest that a graph is captured for by default
 
 
 class Figure(NamedTuple):
-    """Bytes between bounds, with how they are known: `exact`, `estimated` or `given`."""
+    """Bytes between bounds, with how they are known: `exact`, `measured` or `estimated`."""
 
     bytes: int
     low: int
     high: int
     grade: str
     why: str
+
+
+def measured(value: int, why: str) -> Figure:
+    return Figure(value, value, value, "measured", why)
 
 
 def exact(value: int, why: str) -> Figure:
@@ -52,5 +56,6 @@ def left(requested: int, parts: Mapping[str, Figure]) -> Figure:
     """Return what is left of `requested` bytes for the KV cache; nothing is less than 0."""
     taken = [(part.bytes, part.high, part.low) for part in parts.values()]
     likely, low, high = (max(requested - sum(sizes), 0) for sizes in zip((0, 0, 0), *taken))
-    grade = "estimated" if any(part.grade == "estimated" for part in parts.values()) else "exact"
+    grades = {part.grade for part in parts.values()}
+    grade = next((one for one in ("estimated", "measured") if one in grades), "exact")
     return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")

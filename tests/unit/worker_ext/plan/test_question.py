@@ -177,7 +177,8 @@ def test_a_missing_file_is_named(tmp_path: Any) -> None:
     (tmp_path / "config.json").touch()
     answer = _failure(OSError("cannot load the image processor"), "construction", str(tmp_path))
     assert answer["help"].startswith(f"{tmp_path} has no tokenizer_config.json, tokenizer.json, preprocessor_config")
-    assert "huggingface-cli download org/model" in _failure(OSError(""), "construction", "org/model")["help"]
+    assert "hf download org/model --include" in _failure(OSError(""), "construction", "org/model")["help"]
+    assert "download" not in _failure(OSError(""), "construction", "/nowhere/model")["help"]
 
 
 def figure(low: int, likely: int, high: int) -> estimates.Figure:
