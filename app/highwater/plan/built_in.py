@@ -95,6 +95,7 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
             layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
             largest_batch=min(batch, 2 * (flags.max_num_seqs or batch)),
         ),
+        "buffers": estimates.exact(4 * start.limits.max_num_seqs * start.limits.max_model_len, "each request's tokens"),
         **{name: estimates.Figure(size, size, size, "given", "measured") for name, size in measured.items()},
     }  # fmt: skip
     known = {name: figure for name, figure in of_all.items() if figure is not None}
