@@ -112,8 +112,10 @@ class VllmRoad:
         # Its children are in its session: all of them end, also in the middle of an answer.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(OSError):  # what was not sent
-            self._process.communicate()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent
+                pipe.close()  # type: ignore[union-attr]  # not read to its end: a process that it left may hold it
+        self._process.wait()
         self._opened.close()
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON

@@ -103,7 +103,7 @@ def test_a_length_that_does_not_fit_has_the_refusal_and_the_longest(
 
 
 def test_measured_parts_replace_estimates(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0}
+    measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0, "buffers": 0}
     kv = ask(monkeypatch, model, device_bytes=24 * GIB, measured=measured)["kv_cache"]
     assert kv["grades"]["available_bytes"] == "exact"
     assert kv["available_bytes_low"] == kv["available_bytes_high"]

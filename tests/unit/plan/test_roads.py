@@ -65,7 +65,7 @@ def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> 
     [
         ("echo no module >&2; exit 1", "did not answer: no module"),
         ("exit 0", "did not answer: it said nothing"),
-        ("sleep 1000 & exit 0", "did not answer: it said nothing"),
+        ("setsid sleep 20 & exit 0", "did not answer: it said nothing"),
         ("read line; echo '[1]'", r"did not answer: it said \[1\]"),
         ("read line; echo '{}'", "did not answer: it said {}"),
     ],
