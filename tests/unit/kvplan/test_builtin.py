@@ -197,6 +197,11 @@ def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
     assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
 
 
+def test_gemma_has_its_table_of_words_in_every_stage() -> None:
+    first, between, _ = start("gemma2", pipeline_parallel_size=3).weights
+    assert first == between
+
+
 def test_a_type_has_the_name_that_vllm_shows() -> None:
     assert [start(dtype=name).flags.dtype for name in ("half", "float")] == ["float16", "float32"]
 
