@@ -19,8 +19,9 @@ def test_each_start_and_each_refusal_has_the_planned_numbers(
     """Blocks, tokens and concurrency of each start, GiB and estimated length of each refusal are those of the plan."""
     folder = tmp_path_factory.mktemp(f"starts-{version}")
     starts = STARTS[version]
-    plans = [plan_of(version, start, folder) for start in starts]
-    outcomes = start_all(ensure_environment(version, recipes=ALL_RECIPES, announce=print), starts, folder)
+    environment = ensure_environment(version, recipes=ALL_RECIPES, announce=print)
+    plans = [plan_of(environment, start, folder) for start in starts]
+    outcomes = start_all(environment, starts, folder)
     wrong = {
         start.name: found
         for start, (status, plan), outcome in zip(starts, plans, outcomes, strict=True)

@@ -28,7 +28,7 @@ def test_two_starts_and_two_refusals_have_the_planned_numbers(
         for fits in (True, False)
         for shape in SHAPES
     ]
-    plans = [plan_of(version, start, tmp_path) for start in chosen]
+    plans = [plan_of(engine_environment, start, tmp_path) for start in chosen]
     outcomes = start_all(engine_environment, chosen, tmp_path)
     assert [outcome.started for outcome in outcomes] == [start.fits for start in chosen]
     found = [differences(status, plan, outcome) for (status, plan), outcome in zip(plans, outcomes, strict=True)]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ENGINE_STARTS = Path(__file__).parent.absolute() / "engine_starts.py"
 GIB = 1024**3
+# What CPUs have otherwise than the card that a plan pretends; a block size of a command line's own stands behind it.
+AS_ON_A_CARD = ("--block-size", "128", "--no-async-scheduling")
 # Up to 0.19 the CPU worker passes over --kv-cache-memory-bytes and takes whole GiB from the environment.
 WHOLE_GIB_ONLY = frozenset({"0.12.0"})
 BASE_ARGUMENTS = ("--load-format", "dummy", "--enforce-eager", "--skip-tokenizer-init")
@@ -173,12 +175,13 @@ def start_all(environment: EngineEnvironment, starts: Sequence[Start], folder: P
     return [_outcome(answer) for answer in answers]
 
 
-def plan_of(version: str, start: Start, folder: Path) -> tuple[int, dict[str, Any]]:
+def plan_of(environment: EngineEnvironment, start: Start, folder: Path) -> tuple[int, dict[str, Any]]:
     """Return the exit status of `highwater plan` for a command line, and its JSON."""
     model = write_model(folder / start.shape, start.shape)
-    command = [sys.executable, "-m", "highwater", "plan", str(model), "--platform", "cpu", "--vllm-version", version]
-    command += ["--kv-cache-memory-bytes", str(start.kv_bytes), *start.flags, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-m", "highwater", "plan", "--engine-python", str(environment.python), "--json", "--"]
+    command += ["vllm", "serve", str(model), *BASE_ARGUMENTS, *AS_ON_A_CARD, *start.flags]
+    command += ["--kv-cache-memory-bytes", str(start.kv_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
     if not done.stdout.startswith("{"):
         raise AssertionError(f"{start.name}: no plan, exit status {done.returncode}: {done.stderr or done.stdout}")
     return done.returncode, json.loads(done.stdout)
@@ -209,7 +212,7 @@ def differences(status: int, answer: dict[str, Any], outcome: Outcome) -> list[s
 
 
 def _request(version: str, start: Start, folder: Path) -> dict[str, Any]:
-    arguments = ["--model", str(folder / start.shape), *BASE_ARGUMENTS, *start.flags]
+    arguments = ["--model", str(folder / start.shape), *BASE_ARGUMENTS, *AS_ON_A_CARD, *start.flags]
     if version in WHOLE_GIB_ONLY:
         return {"arguments": arguments, "environ": {"VLLM_CPU_KVCACHE_SPACE": str(start.kv_bytes // GIB)}}
     return {"arguments": [*arguments, "--kv-cache-memory-bytes", str(start.kv_bytes)], "environ": {}}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from highwater.commands.plan_live import ask_sidecar, print_json, show_live
-from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INVALID, OK
+from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
 from highwater.readings.schema import SCHEMA
 from highwater.units import MIB
 from kvplan.errors import PlanError
@@ -63,6 +63,8 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             click.echo(_container_command(read_line(words), own))
             return
         answer: Answer = _recorded(words) or _asked(read_line(words), wish, own)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # not a judgement
     except PlanError as exc:
         if as_json:
             print_json({"schema": SCHEMA, "error": str(exc)})

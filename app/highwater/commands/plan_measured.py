@@ -18,7 +18,7 @@ from highwater.units import GIB
 from kvplan.errors import PlanError
 
 MAX_FILE_BYTES: Final = 64_000_000
-_GIB: Final = r"(\d{1,6}\.\d{1,4}) ?GiB"
+_GIB: Final = r"(-?\d{1,6}\.\d{1,4}) ?GiB"  # a start that fails has less than nothing left
 _SUMMARY: Final = "Free memory on device "
 # vLLM 0.11 to 0.33, v1/worker/gpu_worker.py and gpu_model_runner.py. From 0.27 on the weights and what is not PyTorch's
 # are one figure, and the peak holds the graphs' estimate.
@@ -66,7 +66,7 @@ def read_measured(path: Path, line: Line, device_bytes: int | None) -> MeasuredS
         return _of_log(WholeLines().of(content), path, line, device_bytes)
     try:
         return _of_explanation(explained, line)
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
         raise PlanError(f"--measured: {path} describes no start: explanation.ranks has no parts") from exc
 
 
@@ -137,7 +137,8 @@ def _parts(printed: Mapping[str, int], arguments: Mapping[str, Any], device_byte
         parts["non_torch"] = max(printed["consumed"] - printed["weights"], 0)
         parts |= {"buffers": 0, "graphs": 0}  # in the one figure, and in the peak
     total = printed.get("total") or device_bytes
-    share = float(arguments.get("gpu_memory_utilization") or _DEFAULT_SHARE)
+    share = arguments.get("gpu_memory_utilization") or _DEFAULT_SHARE
+    share = share if isinstance(share, float) and 0 < share <= 1 else 1.0 if share == 1 else _DEFAULT_SHARE
     requested = printed.get("requested") or (None if total is None else round(total * share))
     if requested is None or "kv" not in printed or "weights" not in printed:
         return parts
@@ -168,5 +169,5 @@ def _word(value: object) -> str:
         except (ValueError, RecursionError):
             return str(value)
     if isinstance(value, dict):
-        return json.dumps(value, sort_keys=True, default=str)
+        return json.dumps({str(key): one for key, one in value.items()}, sort_keys=True, default=str)
     return "" if value is None else str(value)

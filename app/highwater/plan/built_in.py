@@ -88,6 +88,7 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
     flags = start.flags
     world = flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size
     batch = 0 if given.get("enforce_eager") else given.get("max_cudagraph_capture_size", _CAPTURED)
+    tokens = 4 * start.limits.max_num_seqs * start.limits.max_model_len
     of_all = {
         "activation": estimates.Figure(*astuple(start.activation)) if start.activation else None,
         "non_torch": estimates.outside_torch(is_alone=world == 1, is_npu=False),
@@ -95,6 +96,7 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
             layers=start.layers, has_experts=start.has_experts, tensor_parallel_size=flags.tensor_parallel_size,
             largest_batch=min(batch, 2 * (flags.max_num_seqs or batch)),
         ),
+        "buffers": estimates.Figure(tokens, tokens, tokens + (1 << 20), "estimated", "each request's tokens"),
         **{name: estimates.measured(size, "a start measured it") for name, size in measured.items()},
     }  # fmt: skip
     known = {name: figure for name, figure in of_all.items() if figure is not None}

@@ -69,4 +69,6 @@ def checkpoint_bytes(folder: Path) -> int | None:
         size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
         if isinstance(size, int):
             return size
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
+    # A link without its file is a weight that was not fetched: what is there is not the whole.
+    files = list(folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files) or None if all(file.is_file() for file in files) else None

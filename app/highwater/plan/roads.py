@@ -25,7 +25,7 @@ from highwater.plan.built_in import answer_to
 from highwater.plan.command_line import Line, read_line
 from highwater.plan.model_files import NoModelError
 from highwater_worker.plan.cards import Card
-from kvplan.errors import PlanError
+from kvplan.errors import PlanError, short
 
 Answer: TypeAlias = Mapping[str, Any]
 MODULE: Final = "highwater_worker.plan"
@@ -33,6 +33,7 @@ DEADLINE_SECONDS: Final = 120
 """For the import of vLLM, and for each answer; the module holds it, and the client waits a little longer."""
 _GRACE_SECONDS: Final = 30
 _FIRST_WORD_SECONDS, _WORD_SECONDS = 0.7, 4.0
+_LOOK_SECONDS: Final = 0.5
 _PIECE: Final = 1 << 16
 # A CPU build of torch beside another torchvision, as pip installs them, cannot import vLLM without it.
 SHIM_FOLDER: Final = Path(__file__).parent.parent / "demo" / "shim"
@@ -114,29 +115,32 @@ class VllmRoad:
         # Its children are in its session: all of them end, also in the middle of an answer.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(OSError):  # what was not sent
-            self._process.communicate()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent
+                pipe.close()  # type: ignore[union-attr]  # not read to its end: a process that it left may hold it
+        self._process.wait()
         self._opened.close()
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
         answer = self._json({"argv": line.argv, **question})
+        if not isinstance(answer, dict) or not isinstance(answer.get("status"), str):
+            raise CannotBeAskedError(f"{self._python} did not answer: it said {short(answer)}")
         if answer["status"] == "cannot_be_asked":
             why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
         return answer
 
-    def _json(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _json(self, question: dict[str, Any]) -> Any:  # noqa: ANN401 - as another program wrote it
         assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started
         with suppress(BrokenPipeError):  # it ended: what it said is read below
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
         try:
-            answer: dict[str, Any] = json.loads(self._line())
-        except ValueError as exc:
+            return json.loads(self._line())
+        except (ValueError, RecursionError) as exc:
             self._errors.seek(0)
             last = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "it said nothing"
             raise CannotBeAskedError(f"{self._python} did not answer: {last}") from exc
-        return answer
 
     def _line(self) -> bytes:
         """Return the next line of its output; what there is where it ends, or takes too long."""
@@ -146,7 +150,12 @@ class VllmRoad:
             if now >= self._next_word:
                 self._say(f"asking vLLM: {now - self._started:.0f} s")
                 self._next_word = now + _WORD_SECONDS
-            if select.select([self._process.stdout], [], [], max(min(self._next_word, until) - now, 0))[0]:
+            has_ended = self._process.poll() is not None  # a process that it left may hold the pipe open
+            wait = 0.0 if has_ended else min(self._next_word, until, now + _LOOK_SECONDS) - now
+            if not select.select([self._process.stdout], [], [], max(wait, 0.0))[0]:
+                if has_ended:
+                    break
+            else:
                 piece = os.read(self._process.stdout.fileno(), _PIECE)
                 if not piece:
                     break

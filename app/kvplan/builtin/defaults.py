@@ -11,6 +11,7 @@ from kvplan.figure import GIB
 from kvplan.flags import DEFAULT_CAPABILITY, EngineFlags
 
 MODEL_BYTES: Final = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+_SPELLED: Final = {"half": "float16", "float": "float32"}
 PACKED: Final = "fp8_ds_mla"  # the cache of sparse attention in 8 bits
 # Tokens and requests of one step by the card's memory (0.32.0, engine/arg_utils.py, get_batch_defaults).
 STEPS: Final = ((160 * GIB, 16384, 1024), (70 * GIB, 8192, 1024), (0, 2048, 256))
@@ -82,11 +83,11 @@ def _model_type(model: Model, flags: EngineFlags) -> str:
         served = ("bfloat16", "float32", "float")
     elif model.family.keeps == "latent":  # no MLA kernel takes 32 bits
         served = ("bfloat16", "float16", "half")
-    elif model.quantization:
+    elif model.quantization or flags.quantization:
         served = ("bfloat16",) if model.quantization_method == "mxfp4" else ("bfloat16", "float16", "half")
     if dtype not in served:
         raise PlanError(f"{key}: {dtype!r}; vLLM serves this model in {' or '.join(served)}")
-    return dtype
+    return _SPELLED.get(dtype, dtype)
 
 
 def _cache_type(model: Model, flags: EngineFlags) -> str:
@@ -100,6 +101,8 @@ def _cache_type(model: Model, flags: EngineFlags) -> str:
     capability = tuple(map(int, (flags.compute_capability or DEFAULT_CAPABILITY).split(".")))
     if is_quantized and has_own and capability < (8, 9):
         raise PlanError(f"--kv-cache-dtype: {given!r}; vLLM serves this model so from compute capability 8.9 on")
+    if (model.family.keeps == "latent" and given == "fp8_e5m2") or (model.is_sparse and given == "fp8_e4m3"):
+        raise PlanError(f"--kv-cache-dtype: {given!r}; no kernel of vLLM's serves this model so, name fp8")
     if not model.is_sparse:
         return given
     return PACKED if is_quantized else "auto"  # models/config.py: bfloat16 is the model's own

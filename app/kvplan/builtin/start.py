@@ -65,6 +65,8 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     _check(flags)
     model = read_model(config)
     check_quantization(model, flags)
+    if flags.enable_expert_parallel and not model.experts:
+        raise PlanError("--enable-expert-parallel: True; vLLM refuses it for a model without experts")
     notes = list(_notes(flags))
     resolved = filled(model, flags)
     workers, block = worker_layers(model, resolved)

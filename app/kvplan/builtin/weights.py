@@ -22,6 +22,7 @@ _METHODS: Final = (
     *("modelopt", "modelopt_fp4"),
 )
 _VOCABULARY_PADDING: Final = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py
+_TABLE_IN_EVERY_STAGE: Final = ("gemma", "cohere")  # 0.32.0, models/gemma2.py: also those between first and last
 _PREDICTION_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Parts of names of what is no linear layer, or is never quantized.
 _NEVER_QUANTIZED: Final = (
@@ -112,6 +113,7 @@ def _held(model: Model, flags: EngineFlags, stage: int) -> _Held:
         held += _mixer(model, layer, hidden, ranks) + _feed_forward(model, layer, hidden, flags)
     rows = ceil_div(text.number("vocab_size"), _VOCABULARY_PADDING) * _VOCABULARY_PADDING
     is_first, is_last, tied = stage == 0, last == model.layers, bool(text.get("tie_word_embeddings"))
+    is_first |= model.model_type.startswith(_TABLE_IN_EVERY_STAGE)
     tables = int(is_first or (is_last and tied)) + int(is_last and not tied)
     return held + _Held(0, tables * ceil_div(rows, ranks) * hidden)
 

@@ -152,6 +152,7 @@ def test_another_models_log_is_refused(tmp_path: Path) -> None:
     [
         ("nothing of vLLM\n", "has no line of a start, such as 'Model loading took"),
         ('{"explanation": {"ranks": [1]}}', "describes no start"),
+        ('{"explanation": {"ranks": [{"parts": [{"key": "weights", "bytes": 1e400}]}]}}', "describes no start"),
         ('{"explanation": {"ranks": []}}', "describes no start: explanation.ranks has no parts"),
     ],
 )
@@ -193,3 +194,26 @@ def test_a_config_json_has_its_folders_name_and_another_file_none(tmp_path: Path
         file.write_text("{}")
         assert read_measured(log, read_line([f"vllm serve {file} -tp 2"]), None).parts
     assert read_measured(log, read_line(["vllm serve - -tp 2"]), None).parts
+
+
+def test_a_start_that_had_less_than_nothing_left_leaves_nothing(tmp_path: Path) -> None:
+    found = read_measured(log(tmp_path, [ARGUMENTS, *start("0.19.0", kv="-3.2")[:2]]), LINE, 80 * GIB)
+    assert sum(found.parts.values()) == pytest.approx(75.2 * GIB, abs=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'gpu_memory_utilization': 'most'",
+        "'gpu_memory_utilization': 1e999",
+        "'gpu_memory_utilization': -5",
+        "'gpu_memory_utilization': [1], 'limit_mm_per_prompt': {1: 2, 'image': 3}",
+    ],
+)
+def test_odd_arguments_of_a_log_end_nothing(tmp_path: Path, arguments: str) -> None:
+    odd = f"(APIServer pid=1) INFO 10-22 09:43:00 [utils.py:286] non-default args: {{'model_tag': 'm', {arguments}}}"
+    line = read_line(["vllm serve m"])
+    assert (
+        gib(read_measured(log(tmp_path, [odd, *start("0.19.0")[:2]]), line, 80 * GIB).parts).get("weights", 14.99)
+        == 14.99
+    )

@@ -203,6 +203,15 @@ def test_a_head_that_blackwells_kernel_does_not_take_is_refused() -> None:
     assert "qk_nope_head_dim: 96; on 10.0" in tried({"qk_nope_head_dim": 96}, "deepseek-v3", compute_capability="10.0")
 
 
+def test_gemma_has_its_table_of_words_in_every_stage() -> None:
+    first, between, _ = start("gemma2", pipeline_parallel_size=3).weights
+    assert first == between
+
+
+def test_a_type_has_the_name_that_vllm_shows() -> None:
+    assert [start(dtype=name).flags.dtype for name in ("half", "float")] == ["float16", "float32"]
+
+
 def test_windows_doubt_a_step_that_nobody_gave_and_a_model_its_type() -> None:
     assert any("Windows" in doubt for doubt in start("mistral").doubts)
     assert not start("mistral", max_num_batched_tokens=2048, max_num_seqs=64).doubts
@@ -266,6 +275,8 @@ def test_what_the_file_says_and_the_built_in_does_not_plan_is_refused_by_key_and
         ({"compute_capability": "7.5"}, "--compute-capability: '7.5'; the built-in plans 8.0 and newer"),
         ({"compute_capability": "new"}, "--compute-capability: 'new'"),
         ({"dtype": "int4"}, "--dtype: 'int4'"),
+        ({"dtype": "float32", "quantization": "fp8"}, "--dtype: 'float32'; vLLM serves this model in bfloat16"),
+        ({"enable_expert_parallel": True}, "--enable-expert-parallel: True; vLLM refuses it for a model without"),
     ],
 )
 def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: dict[str, Any], said: str) -> None:
@@ -276,6 +287,8 @@ def test_flags_that_vllm_refuses_or_the_built_in_does_not_plan_are_named(flags: 
     ("name", "flags", "said"),
     [
         ("deepseek-v3", {"block_size": 64}, "--block-size: 64"),
+        ("deepseek-v3", {"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype: 'fp8_e5m2'; no kernel of vLLM's"),
+        ("deepseek-v32", {"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype: 'fp8_e4m3'; no kernel of vLLM's"),
         ("deepseek-v3", {"dtype": "float32"}, "--dtype: 'float32'; vLLM serves this model in"),
         ("deepseek-v3", {"compute_capability": "12.0"}, "--compute-capability: 12.0; for MLA the built-in plans 8.x"),
         ("deepseek-v32", {"compute_capability": "10.0"}, "--compute-capability: 10.0; for MLA the built-in plans 9.0"),

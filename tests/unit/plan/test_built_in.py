@@ -67,7 +67,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, model: Path, words: str = "", rules: Ru
 def test_a_card_is_divided_into_parts_with_bounds(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     answer = ask(monkeypatch, model, "--max-model-len 8192", device_bytes=24 * GIB)
     (parts,) = answer["budget"]["ranks"]
-    assert list(parts) == ["weights", "activation", "non_torch", "graphs"]
+    assert list(parts) == ["weights", "activation", "non_torch", "graphs", "buffers"]
     left = answer["budget"]["requested_bytes"] - sum(part["bytes"] for part in parts.values())
     kv = answer["kv_cache"]
     assert (kv["available_bytes"], kv["blocks"]) == (left, left // BLOCK)
@@ -103,7 +103,7 @@ def test_a_length_that_does_not_fit_has_the_refusal_and_the_longest(
 
 
 def test_measured_parts_replace_estimates(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0}
+    measured = {"weights": 14 * GIB, "activation": GIB, "non_torch": GIB // 2, "graphs": 0, "buffers": 0}
     kv = ask(monkeypatch, model, device_bytes=24 * GIB, measured=measured)["kv_cache"]
     assert kv["grades"]["available_bytes"] == "measured"
     assert kv["available_bytes_low"] == kv["available_bytes_high"]
@@ -140,6 +140,19 @@ def test_a_cards_name_and_the_files_bytes_go_to_the_rules(monkeypatch: pytest.Mo
     (model / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 9}}')
     ask(monkeypatch, model, rules=rules)
     assert rules.checkpoint_bytes == 9
+
+
+def test_a_weight_that_was_not_fetched_makes_the_size_unknown(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    (model / "1.safetensors").write_bytes(b"0" * 7)
+    (model / "2.safetensors").symlink_to("nowhere")
+    rules = Rules()
+    ask(monkeypatch, model, rules=rules)
+    assert rules.checkpoint_bytes is None
+
+
+def test_the_tokens_of_each_request_are_kept_beside_the_weights(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    parts = ask(monkeypatch, model, rules=Rules(), device_bytes=24 * GIB)["budget"]["ranks"][0]
+    assert parts["buffers"]["bytes"] == 4 * 256 * 32_768
 
 
 def test_a_model_is_found_in_the_local_cache_or_the_command_that_fetches_it_is_named(

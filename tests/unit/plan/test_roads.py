@@ -62,7 +62,13 @@ def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("echo no module >&2; exit 1", "did not answer: no module"), ("exit 0", "did not answer: it said nothing")],
+    [
+        ("echo no module >&2; exit 1", "did not answer: no module"),
+        ("exit 0", "did not answer: it said nothing"),
+        ("setsid sleep 20 & exit 0", "did not answer: it said nothing"),
+        ("read line; echo '[1]'", r"did not answer: it said \[1\]"),
+        ("read line; echo '{}'", "did not answer: it said {}"),
+    ],
 )
 def test_a_process_that_ends_is_quoted(tmp_path: Path, text: str, said: str) -> None:
     with (

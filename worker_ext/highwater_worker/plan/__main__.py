@@ -56,6 +56,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--deadline", type=float, default=120.0, help=text)
     own = vars(parser.parse_args(words[:at]))
     asked, serves = {name: own.pop(name) for name in ("card", "deadline")}, own.pop("serve")
+    if serves:  # in the middle of an answer it would not see that its input ended
+        process.end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM prints too, and not JSON
     found = {}

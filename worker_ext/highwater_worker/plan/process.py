@@ -85,10 +85,15 @@ def ask(question: dict[str, Any], card: Card, deadline_seconds: float) -> dict[s
     return dict(found)
 
 
+def end_with_parent() -> None:
+    """Let this process be killed as soon as the one that started it ends, however that ends."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
 def _fork() -> int:
     child = os.fork()
     if not child:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        end_with_parent()
     return child
 
 
