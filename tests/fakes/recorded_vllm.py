@@ -33,7 +33,7 @@ def main() -> None:
         question = json.loads(line)
         question["argv"][2] = MODEL
         unknown = {"status": "cannot_be_asked", "error": f"not recorded: {key(card, question)}", "help": "record it"}
-        sys.stdout.write(json.dumps(answers.get(key(card, question), unknown)) + "\n")
+        sys.stdout.write(json.dumps({"schema": 1} | answers.get(key(card, question), unknown)) + "\n")
         sys.stdout.flush()
 
 

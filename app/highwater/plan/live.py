@@ -134,7 +134,7 @@ def _changes(engine: LiveEngine, requested: Mapping[str, Any]) -> dict[str, Any]
     changed: dict[str, Any] = {}
     for key, value in requested.items():
         if key not in known:
-            raise PlanError(f"{key}: there is no such key; known: {', '.join(REQUEST_KEYS)}")
+            raise PlanError(f"{key[:100]}: there is no such key; known: {', '.join(REQUEST_KEYS)}")
         if value is None or value == getattr(flags, key):
             continue
         if key not in CHANGEABLE:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from highwater.plan.kv_view import OFFLINE, LiveEngine
-from kvplan.errors import PlanError
+from kvplan.errors import PlanError, short
 from kvplan.ranks import rank_heads
 from kvplan.specs import AttentionLayer, Layers, LayerSpec, MambaState, MlaAttention
 
@@ -47,7 +47,7 @@ def _element_bytes(engine: LiveEngine, dtype: object) -> int:
     name = engine.flags.dtype if dtype == "auto" else dtype
     if name not in _DTYPE_BYTES:
         raise PlanError(
-            f"kv_cache_dtype: {dtype!r} cannot be planned from the running engine; known: auto, "
+            f"kv_cache_dtype: {short(dtype)} cannot be planned from the running engine; known: auto, "
             f"{', '.join(_DTYPE_BYTES)}"
         )
     return _DTYPE_BYTES[str(name)]

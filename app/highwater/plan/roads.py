@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, Self, TypeAlias
 from highwater.plan.built_in import answer_to
 from highwater.plan.command_line import Line, read_line
 from highwater.plan.model_files import NoModelError
+from highwater.readings.schema import SCHEMA
 from highwater_worker.plan.cards import Card
 from kvplan.errors import PlanError, short
 
@@ -123,12 +124,13 @@ class VllmRoad:
 
     def ask(self, line: Line, **question: Any) -> Answer:  # noqa: ANN401 - JSON
         answer = self._json({"argv": line.argv, **question})
-        if not isinstance(answer, dict) or not isinstance(answer.get("status"), str):
+        status = answer.get("status") if isinstance(answer, dict) and answer.get("schema") == SCHEMA else None
+        if not isinstance(status, str):
             raise CannotBeAskedError(f"{self._python} did not answer: it said {short(answer)}")
-        if answer["status"] == "cannot_be_asked":
+        if status == "cannot_be_asked":
             why = f"this vLLM cannot be asked: {answer.get('error')}".rstrip(". ")
             raise CannotBeAskedError(". ".join(filter(None, (why, answer.get("help")))))
-        return answer
+        return dict(answer)
 
     def _json(self, question: dict[str, Any]) -> Any:  # noqa: ANN401 - as another program wrote it
         assert self._process.stdin is not None  # noqa: S101 - a pipe, as it was started

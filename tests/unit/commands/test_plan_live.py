@@ -117,7 +117,7 @@ def test_images_in_pixels_are_counted_by_the_model_that_is_named(
     sidecar: FakeSidecar, plan: Callable[..., Result], tmp_path: Path
 ) -> None:
     """The sidecar is asked in tokens."""
-    answer = '{"status": "fits", "images": [{"prompt_tokens": 2042, "embeddings": 2040}]}'
+    answer = '{"schema": 1, "status": "fits", "images": [{"prompt_tokens": 2042, "embeddings": 2040}]}'
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nread line; echo '{answer}'\n")
     python.chmod(0o755)

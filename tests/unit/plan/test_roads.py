@@ -35,7 +35,9 @@ def test_one_process_answers_many_questions_and_ends(tmp_path: Path) -> None:
 
 
 def test_its_children_end_with_it(tmp_path: Path) -> None:
-    python = script(tmp_path, f'sleep 1000 & echo $! > {tmp_path}/pid; read line; echo \'{{"status": "fits"}}\'; wait')
+    python = script(
+        tmp_path, f'sleep 1000 & echo $! > {tmp_path}/pid; read line; echo \'{{"schema": 1, "status": "fits"}}\'; wait'
+    )
     with VllmRoad(python, "H100", lambda _: None) as road:
         road.ask(LINE)
         child = int((tmp_path / "pid").read_text())
@@ -46,13 +48,13 @@ def test_its_children_end_with_it(tmp_path: Path) -> None:
 def test_waiting_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roads, "_FIRST_WORD_SECONDS", 0.0)
     said: list[str] = []
-    with VllmRoad(script(tmp_path, 'read line; echo \'{"status": "fits"}\''), "H100", said.append) as road:
+    with VllmRoad(script(tmp_path, 'read line; echo \'{"schema": 1, "status": "fits"}\''), "H100", said.append) as road:
         road.ask(LINE)
     assert said == ["asking vLLM: 0 s"]
 
 
 def test_a_vllm_that_cannot_be_asked_says_why_and_what_helps(tmp_path: Path) -> None:
-    answer = '{"status": "cannot_be_asked", "error": "no tokenizer", "help": "copy tokenizer.json"}'
+    answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no tokenizer", "help": "copy tokenizer.json"}'
     with (
         VllmRoad(script(tmp_path, f"read line; echo '{answer}'"), "H100", lambda _: None) as road,
         pytest.raises(CannotBeAskedError, match=r"this vLLM cannot be asked: no tokenizer. copy tokenizer.json"),

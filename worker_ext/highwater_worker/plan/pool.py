@@ -51,12 +51,12 @@ def kv_pool(config: Any, specs: list[Any], available: list[int]) -> dict[str, An
         figures["max_model_len_that_fits"] = min(longest for _, _, longest in checks)
     if refusal is not None or not pools:
         return figures
-    first = pools[0]
+    first, sizes = pools[0], [versions.bytes_per_block(config, one) for one in pools]
     groups = [(type(group.kv_cache_spec).__name__, group) for group in first.kv_cache_groups]
     tokens = [int(args[_at(text, "tokens")].replace(",", "")) for text, args in log.lines if "KV cache size" in text]
     return figures | {
         "blocks": first.num_blocks,
-        "bytes_per_block": versions.bytes_per_block(config, first),
+        "bytes_per_block": min(zip(available, sizes), key=lambda rank: rank[0] // max(rank[1], 1))[1],
         "block_size": min((group.kv_cache_spec.block_size for _, group in groups), default=None),
         "tokens": min(tokens, default=None),
         "max_concurrency": min((args[-1] for text, args in log.lines if "Maximum concurrency" in text), default=None),
