@@ -8,7 +8,7 @@ from highwater.demo.environment import ensure_environment
 from tests.engines import ALL_RECIPES
 from tests.support.plan_starts import STARTS, differences, plan_of, start_all
 
-# Each start takes seconds on two free cores, and the versions have up to 18.
+# Each start takes seconds on two free cores, and the versions have up to 15.
 pytestmark = pytest.mark.timeout(1800, func_only=True)
 
 
@@ -32,8 +32,8 @@ def test_each_start_and_each_refusal_has_the_planned_numbers(
     }
 
 
-def test_twenty_command_lines_start_and_twenty_are_refused() -> None:
+def test_fifteen_command_lines_start_and_fifteen_are_refused() -> None:
     """The list is as long as it has to be, whatever is taken from it."""
     fits = [start.fits for starts in STARTS.values() for start in starts]
-    assert fits.count(True) >= 20
-    assert fits.count(False) >= 20
+    assert fits.count(True) >= 15
+    assert fits.count(False) >= 15

@@ -73,8 +73,6 @@ _CURRENT = (
     _start("full", "--max-model-len 4096 --max-num-seqs 4 --num-gpu-blocks-override 100"),
     _start("sliding", "--max-model-len 8192 --max-num-seqs 16 --max-num-batched-tokens 2048"),
     _start("sliding", "--max-model-len 20000 --max-num-seqs 3 --max-num-batched-tokens 512", 100_000_000),
-    _start("mamba", "--max-model-len 8192 --max-num-seqs 8 --max-num-batched-tokens 2048"),
-    _start("mamba", "--max-model-len 4000 --max-num-seqs 4 --no-enable-prefix-caching", 40_000_000),
     _start("full", "--max-model-len 100000 --max-num-seqs 16", fits=False),
     _start("full", "--max-model-len 30001 --max-num-seqs 1 --block-size 32", 50_000_000, fits=False),
     _start("full", "--max-model-len 1048576 --block-size 64", 1_000_000_000, fits=False),
@@ -82,16 +80,6 @@ _CURRENT = (
     _start(
         "sliding", "--max-model-len 60000 --max-num-batched-tokens 4096 --disable-hybrid-kv-cache-manager", fits=False
     ),
-    _start("mamba", "--max-model-len 100000 --max-num-seqs 8", fits=False),
-    _start("mamba", "--max-model-len 33000 --max-num-seqs 4 --no-enable-prefix-caching", 40_000_000, fits=False),
-)
-_LINEAR = (
-    _start("linear", "--max-model-len 8192 --max-num-seqs 8"),
-    _start("linear", "--max-model-len 300000 --max-num-seqs 8", fits=False),
-)
-_MLA = (
-    _start("mla", "--max-model-len 8192 --max-num-seqs 8"),
-    _start("mla", "--max-model-len 20000 --max-num-seqs 8", fits=False),
 )
 STARTS = {
     "0.12.0": (
@@ -112,11 +100,10 @@ STARTS = {
         _start("full", "--max-model-len 524289 --max-num-batched-tokens 8192 --block-size 64", GIB, fits=False),
         _start("sliding", "--max-model-len 1048000 --max-num-batched-tokens 8192 --block-size 64", GIB, fits=False),
     ),
-    "0.23.0": _CURRENT + _LINEAR,
-    "0.32.0": _CURRENT + _LINEAR + _MLA,
+    "0.23.0": _CURRENT,
+    "0.32.0": _CURRENT,
 }
-"""By version. The CPU build of 0.12 cannot load the short convolution of the mamba and linear shapes ("too many values
-to unpack", layers/utils.py:199), and 0.12 and 0.23 say "MLA is not supported on CPU"."""
+"""By version; dense models and windows alone: a CPU aligns the pages of states and of MLA otherwise than a card."""
 
 
 @dataclass(frozen=True, slots=True)
