@@ -61,7 +61,7 @@ def test_a_model_that_is_nowhere_ends_with_4_and_the_command_that_fetches_it(
 ) -> None:
     done = plan(engine_environment, "--", "vllm", "serve", "nobody/nothing")
     assert (done.returncode, done.stdout) == (4, "")
-    assert "download nobody/nothing --exclude" in done.stderr
+    assert "download nobody/nothing --include" in done.stderr
 
 
 def test_the_recorded_answers_are_vllms(engine_environment: EngineEnvironment, model: Path) -> None:
