@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from highwater.diagnose.log.failed_allocation import Moment
+from highwater.diagnose.log.failed_allocation import NEAR_LINES, Moment
 from highwater.diagnose.log.lines import RecognizedLine, quoted
 from highwater.diagnose.log.record import API_SERVER, MAX_LINE_LENGTH, LogLine
 from highwater.text.printable import plain
@@ -71,6 +71,10 @@ _UVICORN_STOPS: Final = re.compile(
 )
 
 
+# From then on it takes no more requests: launcher.py's of all versions, and uvicorn's.
+_CLOSES: Final = re.compile(
+    r"(?:\[shutdown\] API server: s|S)hutting down (?:FastAPI HTTP|vLLM gRPC) server|Shutting down\s*$"
+)
 _ACCESS: Final = re.compile(r'\S{1,80} - "[A-Z]{3,8} ')
 
 
@@ -111,7 +115,8 @@ class LastWords:
     With ``of_start`` the lines are of an API server that does not listen yet: no client's words are in its exceptions.
 
     Attributes:
-        stop: When it was last told to end in order; what is served afterwards takes it back.
+        stop: When it was last told to end in order; what is served afterwards takes it back, but for the answers to
+            the requests that a server that takes no more still has.
         is_uncaught: A process ended with an exception that nothing caught.
         is_last: An exception that no record printed is the last word; perhaps nothing caught it.
     """
@@ -128,6 +133,9 @@ class LastWords:
         self._last = Moment()
         self._cause: Moment | None = None
         self._has_failed = self._has_raised = False
+        # It is failing, and was told to end before that: the end of its engine is then no failure of its own.
+        self._is_failing = self._was_told = False
+        self._closed: Moment | None = None
         self.stop: Moment | None = None
         self.is_uncaught = self.is_last = False
 
@@ -144,10 +152,13 @@ class LastWords:
         self._has_failed, self._cause = self._has_failed or part == "end", at if part == "cause" else self._cause
         has_failed = self._has_failed or (self._has_raised and self._last.is_near(at))
         has_failed = has_failed or (self._cause is not None and not self._cause.is_old(at))
+        if has_failed and not self._is_failing:
+            self._was_told = self.stop is not None and not self.stop.is_old(at)
+        self._is_failing = has_failed
         if says_stop(line):
-            self.stop = self.stop if has_failed else at
-        elif says_serving(line):
-            self.stop = None
+            self._note_stop(line, at)
+        elif says_serving(line) and not (line.file is None and self._has_just_closed(at)):
+            self.stop = self._closed = None
         self.is_last = self.is_last and not (line.file or line.level)
         process = self._process_of(line)
         if process is None:
@@ -159,6 +170,17 @@ class LastWords:
                 self._announced[process] = QuotedException(process=self._writer(line), text="", pid=line.pid)
         elif _ABORTS.match(line.message) or _WHAT.match(line.message) or self._is_exception(process, line):
             self._note(process, line, at)
+
+    def _note_stop(self, line: LogLine, at: Moment) -> None:
+        if self._is_failing and not self._was_told:
+            return
+        # A client's words may be printed as uvicorn's line is; not as a record of vLLM's before it, too.
+        if _CLOSES.match(line.message) and (self.stop is not None or line.file is not None):
+            self._closed = at
+        self.stop = at
+
+    def _has_just_closed(self, at: Moment) -> bool:
+        return self._closed is not None and at.number - self._closed.number < NEAR_LINES
 
     def _process_of(self, line: LogLine) -> str | None:
         """Return whose exception a line may be: nobody's where it is a serving API server's, or is no error."""
@@ -212,7 +234,7 @@ class LastWords:
             return False
         self.is_uncaught = self.is_uncaught or is_uncaught
         if not line.is_form and self._is_servers:  # the API server's own end takes EngineCore's with it
-            self.stop, self._has_failed = None, True
+            self.stop, self._has_failed, self._was_told = None, True, False
             return self._of_start
         return (_ANY_NAME if is_awaited else _NAMED).match(message) is not None or quoted(line) is not None
 

@@ -413,6 +413,36 @@ def test_a_stop_that_serving_follows_is_none(stop, serves):
     assert story_of([stop, serves, PRINTED]).ended_in_order
 
 
+STAMP = "(APIServer pid=1) {level} 06-05 01:45:02 "
+TOLD = STAMP.format(level="INFO") + "[launcher.py:270] [shutdown] API server: stopping engine client"
+FINDS_IT_DEAD = STAMP.format(level="ERROR") + "[async_llm.py:906] AsyncLLM output_handler failed."
+CLOSES = STAMP.format(level="INFO") + "[launcher.py:304] [shutdown] API server: shutting down FastAPI HTTP server"
+FAILS = 'INFO:     10.0.0.1:0 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+
+
+def test_a_server_that_finds_the_engine_dead_that_it_has_ended_was_told_to_end():
+    """Word by word as vLLM 0.32.0 that is evicted under load: requests in flight are answered before it closes."""
+    assert story_of([STOP, TOLD, FINDS_IT_DEAD, FAILS, FAILS, CLOSES, PRINTED]).ended_in_order
+    assert not story_of([FINDS_IT_DEAD, FAILS, STOP, TOLD, CLOSES, PRINTED]).ended_in_order
+
+
+@pytest.mark.parametrize("serves", [ACCESS, FAILS])
+@pytest.mark.parametrize("closes", [CLOSES, PRINTED])
+def test_what_a_closed_server_still_answers_takes_no_stop_back(closes, serves):
+    """As vLLM 0.32.0 that is evicted under load, and killed before it says more."""
+    assert story_of([STOP, closes, serves, serves]).ended_in_order
+
+
+@pytest.mark.parametrize("serves", [[STEPS], [ACCESS] * 300])
+def test_an_engine_that_steps_after_it_closed_has_not_ended(serves):
+    assert not story_of([STOP, CLOSES, *serves]).ended_in_order
+
+
+def test_a_printed_stop_long_before_a_failure_excuses_none():
+    """What was served in between took it back."""
+    assert not story_of([PRINTED, ACCESS, FINDS_IT_DEAD, FAILS, CLOSES, PRINTED]).ended_in_order
+
+
 def test_a_stop_long_before_the_logs_end_is_none():
     assert not story_of([STOP, core("step").replace("06-04 13:43", "06-05 01:47")]).ended_in_order
 
