@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -56,15 +54,3 @@ class EngineFlags:
     @property
     def compute_capability_major(self) -> int:
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
-
-
-def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:
-    """Return flags, by the names of `EngineFlags` or others of vLLM's, as `vllm serve` takes them for a model."""
-    words = ["vllm", "serve", model]
-    for key, value in flags.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return shlex.join(words)

@@ -108,7 +108,7 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
         answer = {**first, **beside}
         if wished is not None:
             granted = grant_asked(asking, wished, first)
-            beside["wish"] = wish_json(granted, lambda flags: str(line.changed(flags)))
+            beside["wish"] = wish_json(granted, line)
             if granted.chosen is not None:
                 beside["command_line"] = str(line.changed(granted.chosen.flags))
                 answer = dict(asking.ask(granted.chosen.flags))

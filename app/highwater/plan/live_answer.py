@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from highwater.accounting.engine_budget import EncoderLimits
+from highwater.plan.command_line import UNNAMED
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import LivePlan
 from kvplan.figure import GRADES, Grade
-from kvplan.flags import command_line
 
 SCHEMA: Final = 1
 # They follow from the layers; the other figures of a pool are known as well as its bytes are.
@@ -45,7 +45,7 @@ def live_json(engine: LiveEngine, plan: LivePlan) -> dict[str, Any]:
             "grades": grades,
         },
         "encoder": None if plan.encoder is None else _encoder_json(plan.encoder),
-        "command_line": command_line(plan.changed) if plan.changed else None,
+        "command_line": str(UNNAMED.changed(plan.changed)) if plan.changed else None,
         "notes": [*available.notes, *plan.notes],
     }
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeAlias
 
+from highwater.plan.command_line import UNNAMED, Line
 from highwater.units import gib_text
 from kvplan.errors import PlanError
-from kvplan.flags import command_line
 from kvplan.pool import largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
@@ -178,9 +178,9 @@ def grant(
     )
 
 
-def wish_json(granted: Granted, command: Callable[[Flags], str] = command_line) -> dict[str, Any]:
-    """Return the answer to a wish for programs; ``command`` makes the whole command line of each of the nearest."""
-    nearest = [{**asdict(option), "command_line": command(option.flags)} for option in granted.nearest]
+def wish_json(granted: Granted, line: Line = UNNAMED) -> dict[str, Any]:
+    """Return the answer to a wish about a command line for programs."""
+    nearest = [{**asdict(option), "command_line": str(line.changed(option.flags))} for option in granted.nearest]
     return {**asdict(granted), "nearest": nearest}
 
 
