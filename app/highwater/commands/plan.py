@@ -87,7 +87,8 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
 
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
-    from highwater.plan.device import judge_given, read_device
+    from highwater.plan.card import judge_given
+    from highwater.plan.device import read_device
     from highwater.plan.model_files import placed
     from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
     from highwater.plan.wish import parse_wish, wish_json
@@ -121,10 +122,10 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     if total is not None:
         answer["device"] = {"name": own["device"], "total_bytes": total, "title": device.title}
         if (judged := judge_given(answer, total, question.get("in_use_bytes", 0))) is not None:
-            may_hold, why = judged
-            notes[:0] = [why] if may_hold else []
-            if not may_hold:
-                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", why
+            if judged.fits is False:
+                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", judged.why
+            else:
+                notes.insert(0, judged.why)
     return answer
 
 
