@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from highwater.commands.plan_live import ask_sidecar, print_json, show_live
+from highwater.commands.plan_live import ask_sidecar
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
 from highwater.readings.schema import SCHEMA
 from highwater.units import MIB
@@ -58,16 +59,17 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             if wish is not None and words:
                 _refuse_lengths(Line(words, {}))
                 wish, words = _in_tokens(wish, words, own), ()
-            show_live(ask_sidecar(live_url, words, wish, own), as_json=as_json)
-        if own["image"] or own["pod"]:
+            answer: Answer = ask_sidecar(live_url, words, wish, own)
+        elif own["image"] or own["pod"]:
             click.echo(_container_command(read_line(words), own))
             return
-        answer: Answer = _recorded(words) or _asked(read_line(words), wish, own)
+        else:
+            answer = _recorded(words) or _asked(read_line(words), wish, own)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # not a judgement
     except PlanError as exc:
         if as_json:
-            print_json({"schema": SCHEMA, "error": str(exc)})
+            _print_json({"schema": SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         if isinstance(exc, CannotBeAskedError):
             if _is_there(read_line(words).model):
@@ -75,7 +77,7 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             sys.exit(CANNOT_BE_ASKED)
         sys.exit(INVALID)
     if as_json:
-        print_json(answer)
+        _print_json(answer)
     else:
         from highwater.commands.plan_text import show
 
@@ -83,6 +85,10 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     wished = answer.get("wish")
     is_granted = wished is None or bool(wished["fits"] and wished["chosen"])
     sys.exit(_EXIT.get(answer["status"], DOES_NOT_FIT) if is_granted else DOES_NOT_FIT)
+
+
+def _print_json(answer: Answer) -> None:
+    click.echo(json.dumps(answer, indent=2))
 
 
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:

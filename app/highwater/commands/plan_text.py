@@ -124,7 +124,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
         share = answer["config"]["cache"]["gpu_memory_utilization"]
         outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
         yield _row("bound by", f"--gpu-memory-utilization {share:g}; {outside} outside, for others and late graphs")
-    elif kv.get("available_bytes") is not None:
+    elif kv.get("available_bytes") is not None and "changed" not in answer:  # those of a running engine are measured
         yield _row("bound by", "the bytes that were given for the KV cache")
 
 
