@@ -75,7 +75,7 @@ def asked(version: str, *options: str, before: tuple[Path, ...] = (), of_cuda: b
 
 
 # Fields that are no flags of vLLM.
-NOT_VLLMS = frozenset({"platform", "device_bytes", "device_name", "in_use_bytes", "compute_capability"})
+NOT_VLLMS = frozenset({"platform", "device_bytes", "device_name", "compute_capability"})
 
 
 def given_flags(flags: EngineFlags) -> dict[str, Any]:
