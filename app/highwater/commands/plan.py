@@ -111,7 +111,8 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
         road = _road(line, own, device, opened, notes)
         asking = Asking(road, line if folder is None else line.on(folder), question)
         first = asking.ask({})
-        beside: dict[str, Any] = {"road": road.title, "command_line": str(line), "notes": notes}
+        version = (first.get("versions") or {}).get("vllm", "")
+        beside: dict[str, Any] = {"road": road.title.format(vllm=version), "command_line": str(line), "notes": notes}
         answer = {**first, **beside}
         if wished is not None:
             granted = grant_asked(asking, wished, first)

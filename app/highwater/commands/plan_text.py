@@ -94,7 +94,7 @@ def verdict(answer: Mapping[str, Any]) -> str:
 
 def _who(answer: Mapping[str, Any]) -> str:
     card, device = answer.get("card") or {}, answer.get("device")
-    who = answer.get("road", "vLLM {vllm} itself").replace("{vllm}", (answer.get("versions") or {}).get("vllm", ""))
+    who = answer.get("road") or f"vLLM {(answer.get('versions') or {}).get('vllm', '')} itself"
     on = f"; {device['title']}" if device else f"; as on an {card['name']}" if card.get("name") else ""
     return f"{who}{on}"
 
