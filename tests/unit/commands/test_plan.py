@@ -200,7 +200,10 @@ def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rul
         ((), "the command line is empty; must be a model and flags, or 'vllm serve MODEL ...'"),
         (("vllm", "bench", "serve"), "the command line begins with 'vllm bench serve'"),
         (("m", "--engine-python", "/nowhere/python"), "--engine-python: /nowhere/python could not be started"),
-        (("m", "--measured", "/nowhere"), "--measured: /nowhere cannot be read"),
+        (
+            ("m", "--measured", "/nowhere"),
+            "/nowhere: cannot be read: No such file or directory; for --measured the log of one start is needed",
+        ),
     ],
 )
 def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(
