@@ -17,12 +17,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from highwater.plan.command_line import UNNAMED, Line
 from highwater.units import gib_text
 from kvplan.errors import PlanError
-from kvplan.pool import largest
+from kvplan.pool import KvPool, largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
 MAX_CONVERSATIONS = 100_000
@@ -47,19 +47,17 @@ _WISH = re.compile(
 Flags: TypeAlias = Mapping[str, Any]
 
 
-class Pool(Protocol):
-    """A KV cache as a wish looks at it, whoever sized it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredPool:
+    """A KV cache of an answer, as far as a wish looks at one."""
 
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def bytes_per_block(self) -> int: ...
-    @property
-    def blocks_per_request(self) -> int: ...
-    @property
-    def fits(self) -> bool: ...
+    blocks: int
+    bytes_per_block: int
+    blocks_per_request: int
+    fits: bool
 
 
+Pool: TypeAlias = KvPool | AnsweredPool
 Planner: TypeAlias = Callable[[Flags], Pool]
 """Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
 
