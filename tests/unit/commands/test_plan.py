@@ -90,7 +90,7 @@ def test_a_size_that_is_a_label_is_called_so_and_bounds_leave_it_open(asked) -> 
     assert "note: 24GB is a label; drivers show less, in GiB: A10 22.49, L4 22.49, RTX4090 23.52" in result.stdout
 
 
-def test_vllms_own_refusal_is_shown_without_pydantics_frame(asked) -> None:
+def test_vllms_own_refusal_is_shown(asked) -> None:
     result = asked("--device L4", "-tp 3")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (
         1,
