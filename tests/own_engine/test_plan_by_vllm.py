@@ -230,5 +230,5 @@ def test_vllm_ascends_runner_is_asked_without_torch_npu(
     kept = config["num_key_value_heads"] // 2 * 128 * 2 * 2 * config["num_hidden_layers"]
     assert (given["kv_cache"]["block_size"], given["kv_cache"]["blocks"]) == (128, 20 * GIB // (128 * kept))
     assert on_card["status"] == "not_known"
-    assert (told["status"], told["budget"]["ranks"][0]["activation"]["grade"]) == ("fits", "given")
+    assert (told["status"], told["budget"]["ranks"][0]["activation"]["grade"]) == ("fits", "measured")
     assert any("the activation peak" in text for text in on_card["not_counted"])

@@ -53,8 +53,7 @@ def parts_of_start(seen: dict[str, Any], config: Any, measured: dict[str, Any], 
     parts["non_torch"] = estimates.outside_torch(is_alone=is_alone, is_npu=is_npu)
     if versions.counts_buffers():
         parts["buffers"] = exact(seen["buffers"], "the runner's tensors beside the weights")
-    given = {name: estimates.measured(int(value), "given with the question") for name, value in measured.items()}
-    return parts | {name: figure._replace(grade="given") for name, figure in given.items()}
+    return parts | {name: estimates.measured(int(value), "a start measured it") for name, value in measured.items()}
 
 
 def _has_experts(text: dict[str, Any]) -> bool:

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from highwater_worker.plan import __main__ as command
-from highwater_worker.plan import arguments, estimates
+from highwater_worker.plan import arguments, budget, estimates, versions
 from highwater_worker.plan.answer import STATUSES, _failure, _said
 from highwater_worker.plan.cards import CARDS, card_of
 
@@ -189,3 +190,11 @@ def test_what_is_left_has_the_bounds_of_what_is_taken() -> None:
     parts = {"weights": estimates.exact(40, ""), "activation": figure(5, 10, 70)}
     assert estimates.left(100, parts)[:4] == (50, 0, 55, "estimated")
     assert estimates.left(100, {"weights": estimates.exact(40, "")})[:4] == (60, 60, 60, "exact")
+
+
+def test_a_plan_of_parts_that_a_start_measured_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "counts_buffers", lambda: False)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1))
+    seen = {"weights": figure(10, 20, 30), "activation": None, "graphs": None}
+    parts = budget.parts_of_start(seen, config, {"weights": 15, "activation": 5, "non_torch": 2}, is_npu=False)
+    assert estimates.left(100, parts)[:4] == (78, 78, 78, "measured")
