@@ -10,9 +10,9 @@ from highwater.plan.command_line import UNNAMED
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import LivePlan
 from highwater.plan.wish import Granted, wish_json
+from highwater.readings.schema import SCHEMA
 from kvplan.figure import GRADES, Grade
 
-SCHEMA: Final = 1
 # They follow from the layers; the other figures of a pool are known as well as its bytes are.
 _OF_LAYERS: Final = ("bytes_per_block", "block_size", "groups", "needed_bytes")
 _OF_BYTES: Final = ("available_bytes", "blocks", "tokens", "max_concurrency", "fits", "max_model_len_that_fits")
