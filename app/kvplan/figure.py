@@ -26,10 +26,6 @@ class Figure:
     why: str  # where the figure comes from, in one sentence
 
 
-def exact(size: int, why: str) -> Figure:
-    return Figure(size, size, size, "exact", why)
-
-
 def measured(size: int, why: str) -> Figure:
     return Figure(size, size, size, "measured", why)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -17,9 +15,9 @@ DEFAULT_CAPABILITY: Final = "9.0"
 class EngineFlags:
     """The flags of a command line; None: not given, so that vLLM's default of that version holds.
 
-    Names are vLLM's, but for `platform`, `device_bytes` (of one card), `device_name` (vLLM tells an A100 by it),
-    `in_use_bytes` (of the card, by others) and `compute_capability` (of the CUDA card, such as ``9.0``, which decides
-    MLA's kernel; None: 9.0). Bytes are integers, a share is 0 to 1.
+    Names are vLLM's, but for `platform`, `device_bytes` (of one card), `device_name` (vLLM tells an A100 by it) and
+    `compute_capability` (of the CUDA card, such as ``9.0``, which decides MLA's kernel; None: 9.0). Bytes are
+    integers, a share is 0 to 1.
     """
 
     platform: Platform = "cuda"
@@ -36,7 +34,6 @@ class EngineFlags:
     gpu_memory_utilization: float | None = None
     device_bytes: int | None = None
     device_name: str | None = None
-    in_use_bytes: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
     quantization: str | None = None
@@ -56,15 +53,3 @@ class EngineFlags:
     @property
     def compute_capability_major(self) -> int:
         return int((self.compute_capability or DEFAULT_CAPABILITY).partition(".")[0])
-
-
-def command_line(flags: Mapping[str, Any], model: str = "MODEL") -> str:
-    """Return flags, by the names of `EngineFlags` or others of vLLM's, as `vllm serve` takes them for a model."""
-    words = ["vllm", "serve", model]
-    for key, value in flags.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
-    return shlex.join(words)

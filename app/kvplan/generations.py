@@ -73,7 +73,6 @@ class Generation:
     mamba_all_adds_drafts: bool = False  # the cache mode ``all`` adds the blocks of a draft
     mamba_has_all: bool = True  # the cache mode ``all`` exists
     mamba_uniform_page: bool = False  # states are of one type only where their pages are equal
-    mamba2_checkpoints: bool = False  # Mamba 2 keeps a state from the middle of a prompt, in the mode ``align``
     in_flight_tokens: bool = False  # windows reserve for the tokens of all steps under way; else of one step
     prefill_context_counts: bool = True  # the ranks of the prefill's context parallelism share the tokens too
     gib_digits: Literal["fixed", "short"] = "fixed"  # a refusal writes GiB as 7.00 (``fixed``) or 7.0
@@ -114,7 +113,6 @@ CHANGES: Final = (
     Change((0, 29, 0), {"pads_pages": "all_but_mla"}, "utils:1185"),
     Change((0, 29, 0), {"mamba_uniform_page": True}, "specs:914"),
     Change((0, 32, 0), {"mamba_has_all": False}, "specs:1077"),
-    Change((0, 32, 0), {"mamba2_checkpoints": True}, "vllm/model_executor/layers/mamba/mamba_mixer2.py:1107"),
 )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from highwater.cli import main
+from highwater.plan import roads
 from tests.fakes.engine import FakeEngine
 from tests.fakes.started import story, wire
 from tests.http.test_control_plane import both_on_ports, sidecar_before
@@ -168,14 +167,24 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
     """For its card, and what its start measured; the answer is as it would come from vLLM."""
     asked = []
 
-    def ask_command(line: str, **question: object) -> object:
-        asked.append((line, question["device_bytes"], question["engine_python"], question["card"]))
-        return ANSWER
+    class Road:
+        def __init__(self, python, card, _say):
+            asked.append((python, card))
 
-    monkeypatch.setitem(sys.modules, "highwater.plan.roads", SimpleNamespace(ask_command=ask_command))
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def ask(self, line, **question):
+            asked.append((str(line), question["device_bytes"]))
+            return ANSWER
+
+    monkeypatch.setattr(roads, "VllmRoad", Road)
     line = ("--against", "vllm serve MODEL", "--engine-python", "/opt/vllm/bin/python")
     text = (await asyncio.to_thread(ran, *line, url=url)).output
-    assert asked[0] == ("vllm serve MODEL", BUDGET["memory"]["total_bytes"], "/opt/vllm/bin/python", "910B")
+    assert asked[:2] == [("/opt/vllm/bin/python", "910B"), ("vllm serve MODEL", BUDGET["memory"]["total_bytes"])]
     assert "beside that command line, as vLLM 0.32.0 answers: fits" in text
     assert "-tp 2 -> 1" in text
     parsed = json.loads((await asyncio.to_thread(ran, *line, "--json", url=url)).output)
@@ -183,12 +192,24 @@ async def test_this_engine_is_compared_with_a_command_line_that_vllm_is_asked_ab
     assert (parsed["answer"], parsed["command_line"]) == (ANSWER, "vllm serve MODEL")
 
 
-async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, monkeypatch):
+async def test_without_a_vllm_the_way_to_one_is_named(url, monkeypatch):
     """In one line, and nothing is compared."""
-    failed = {"status": "cannot_be_asked", "error": "no config.json", "help": "copy it there"}
-    monkeypatch.setitem(sys.modules, "highwater.plan.roads", SimpleNamespace(ask_command=lambda *_, **__: failed))
+    monkeypatch.setattr(roads, "engine_here", lambda: None)
     result = await asyncio.to_thread(ran, "--against", "vllm serve MODEL", url=url)
-    assert (result.exit_code, result.output) == (1, "Error: cannot be asked: no config.json: copy it there\n")
+    why = "no vLLM can be imported here; --engine-python PATH names a Python that has one"
+    assert (result.exit_code, result.output) == (1, f"Error: {why}\n")
+
+
+async def test_a_vllm_that_cannot_be_asked_says_why_and_what_would_help(url, tmp_path):
+    """So does its exit status."""
+    python = tmp_path / "python"
+    answer = '{"schema": 1, "status": "cannot_be_asked", "error": "no config.json", "help": "copy it there"}'
+    python.write_text(f"#!/bin/sh\nread line; echo '{answer}'\n")
+    python.chmod(0o755)
+    line = ("--against", "vllm serve MODEL", "--engine-python", str(python))
+    result = await asyncio.to_thread(ran, *line, url=url)
+    assert result.exit_code == 1
+    assert result.output.endswith("Error: this vLLM cannot be asked: no config.json. copy it there\n")
 
 
 async def test_without_any_start_the_command_says_why(tmp_path):

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from highwater.demo.environment import DEFAULT_VERSION
+from highwater.plan.command_line import Line
 from highwater_worker.plan.cards import CARDS
 from kvplan.builtin.start import Start, read_start
 from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags, command_line
+from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from tests.support.asked_starts import Asked, asked, completed, given_flags, model_folder
@@ -102,7 +103,7 @@ def differences(vllm: Asked, card: str, root: Path, name: str) -> list[str]:
             except PlanError:
                 continue
             plans += 1
-            theirs = compared(vllm.ask(command_line(given_flags(flags), folder), kv_cache_bytes=available))
+            theirs = compared(vllm.ask(str(Line((folder,), {}).changed(given_flags(flags))), kv_cache_bytes=available))
             unequal = {key: (ours.get(key), theirs.get(key)) for key in ours | theirs}
             unequal = {key: (one, other) for key, (one, other) in unequal.items() if one != other}
             found += [f"{what}, {available}: {unequal}"] if unequal else []
@@ -118,7 +119,7 @@ def beyond_bounds(vllm: Asked, card: str, root: Path, name: str) -> list[str]:
     for what, more in {"text": {}, "text, 4 ranks": {"tensor_parallel_size": 4}}.items():
         flags = replace(given(name, what, card), **more)
         start = read_start(config, flags)
-        answer = vllm.ask(command_line(given_flags(flags), folder))
+        answer = vllm.ask(str(Line((folder,), {}).changed(given_flags(flags))))
         (weights, *_), peak = answer["ranks"][0]["weights"], answer["ranks"][0]["activation"]
         for part, figure, theirs in (
             ("weights", start.weights[0] if start.weights else None, weights),

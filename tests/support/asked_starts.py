@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from highwater.demo.engine import SHIM_FOLDER
 from highwater.demo.environment import DEFAULT_VERSION, ensure_environment
-from kvplan.flags import EngineFlags, command_line
+from highwater.plan.command_line import Line
+from kvplan.flags import EngineFlags
 from tests.engines import ALL_RECIPES, CUDA_RECIPES, ROOT
 from tests.oracles import BORROWED, sources_of
 from tests.support.printed_pools import CONFIGS, GIB, HALF_A_DIGIT, Start
@@ -74,7 +75,7 @@ def asked(version: str, *options: str, before: tuple[Path, ...] = (), of_cuda: b
 
 
 # Fields that are no flags of vLLM.
-NOT_VLLMS = frozenset({"platform", "device_bytes", "device_name", "in_use_bytes", "compute_capability"})
+NOT_VLLMS = frozenset({"platform", "device_bytes", "device_name", "compute_capability"})
 
 
 def given_flags(flags: EngineFlags) -> dict[str, Any]:
@@ -122,7 +123,9 @@ def pool_of(process: Asked, start: Start, root: Path) -> tuple[dict[str, Any], d
         method = json.loads(flags["speculative_config"]) | {"model": str(draft)}
         flags["speculative_config"] = json.dumps(method)
     ends = (start.gib - HALF_A_DIGIT, start.gib + HALF_A_DIGIT)
-    low, high = (process.ask(command_line(flags, str(folder)), kv_cache_bytes=int(end * GIB)) for end in ends)
+    low, high = (
+        process.ask(str(Line((str(folder),), {}).changed(flags)), kv_cache_bytes=int(end * GIB)) for end in ends
+    )
     return low, high
 
 

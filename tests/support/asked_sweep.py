@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from highwater.demo.environment import DEFAULT_VERSION
+from highwater.plan.command_line import Line
 from kvplan.errors import PlanError
-from kvplan.flags import EngineFlags, command_line
+from kvplan.flags import EngineFlags
 from kvplan.generations import generation_of
 from kvplan.pool import plan_pool
 from kvplan.versions import NEWEST_KNOWN, text_of
@@ -112,7 +113,7 @@ def vllm_of(process: Asked, root: Path) -> Planner:
 
     def ask(case: Case) -> Figures | None:
         folder = model_folder(root, case.model, case.config)
-        answer = process.ask(command_line(case.flags, str(folder)), kv_cache_bytes=case.kv_cache_bytes)
+        answer = process.ask(str(Line((str(folder),), {}).changed(case.flags)), kv_cache_bytes=case.kv_cache_bytes)
         if answer["status"] in ("refused", "invalid"):
             return {"refused": answer.get("error") or answer["refusal"]["message"]}
         found: Figures | None = answer.get("kv_cache")

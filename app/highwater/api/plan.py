@@ -16,7 +16,7 @@ from highwater.errors import CannotPlan, TooManyWaiting
 from highwater.plan.kv_view import LiveEngine
 from highwater.plan.live import grant_live, plan_live
 from highwater.plan.live_answer import live_json
-from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish, wish_json
+from highwater.plan.wish import EXAMPLE, MAX_TEXT, parse_wish
 from highwater.readings.report import Report
 from highwater.units import ceil_div
 from kvplan.errors import PlanError
@@ -113,7 +113,7 @@ def plan_answer(body: PlanRequest, starts: Starting, report: Report) -> dict[str
             # The plan of its flags, or of the engine as it runs where none were found.
             chosen = dict(granted.chosen.flags) if granted.chosen is not None else {}
             images = chosen.pop("limit_mm_per_prompt", {}).get("image")
-            return {**live_json(live, plan_live(live, chosen, images)), "wish": wish_json(granted)}
+            return live_json(live, plan_live(live, chosen, images), granted)
         answer = live_json(live, plan_live(live, flags, body.images_per_prompt))
         if report.engine.traits.is_absent:
             answer["notes"].insert(0, f"The engine does not run ({report.engine.state}): this is of its last start.")

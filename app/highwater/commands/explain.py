@@ -16,7 +16,7 @@ from kvplan.errors import PlanError
 
 if TYPE_CHECKING:
     from highwater.diagnose.budget import Explained
-    from highwater.plan.beside import Ask
+    from highwater.plan.beside import Answer
 
 PATH: Final = "/memory/budget"
 # Characters of one text: the paragraph to paste has some thousands.
@@ -65,11 +65,11 @@ def explain(url: str, against: str | None, engine_python: str | None, *, as_json
 
 def _compare(after: Explained, against: str, engine_python: str | None, *, as_json: bool) -> None:
     from highwater.api.budget_text import comparison, comparison_text
-    from highwater.plan.beside import ask_beside, beside, beside_text, is_command, why_not
+    from highwater.plan.beside import beside, beside_text, is_command, why_not
     from highwater.plan.json_file import read_object
 
     if is_command(against):
-        found = ask_beside(after.explanation, _asker(after, against, engine_python))
+        found = _asked(after, against, engine_python)
         if (why := why_not(found)) is not None:
             raise PlanError(why)
         rows = [asdict(row) for row in beside(after.explanation, found)]
@@ -82,24 +82,24 @@ def _compare(after: Explained, against: str, engine_python: str | None, *, as_js
     click.echo(json.dumps({"schema": SCHEMA, **shown}, indent=2) if as_json else text, nl=as_json)
 
 
-def _asker(after: Explained, line: str, engine_python: str | None) -> Ask:
-    from highwater.plan.beside import card_name
-    from highwater.plan.roads import ask_command
+def _asked(after: Explained, line: str, engine_python: str | None) -> Answer:
+    """Return vLLM's answer to a command line for this engine's card. Raises PlanError: none can be asked."""
+    from highwater.plan.beside import ask_beside, card_name
+    from highwater.plan.command_line import read_line
+    from highwater.plan.roads import VllmRoad, engine_here
 
     def say(words: str) -> None:
         click.echo(words, err=True)
 
-    card = card_name(after.explanation)
+    python, card, read = engine_python or engine_here(), card_name(after.explanation), read_line([line])
+    if python is None:
+        raise PlanError("no vLLM can be imported here; --engine-python PATH names a Python that has one")
     if card is None:
         say("this engine's card is not in the table of cards; what depends on its kind is an H100's")
-    return lambda device_bytes, measured: ask_command(
-        line,
-        engine_python=engine_python,
-        card=card or "H100",
-        say=say,
-        device_bytes=device_bytes,
-        measured=measured,
-    )
+    with VllmRoad(python, card or "H100", say) as road:
+        return ask_beside(
+            after.explanation, lambda total, measured: road.ask(read, device_bytes=total, measured=measured)
+        )
 
 
 def _parsed(answer: Any, where: str) -> Explained:  # noqa: ANN401 - JSON

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from highwater.commands.plan_live import ask_sidecar, print_json, show_live
+from highwater.commands.plan_live import ask_sidecar
 from highwater.exit_codes import CANNOT_BE_ASKED, DOES_NOT_FIT, INTERRUPTED, INVALID, OK
 from highwater.readings.schema import SCHEMA
 from highwater.units import MIB
@@ -58,16 +59,17 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             if wish is not None and words:
                 _refuse_lengths(Line(words, {}))
                 wish, words = _in_tokens(wish, words, own), ()
-            show_live(ask_sidecar(live_url, words, wish, own), as_json=as_json)
-        if own["image"] or own["pod"]:
+            answer: Answer = ask_sidecar(live_url, words, wish, own)
+        elif own["image"] or own["pod"]:
             click.echo(_container_command(read_line(words), own))
             return
-        answer: Answer = _recorded(words) or _asked(read_line(words), wish, own)
+        else:
+            answer = _recorded(words) or _asked(read_line(words), wish, own)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # not a judgement
     except PlanError as exc:
         if as_json:
-            print_json({"schema": SCHEMA, "error": str(exc)})
+            _print_json({"schema": SCHEMA, "error": str(exc)})
         click.echo(f"highwater: {exc}", err=True)
         if isinstance(exc, CannotBeAskedError):
             if _is_there(read_line(words).model):
@@ -75,7 +77,7 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
             sys.exit(CANNOT_BE_ASKED)
         sys.exit(INVALID)
     if as_json:
-        print_json(answer)
+        _print_json(answer)
     else:
         from highwater.commands.plan_text import show
 
@@ -85,9 +87,14 @@ def plan(words: tuple[str, ...], *, live_url: str | None, wish: str | None, as_j
     sys.exit(_EXIT.get(answer["status"], DOES_NOT_FIT) if is_granted else DOES_NOT_FIT)
 
 
+def _print_json(answer: Answer) -> None:
+    click.echo(json.dumps(answer, indent=2))
+
+
 def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a line, with what the options add. Raises PlanError: there is none."""
-    from highwater.plan.device import judge_given, read_device
+    from highwater.plan.card import judge_given
+    from highwater.plan.device import read_device
     from highwater.plan.model_files import placed
     from highwater.plan.ways_out import Asking, grant_asked, is_tight, table, ways_out
     from highwater.plan.wish import parse_wish, wish_json
@@ -109,7 +116,7 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
         answer = {**first, **beside}
         if wished is not None:
             granted = grant_asked(asking, wished, first)
-            beside["wish"] = wish_json(granted, lambda flags: str(line.changed(flags)))
+            beside["wish"] = wish_json(granted, line)
             if granted.chosen is not None:
                 beside["command_line"] = str(line.changed(granted.chosen.flags))
                 answer = dict(asking.ask(granted.chosen.flags))
@@ -122,10 +129,10 @@ def _asked(line: Line, wish: str | None, own: dict[str, Any]) -> dict[str, Any]:
     if total is not None:
         answer["device"] = {"name": own["device"], "total_bytes": total, "title": device.title}
         if (judged := judge_given(answer, total, question.get("in_use_bytes", 0))) is not None:
-            may_hold, why = judged
-            notes[:0] = [why] if may_hold else []
-            if not may_hold:
-                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", why
+            if judged.fits is False:
+                answer["status"], answer["kv_cache"]["on_card"] = "does_not_fit", judged.why
+            else:
+                notes.insert(0, judged.why)
     return answer
 
 

@@ -1,16 +1,11 @@
-"""``highwater plan --live``: a running engine's plan under other flags, or the flags for a wish."""
+"""``highwater plan --live``: a sidecar is asked for its engine under other flags, or for the flags of a wish."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any
 
-import click
-
-from highwater.exit_codes import DOES_NOT_FIT, OK
 from kvplan.errors import PlanError
 
 _PATH = "/memory/plan"
@@ -43,35 +38,3 @@ def ask_sidecar(url: str, words: tuple[str, ...], wish: str | None, own: Mapping
                 raise PlanError(exc.message) from exc
             raise
     return answer
-
-
-def show_live(answer: Mapping[str, Any], *, as_json: bool) -> NoReturn:
-    """Print the answer of a sidecar, and end with the exit status that it has."""
-    from highwater.commands.plan_text import show
-
-    fits = _fits(answer)
-    if as_json:
-        print_json(answer)
-    else:
-        changed = f", with {answer['command_line'].removeprefix('vllm serve MODEL ')}" if answer.get("changed") else ""
-        show({
-            **answer,
-            "status": {True: "fits", False: "does_not_fit", None: "may_not_fit"}[fits],
-            "road": f"{answer['model']['architecture']} on vLLM {answer['vllm_version']}, as it started{changed}",
-            "config": {"model": answer["flags"]},
-        })  # fmt: skip
-    sys.exit(OK if fits else DOES_NOT_FIT)
-
-
-def print_json(answer: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(answer, indent=2))
-
-
-def _fits(answer: Mapping[str, Any]) -> bool | None:
-    """Return whether a plan fits, or a wish without other flags; None where an estimate's bounds leave that open."""
-    kv, wish = answer["kv_cache"], answer.get("wish")
-    if wish is not None and not (wish["fits"] and wish["chosen"]):
-        return False
-    needed, likely = kv["needed_bytes"] if wish is None else wish["chosen"]["needed_bytes"], kv["fits"]
-    low, high = kv["available_bytes_low"], kv["available_bytes_high"]
-    return likely if low is None or (needed <= low) == (needed <= high) else None

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from highwater.diagnose.log.file import WholeLines
 from highwater.diagnose.log.reader import Reader
-from highwater.files.regular import FileTooLargeError, read_regular
 from highwater.plan.command_line import Line, size_of
+from highwater.plan.json_file import read_content
 from highwater.units import GIB
 from kvplan.errors import PlanError
 
@@ -54,12 +54,7 @@ def read_measured(path: Path, line: Line, device_bytes: int | None) -> MeasuredS
 
     Parts whose flags differ from those of ``line`` are left out, with a note. Raises PlanError: there is no start.
     """
-    try:
-        content = read_regular(path, MAX_FILE_BYTES, follows_link=True)
-    except FileTooLargeError as exc:
-        raise PlanError(f"--measured: {path} has more than {MAX_FILE_BYTES:,} bytes; give a start's log alone") from exc
-    except (OSError, ValueError) as exc:
-        raise PlanError(f"--measured: {path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    content = read_content(path, MAX_FILE_BYTES, "for --measured the log of one start")
     try:
         explained = json.loads(content)["explanation"]
     except (ValueError, KeyError, TypeError, RecursionError):

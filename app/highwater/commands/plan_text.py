@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -86,10 +85,7 @@ def verdict(answer: Mapping[str, Any]) -> str:
         )
         nothing = "It was compared with nothing: --device names a card, or its size."
         return f"{needs[:1].upper()}{needs[1:]} of KV cache. {unknown if answer.get('device') else nothing}"
-    said = str((answer.get("refusal") or {}).get("message") or answer.get("error"))
-    # pydantic puts the input, and an address, behind what vLLM says.
-    found = re.search(r"Value error, (.+?)\s*\[type=", said, re.DOTALL)
-    return f"vLLM refuses it: {said if found is None else found[1]}"
+    return f"vLLM refuses it: {(answer.get('refusal') or {}).get('message') or answer.get('error')}"
 
 
 def _who(answer: Mapping[str, Any]) -> str:
@@ -124,7 +120,7 @@ def _rows(answer: Mapping[str, Any]) -> Iterator[str]:
         share = answer["config"]["cache"]["gpu_memory_utilization"]
         outside = size_text(budget["total_bytes"] - budget["requested_bytes"])
         yield _row("bound by", f"--gpu-memory-utilization {share:g}; {outside} outside, for others and late graphs")
-    elif kv.get("available_bytes") is not None:
+    elif kv.get("available_bytes") is not None and "changed" not in answer:  # those of a running engine are measured
         yield _row("bound by", "the bytes that were given for the KV cache")
 
 

@@ -16,13 +16,12 @@ from highwater_worker.plan import estimates
 from highwater_worker.plan.cards import Card
 from kvplan.builtin.start import Start, read_start
 from kvplan.generations import generation_of
-from kvplan.pool import KvPool, plan_pool
+from kvplan.pool import plan_pool
 from kvplan.versions import NEWEST_TESTED, text_of
 
 MAX_CONFIG_BYTES: Final = 10_000_000
 _CAPTURED: Final = 512
 """The largest batch of a graph by default."""
-_OF_LAYERS: Final = ("bytes_per_block", "block_size", "needed_bytes", "groups")
 
 
 def answer_to(line: Line, card: Card | None, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,42 +103,23 @@ def _parts(start: Start, given: Mapping[str, Any], measured: Mapping[str, int]) 
 
 
 def _pool(start: Start, left: list[estimates.Figure]) -> dict[str, Any]:
-    """Return the pool of the likely bytes, with what the bounds make of it; ``left`` is empty where none are known."""
     generation = generation_of(text_of(NEWEST_TESTED))
 
-    def pool(sizes: list[int]) -> KvPool:
-        return plan_pool(start.workers, sizes, start.limits, generation)
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        made = plan_pool(start.workers, sizes or [1 << 50] * len(start.workers), start.limits, generation)
+        return {
+            "fits": made.fits,
+            "refusal": None if made.refusal is None else made.refusal.message,
+            "available_bytes": made.available_bytes,
+            "bytes_per_block": made.bytes_per_block,
+            "block_size": min(group.block_size for group in made.groups),
+            "blocks": made.blocks,
+            "tokens": made.tokens,
+            "max_concurrency": made.max_concurrency,
+            "needed_bytes": made.needed_bytes,
+            "max_model_len_that_fits": made.max_model_len_that_fits,
+            "max_model_len": start.limits.max_model_len,
+            "groups": [asdict(group) for group in made.groups],
+        }
 
-    likely = pool([figure.bytes for figure in left] or [1 << 50] * len(start.workers))
-    grade = "estimated" if start.doubts else "exact"
-    figures = {
-        "fits": likely.fits,
-        "refusal": None if likely.refusal is None else likely.refusal.message,
-        "available_bytes": likely.available_bytes,
-        "bytes_per_block": likely.bytes_per_block,
-        "block_size": min(group.block_size for group in likely.groups),
-        "blocks": likely.blocks,
-        "tokens": likely.tokens,
-        "max_concurrency": likely.max_concurrency,
-        "needed_bytes": likely.needed_bytes,
-        "max_model_len_that_fits": likely.max_model_len_that_fits,
-        "max_model_len": start.limits.max_model_len,
-        "groups": [asdict(group) for group in likely.groups],
-    }
-    if not left:
-        known = {name: value if name in _OF_LAYERS else None for name, value in figures.items()}
-        return {**known, "grades": dict.fromkeys(_OF_LAYERS, grade)}
-    low, high = (pool([getattr(figure, name) for figure in left]) for name in ("low", "high"))
-    sized = "estimated" if start.doubts or left[0].grade == "estimated" else left[0].grade
-    return {
-        **figures,
-        "fits": likely.fits if low.fits == high.fits else None,
-        "available_bytes_low": low.available_bytes,
-        "available_bytes_high": high.available_bytes,
-        "blocks_low": low.blocks,
-        "blocks_high": high.blocks,
-        "grades": {
-            name: grade if name in _OF_LAYERS else sized
-            for name, value in figures.items() if value is not None and name != "refusal"
-        },
-    }  # fmt: skip
+    return estimates.kv_cache(left, pool, "estimated" if start.doubts else "exact")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from highwater.units import size_text
 from kvplan.figure import Figure
@@ -29,7 +30,7 @@ def judge_card(
     """Judge one card of ``total`` bytes, of which others use ``used``; all in bytes.
 
     The least weights alone prove that it is too full. ``rest`` are activation, graphs and memory outside torch; where
-    that or the weights are not known, or for ``why_unknown``, nothing proves that it fits.
+    that or the weights are not known, for ``why_unknown``, nothing proves that it fits.
     """
     joined, others = (", ", f" and the {size_text(used)} in use by others") if used else (" and ", "")
     free, of_card = total - used - cache, f"the card's {size_text(total)}"
@@ -38,21 +39,34 @@ def judge_card(
     if free < least:
         shown = f"the weights (at least {size_text(least)}){joined}" if least else ""
         return OnCard(fits=False, why=f"vLLM runs out of memory: {of_card} do not hold {shown}{kept}.")
-    if weights is None or rest is None or why_unknown is not None:
+    if weights is None:
         return OnCard(fits=None, why=f"What a start takes of {of_card} beside {kept} is not known: {why_unknown}.")
-    need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
-    if rest.low == rest.high:
+    if rest is None:
+        need = f"a size that is not known: {why_unknown}"
+    elif rest.low == rest.high:
         need = f"{size_text(rest.bytes)}, as measured"
-    if rest.high >= total:
+    elif rest.high >= total:
         need = "unknown size, as that of the largest image, video or sound is"
+    else:
+        need = f"{size_text(rest.low)} to {size_text(rest.high)}, likely {size_text(rest.bytes)}"
     return OnCard(
-        fits=(free - weights.high >= rest.high) or None,
+        fits=(rest is not None and free - weights.high >= rest.high) or None,
         why=(
             f"Of {of_card}, {size_text(max(free - weights.bytes, 0))} are left beside the weights"
             f" ({size_text(weights.bytes)}, {weights.grade}){joined}{kept} for activations, graphs and memory outside"
             f" torch of {need}."
         ),
     )
+
+
+def judge_given(answer: Mapping[str, Any], total: int, others: int) -> OnCard | None:
+    """Judge a card by an answer of docs/plan-by-vllm.md; None: no bytes were given for its KV cache, or no weights."""
+    given = (answer.get("kv_cache") or {}).get("available_bytes")
+    weights = [Figure(*rank["weights"]) for rank in answer.get("ranks") or () if rank["weights"]]
+    if answer.get("budget") or given is None or not weights:
+        return None
+    heaviest, why = max(weights, key=lambda one: one.low), "vLLM takes these bytes without a look at the card"
+    return judge_card(total, others, given, heaviest, None, why_unknown=why)
 
 
 def fullest(cards: Iterable[OnCard]) -> OnCard:

@@ -79,8 +79,12 @@ class Line:
         for key, part in self._split():  # a model may stand behind the value
             words += part if key not in flags else part[1 if "=" in part[0] else 2 :]
         for key, value in flags.items():
+            name = key.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{name}" if value else f"--no-{name}")
+                continue
             text = json.dumps(value) if isinstance(value, Mapping) else str(value)
-            words += [_SHORT.get(key, f"--{key.replace('_', '-')}"), text]
+            words += [_SHORT.get(key, f"--{name}"), text]
         return replace(self, words=tuple(words))
 
     def _split(self) -> list[tuple[str, list[str]]]:
@@ -93,6 +97,10 @@ class Line:
             else:
                 parts[-1][1].append(word)
         return parts
+
+
+UNNAMED: Final = Line(("MODEL",), {})
+"""A command line whose model nobody named."""
 
 
 def read_line(words: Sequence[str]) -> Line:

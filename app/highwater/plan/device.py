@@ -1,10 +1,9 @@
-"""The card of a plan, by its name or by the size that its driver shows, and whether it holds bytes that were given."""
+"""The card of a plan, by its name or by the size that its driver shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from highwater.plan.command_line import size_of
 from highwater.units import GIB, size_text
@@ -55,27 +54,3 @@ def read_device(text: str | None) -> Device:
         meant = pretended if pretended in alike else next(iter(alike))
         note = f"{text} is a label; drivers show less, in GiB: {shown}; as in --device {meant}"
     return Device(pretended=pretended, total_bytes=total, note=note)
-
-
-def judge_given(answer: Mapping[str, Any], total: int, others: int) -> tuple[bool, str] | None:
-    """Return whether a card may hold bytes that were given for the KV cache beside the least weights, and what is left.
-
-    vLLM takes such bytes without a look at the card. None: they are a share of it, or the weights are not known.
-    """
-    given = (answer.get("kv_cache") or {}).get("available_bytes")
-    weights = [_least(rank["weights"]) for rank in answer.get("ranks") or () if rank["weights"]]
-    if answer.get("budget") or given is None or not weights:
-        return None
-    left, kept = total - others - given - max(weights), f"the KV cache ({size_text(given)})"
-    kept += f" and the {size_text(others)} in use by others" if others else ""
-    if left < 0:
-        least = f"the weights (at least {size_text(max(weights))}), {kept}"
-        return False, f"vLLM runs out of memory: the card's {size_text(total)} do not hold {least}."
-    return True, (
-        f"vLLM takes these bytes without a look at the card: {size_text(left)} are left beside the weights, {kept}, for"
-        " activations, graphs and memory outside torch"
-    )
-
-
-def _least(figure: Any) -> int:  # noqa: ANN401 - JSON
-    return int(figure["low"] if isinstance(figure, Mapping) else figure[1])

@@ -1,4 +1,4 @@
-"""JSON files that a plan reads: regular files of a bounded size, as others may have written them."""
+"""Files that a plan reads: regular ones of a bounded size, as others may have written them; most hold JSON."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from highwater.files.regular import FileTooLargeError, read_regular
 from kvplan.errors import PlanError
 
 
-def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
-    """Return the object in a JSON file of ``limit`` bytes at most; a link is followed, as in a Hugging Face cache.
+def read_content(path: Path, limit: int, needed: str) -> bytes:
+    """Return a file of ``limit`` bytes at most; a link is followed, as in a Hugging Face cache.
 
-    Raises PlanError: it is not a regular file, cannot be read, is larger, or holds no JSON object. ``needed`` says what
-    file is expected there.
+    Raises PlanError: it is not a regular file, cannot be read, or is larger. ``needed`` says what is expected there.
     """
     try:
-        content = read_regular(path, limit, follows_link=True)
+        return read_regular(path, limit, follows_link=True)
     except FileTooLargeError as exc:
         raise PlanError(f"{path}: has more than {limit:,} bytes; {needed} is needed") from exc
     except (OSError, ValueError) as exc:  # a path with a null byte is a ValueError
         raise PlanError(f"{path}: cannot be read: {getattr(exc, 'strerror', None) or exc}; {needed} is needed") from exc
+
+
+def read_object(path: Path, limit: int, needed: str) -> dict[str, Any]:
+    """Return the object in a JSON file, as `read_content` reads it. Raises PlanError: it holds none."""
     try:
-        value = json.loads(content.decode("utf-8"))
+        value = json.loads(read_content(path, limit, needed).decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise PlanError(f"{path}: holds no JSON: {exc}; {needed} is needed") from exc
     if not isinstance(value, dict):

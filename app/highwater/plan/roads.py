@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from highwater.plan.built_in import answer_to
-from highwater.plan.command_line import Line, read_line
+from highwater.plan.command_line import Line
 from highwater.plan.model_files import NoModelError
 from highwater.readings.schema import SCHEMA
 from highwater_worker.plan.cards import Card
@@ -178,23 +178,3 @@ def worker_package() -> Path:
 def engine_here() -> str | None:
     """Return this interpreter where vLLM can be imported in it; nothing is imported."""
     return sys.executable if find_spec("vllm") is not None else None
-
-
-def ask_command(
-    line: str,
-    *,
-    engine_python: str | None = None,
-    card: str = "H100",
-    say: Callable[[str], None] = lambda _: None,
-    **question: Any,  # noqa: ANN401 - JSON
-) -> Answer:
-    """Return vLLM's answer to one command line, as text. Raises PlanError: no vLLM can be asked.
-
-    ``question`` has `device_bytes`, `measured` and others of docs/plan-by-vllm.md; None: left out.
-    """
-    python = engine_python or engine_here()
-    if python is None:
-        raise PlanError("no vLLM can be imported here; --engine-python PATH names a Python that has one")
-    given = {name: value for name, value in question.items() if value is not None}
-    with VllmRoad(python, card, say) as road:
-        return road.ask(read_line([line]), **given)

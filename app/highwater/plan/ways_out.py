@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from highwater.plan.command_line import Line
 from highwater.plan.roads import Answer, CannotBeAskedError, Road
-from highwater.plan.wish import Flags, Granted, Images, ImageTokens, Wish, changes, grant
+from highwater.plan.wish import AnsweredPool, Flags, Granted, Images, ImageTokens, Wish, changes, grant
 from kvplan.errors import PlanError
 
 TIGHT: Final = 2.0
@@ -125,16 +125,6 @@ def table(asking: Asking, length: int, ranks: Sequence[int] = RANKS) -> dict[str
     return {"tensor_parallel_size": list(ranks), "rows": rows}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A KV cache of an answer, as a wish looks at it."""
-
-    blocks: int
-    bytes_per_block: int
-    blocks_per_request: int
-    fits: bool
-
-
 def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
     """Find the smallest command line in which a wish fits, by asking for each. Raises PlanError: it cannot be planned.
 
@@ -144,9 +134,9 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
     if wish.images is not None and answer.get("encoder", {}) is None:
         raise PlanError(f"wish: {wish.images.count} images: the model takes none; wish for conversations alone")
 
-    known: dict[str, _Asked] = {}
+    known: dict[str, AnsweredPool] = {}
 
-    def pool(flags: Flags) -> _Asked:
+    def pool(flags: Flags) -> AnsweredPool:
         """Return the KV cache of the fewest bytes; a search comes back to the same flags."""
         if (key := json.dumps(flags, sort_keys=True)) not in known:
             found: Answer = {"status": "fits", "kv_cache": {}} if is_open else _answered(asking.ask(flags))
@@ -156,7 +146,7 @@ def grant_asked(asking: Asking, wish: Wish, answer: Answer) -> Granted:
             size, each = layers["bytes_per_block"], round(layers["blocks"] / layers["max_concurrency"])
             left = kv.get("available_bytes_low", kv.get("available_bytes"))
             blocks = wish.conversations * each + 1 if left is None else left // size
-            known[key] = _Asked(
+            known[key] = AnsweredPool(
                 blocks=blocks, bytes_per_block=size, blocks_per_request=each, fits=found["status"] == "fits"
             )
         return known[key]

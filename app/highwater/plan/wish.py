@@ -17,12 +17,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from highwater.plan.command_line import UNNAMED, Line
 from highwater.units import gib_text
 from kvplan.errors import PlanError
-from kvplan.flags import command_line
-from kvplan.pool import largest
+from kvplan.pool import KvPool, largest
 
 EXAMPLE = "8 x 32k + 4 images of 1080p each"
 MAX_CONVERSATIONS = 100_000
@@ -47,19 +47,17 @@ _WISH = re.compile(
 Flags: TypeAlias = Mapping[str, Any]
 
 
-class Pool(Protocol):
-    """A KV cache as a wish looks at it, whoever sized it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredPool:
+    """A KV cache of an answer, as far as a wish looks at one."""
 
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def bytes_per_block(self) -> int: ...
-    @property
-    def blocks_per_request(self) -> int: ...
-    @property
-    def fits(self) -> bool: ...
+    blocks: int
+    bytes_per_block: int
+    blocks_per_request: int
+    fits: bool
 
 
+Pool: TypeAlias = KvPool | AnsweredPool
 Planner: TypeAlias = Callable[[Flags], Pool]
 """Sizes the KV cache with some flags other than they are, by the names of `EngineFlags`; raises PlanError."""
 
@@ -178,9 +176,9 @@ def grant(
     )
 
 
-def wish_json(granted: Granted, command: Callable[[Flags], str] = command_line) -> dict[str, Any]:
-    """Return the answer to a wish for programs; ``command`` makes the whole command line of each of the nearest."""
-    nearest = [{**asdict(option), "command_line": command(option.flags)} for option in granted.nearest]
+def wish_json(granted: Granted, line: Line = UNNAMED) -> dict[str, Any]:
+    """Return the answer to a wish about a command line for programs."""
+    nearest = [{**asdict(option), "command_line": str(line.changed(option.flags))} for option in granted.nearest]
     return {**asdict(granted), "nearest": nearest}
 
 

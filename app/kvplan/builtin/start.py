@@ -23,7 +23,7 @@ _MAX_NUMBER: Final = 1 << 60
 _OLDEST_CAPABILITY: Final = 8
 _WHOLE_NUMBERS: Final = (
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_memory_bytes", "device_bytes"),
-    *("in_use_bytes", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("decode_context_parallel_size", "prefill_context_parallel_size", "block_size", "num_gpu_blocks_override"),
 )
 # The flags whose other values the built-in does not plan.
@@ -45,7 +45,6 @@ class Start:
 
     architecture: str
     layers: int  # of the whole model
-    max_position_embeddings: int | None  # the longest sequence that the model allows, scaled
     flags: EngineFlags  # with every default of the newest version filled in
     limits: Limits
     workers: Sequence[Layers]  # one rank of each pipeline stage
@@ -75,7 +74,6 @@ def read_start(config: Mapping[str, Any], flags: EngineFlags, *, checkpoint_byte
     return Start(
         architecture=model.architecture,
         layers=model.layers,
-        max_position_embeddings=model.longest,
         flags=resolved,
         limits=Limits.of(resolved, max_encoder_tokens=resolved.max_num_batched_tokens or 0, v2_model_runner=True),
         workers=workers,

@@ -90,7 +90,7 @@ def test_a_size_that_is_a_label_is_called_so_and_bounds_leave_it_open(asked) -> 
     assert "note: 24GB is a label; drivers show less, in GiB: A10 22.49, L4 22.49, RTX4090 23.52" in result.stdout
 
 
-def test_vllms_own_refusal_is_shown_without_pydantics_frame(asked) -> None:
+def test_vllms_own_refusal_is_shown(asked) -> None:
     result = asked("--device L4", "-tp 3")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (
         1,
@@ -200,7 +200,10 @@ def test_the_built_in_takes_a_config_json_and_standard_input(built_in_rules: Rul
         ((), "the command line is empty; must be a model and flags, or 'vllm serve MODEL ...'"),
         (("vllm", "bench", "serve"), "the command line begins with 'vllm bench serve'"),
         (("m", "--engine-python", "/nowhere/python"), "--engine-python: /nowhere/python could not be started"),
-        (("m", "--measured", "/nowhere"), "--measured: /nowhere cannot be read"),
+        (
+            ("m", "--measured", "/nowhere"),
+            "/nowhere: cannot be read: No such file or directory; for --measured the log of one start is needed",
+        ),
     ],
 )
 def test_input_that_makes_no_sense_ends_with_2_and_says_what_would_be_right(

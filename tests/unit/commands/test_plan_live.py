@@ -68,6 +68,7 @@ def test_flags_go_out_as_they_were_given(sidecar: FakeSidecar, plan: Callable[..
     assert sidecar.bodies == [{"max_model_len": 64_000, "kv_cache_dtype": "fp8"}]
     lines = result.output.splitlines()
     assert (result.exit_code, lines[0].startswith("It fits: ")) == (0, True)
+    assert "bytes that were given" not in result.output
     assert "on vLLM 0.12.0, as it started, with --max-model-len 64000 --kv-cache-dtype fp8" in " ".join(lines)
 
 
@@ -149,6 +150,8 @@ def test_a_live_plan_that_the_bounds_leave_open_may_not_fit(sidecar: FakeSidecar
     """Twice the tokens of a step are taken to double the activation peak at most."""
     words = live("--max-num-batched-tokens", "64K", "--max-model-len", "610K")
     assert "It may not fit: one request of 624,640 tokens needs 42.89 GiB" in plan(*words).output
+    answer = json.loads(plan(*words, "--json").output)
+    assert (answer["status"], answer["kv_cache"]["fits"]) == ("may_not_fit", None)
     assert "It fits:" in plan(*live("--max-num-batched-tokens", "64K")).output
 
 

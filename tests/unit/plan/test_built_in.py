@@ -15,7 +15,7 @@ from highwater.plan.roads import BuiltInRoad
 from highwater_worker.plan.cards import CARDS
 from kvplan.builtin.start import Start
 from kvplan.errors import PlanError
-from kvplan.figure import exact
+from kvplan.figure import Figure
 from kvplan.flags import EngineFlags
 from kvplan.limits import Limits
 from kvplan.specs import FullAttention
@@ -24,6 +24,10 @@ GIB = 1 << 30
 PAGE = 1 << 16
 LAYERS = {str(number): FullAttention(block_size=16, kv_heads=8, head_size=128, element_bytes=2) for number in range(32)}
 BLOCK = 32 * PAGE
+
+
+def exact(size: int) -> Figure:
+    return Figure(size, size, size, "exact", "")
 
 
 class Rules:
@@ -45,9 +49,9 @@ class Rules:
         given |= {name: value for name in given if (value := getattr(flags, name)) is not None}
         filled = EngineFlags(**given, tensor_parallel_size=flags.tensor_parallel_size)
         return Start(**{
-            "architecture": "LlamaForCausalLM", "layers": 32, "max_position_embeddings": 131_072, "flags": filled,
+            "architecture": "LlamaForCausalLM", "layers": 32, "flags": filled,
             "limits": Limits.of(filled, max_encoder_tokens=0, v2_model_runner=True), "workers": [LAYERS],
-            "weights": (exact(15 * GIB, "its tensors"),), "activation": exact(GIB, "a formula"), "why_unknown": None,
+            "weights": (exact(15 * GIB),), "activation": exact(GIB), "why_unknown": None,
             "has_experts": False, "notes": ("no card is named",), "doubts": (), **self.changed,
         })  # fmt: skip
 

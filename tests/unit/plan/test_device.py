@@ -1,15 +1,11 @@
-"""The card of a plan: names, sizes, labels, and bytes that were given beside the weights."""
+"""The card of a plan: names, sizes, labels."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from highwater.plan.device import judge_given, read_device
+from highwater.plan.device import read_device
 from highwater_worker.plan.cards import CARDS
-
-GIB = 1 << 30
 
 
 @pytest.mark.parametrize("text", ["L4", "l4", " RTX 4090 "])
@@ -41,25 +37,3 @@ def test_a_label_is_called_so(text: str) -> None:
 
 def test_without_a_card_nothing_is_compared() -> None:
     assert read_device(None).total_bytes is None
-
-
-def answer(**changed: Any) -> dict[str, Any]:
-    return {"kv_cache": {"available_bytes": 5 * GIB}, "ranks": [{"weights": [15 * GIB, 14 * GIB]}], **changed}
-
-
-def test_given_bytes_are_judged_by_the_least_weights_and_what_others_use() -> None:
-    enough = judge_given(answer(), 20 * GIB, 0)
-    assert enough is not None
-    assert enough[0] is True
-    assert "1.00 GiB are left beside the weights" in enough[1]
-    too_full = judge_given(answer(), 20 * GIB, 2 * GIB)
-    assert too_full is not None
-    assert too_full[0] is False
-    assert (
-        "do not hold the weights (at least 14.00 GiB), the KV cache (5.00 GiB) and the 2.00 GiB in use" in too_full[1]
-    )
-
-
-@pytest.mark.parametrize("changed", [{"budget": {"total_bytes": 1}}, {"kv_cache": {}}, {"ranks": []}])
-def test_a_share_or_unknown_weights_are_not_judged(changed: dict[str, Any]) -> None:
-    assert judge_given(answer(**changed), 20 * GIB, 0) is None

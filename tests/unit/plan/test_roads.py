@@ -11,7 +11,7 @@ import pytest
 
 from highwater.plan import roads
 from highwater.plan.command_line import read_line
-from highwater.plan.roads import BuiltInRoad, CannotBeAskedError, VllmRoad, ask_command
+from highwater.plan.roads import BuiltInRoad, CannotBeAskedError, VllmRoad
 from kvplan.errors import PlanError
 from tests.fakes.recorded_vllm import write_python
 from tests.patience import LIMIT_SECONDS
@@ -107,20 +107,6 @@ def test_only_the_worker_package_goes_onto_the_path_beside_the_shim(
         road.ask(LINE)
     worker, shim, given = str(raised.value).rpartition(" ")[2].split(":")
     assert (worker != shim, shim.endswith("demo/shim"), given) == (True, True, "/of/the/operator")
-
-
-def test_one_command_is_asked_with_the_bytes_of_a_card(tmp_path: Path) -> None:
-    answer = ask_command(
-        "vllm serve /model --max-model-len 32768", engine_python=str(write_python(tmp_path)), measured=None,
-        activation=False,
-    )  # fmt: skip
-    assert answer["kv_cache"]["needed_bytes"] == 4 << 30
-
-
-def test_without_a_vllm_the_way_to_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roads, "engine_here", lambda: None)
-    with pytest.raises(PlanError, match="--engine-python PATH names a Python that has one"):
-        ask_command("vllm serve m")
 
 
 @pytest.mark.parametrize("ask", [lambda: BuiltInRoad(None).ask(read_line(["vllm serve m --cpu-offload-gb 4"]))])

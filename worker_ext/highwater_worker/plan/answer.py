@@ -14,7 +14,7 @@ from typing import Any
 
 from highwater_worker.plan import arguments, budget, versions
 from highwater_worker.plan.cards import Card
-from highwater_worker.plan.estimates import Figure, exact, left
+from highwater_worker.plan.estimates import Figure, exact, kv_cache, left
 from highwater_worker.plan.told import GUESSED, LOG, NOT_COUNTED, PRETENDED, say
 
 SCHEMA = 1
@@ -23,7 +23,6 @@ STATUSES = {"fits": 0, "not_known": 0, "may_not_fit": 1, "does_not_fit": 1, "ref
 CANNOT_BE_ASKED = 4
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 _CONFIGS = ("model", "cache", "parallel", "scheduler", "speculative", "lora", "kv_transfer")
-_OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
 _MAX_PIXELS = 1 << 25
 
 
@@ -109,27 +108,13 @@ def _construct(config: Any, rank: int, *, wants_peak: bool) -> dict[str, Any]:
 
 
 def _kv_cache(config: Any, specs: list[Any], remains: list[Figure], each: int) -> dict[str, Any]:
-    """Return the pool of the likely bytes, with what the bounds make of it; `remains` is empty where none are known."""
     from highwater_worker.plan.pool import kv_pool
 
-    def pool(name: str) -> dict[str, Any]:
-        values = [versions.kept_for_images(getattr(one, name), config) for one in remains for _ in range(each)]
+    def pool(sizes: list[int]) -> dict[str, Any]:
+        values = [versions.kept_for_images(size, config) for size in sizes for _ in range(each)]
         return kv_pool(config, specs, values or [1 << 50] * len(specs))
 
-    likely = pool("bytes")
-    if not remains:
-        known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
-        return {**known, "grades": dict.fromkeys(_OF_LAYERS, "exact")}
-    grade = remains[0].grade
-    bounds = {name: pool(name) if grade == "estimated" else likely for name in ("low", "high")}
-    names = [name for name, value in likely.items() if value is not None and name != "refusal"]
-    return {
-        **likely,
-        "fits": likely["fits"] if bounds["low"]["fits"] == bounds["high"]["fits"] else None,
-        **{f"available_bytes_{name}": one["available_bytes"] for name, one in bounds.items()},
-        **{f"blocks_{name}": one.get("blocks", 0) for name, one in bounds.items()},
-        "grades": {name: "exact" if name in _OF_LAYERS else grade for name in names},
-    }
+    return kv_cache(remains, pool, "exact")
 
 
 def _image(config: Any, width: int, height: int) -> dict[str, int]:

@@ -1,15 +1,16 @@
 """Parts of a start that no run on `meta` shows, estimated by what starts printed, and what all parts leave of a card.
 
-Pure: the sidecar uses these figures too, for plans that it makes itself.
+Pure: the sidecar uses these figures too, for plans that it makes itself, and the form that a KV cache has in an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _BATCH = 512  # the largest that a graph is captured for by default
+_OF_LAYERS = ("bytes_per_block", "block_size", "needed_bytes", "groups")
 
 
 class Figure(NamedTuple):
@@ -59,3 +60,31 @@ def left(requested: int, parts: Mapping[str, Figure]) -> Figure:
     grades = {part.grade for part in parts.values()}
     grade = next((one for one in ("estimated", "measured") if one in grades), "exact")
     return Figure(likely, low, high, grade, f"the share of the card less {', '.join(parts)}")
+
+
+def kv_cache(remains: list[Figure], pool: Callable[[list[int]], dict[str, Any]], of_layers: str) -> dict[str, Any]:
+    """Return the pool of the likely bytes, with what the bounds make of it.
+
+    Args:
+        remains: Each rank's bytes; empty where none are known.
+        pool: Sizes it by so many bytes of each rank; an empty list: by as many as any layers want.
+        of_layers: The grade of what follows from the layers alone.
+    """
+    likely = pool([one.bytes for one in remains])
+    if not remains:
+        known = {name: likely[name] if name in _OF_LAYERS else None for name in likely}
+        return {**known, "grades": dict.fromkeys(_OF_LAYERS, of_layers)}
+    grade = remains[0].grade if of_layers == "exact" else of_layers
+    low, high = likely, likely
+    if grade == "estimated":
+        low, high = pool([one.low for one in remains]), pool([one.high for one in remains])
+    names = [name for name, value in likely.items() if value is not None and name != "refusal"]
+    return {
+        **likely,
+        "fits": likely["fits"] if low["fits"] == high["fits"] else None,
+        "available_bytes_low": low["available_bytes"],
+        "available_bytes_high": high["available_bytes"],
+        "blocks_low": low.get("blocks", 0),
+        "blocks_high": high.get("blocks", 0),
+        "grades": {name: of_layers if name in _OF_LAYERS else grade for name in names},
+    }
