@@ -30,6 +30,7 @@ from highwater.engine.start_attempts import LOOP_SECONDS
 from highwater.host.past import HostFacts
 from highwater.host.reading import ProcessMemory
 from highwater.memory.history import History
+from highwater.memory.ranks import workers_left
 from highwater.memory.start_failure import PREFIX
 from highwater.readings.engine import LOAD_FIGURES
 from highwater.readings.growth import Growth, SeriesGrowth
@@ -72,6 +73,7 @@ class _LifeKnown:
     load: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None  # where recorders name it, no report has it after the end
     policy: PolicyStatus | None = None
+    has_ended: bool = False  # and that was told; its API server may outlive its workers
 
 
 class IncidentWatcher:
@@ -171,7 +173,10 @@ class IncidentWatcher:
             self._life = None
             self._end_of(life, report)
         elif report.engine.traits.is_hung and not (before is not None and before.engine.traits.is_hung):
-            self._open("hung", life, report)
+            if workers_left(life.records, life.ranks_expected) == "dead":
+                self._end_of(life, report)
+            else:
+                self._open("hung", life, report)
         elif more_ooms:
             ranks = ", ".join(f"rank {rank_title(dp, rank)}" for dp, rank in more_ooms)
             reason = f"PyTorch's allocator on {ranks} could not get what it asked for"
@@ -203,6 +208,9 @@ class IncidentWatcher:
             self._open_with(partial(self._write, evidence, instance))
 
     def _end_of(self, life: _LifeKnown, report: Report, reason: str | None = None) -> None:
+        if life.has_ended:
+            return
+        life.has_ended = True
         if life.records and all(record.status == "ended" for record in life.records):
             self._has_ended_in_order(CLOSED_IN_ORDER)
         else:

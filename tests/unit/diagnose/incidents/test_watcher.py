@@ -328,6 +328,47 @@ async def test_a_connection_that_breaks_makes_none(either):
     assert await either.kinds() == []
 
 
+def end_every_worker(one: Boxed) -> None:
+    """The API server outlives them, and is late."""
+    for worker in one.fake.workers:
+        worker.recorder.works = False
+        one.fake.kill(worker)
+    one.fake.late |= {"/metrics", "/health", "/version", "/is_paused", "/is_sleeping"}
+
+
+async def test_an_engine_whose_workers_are_all_gone_has_died_once(one):
+    """Its API server ends much later."""
+    await one.come_up()
+    end_every_worker(one)
+    assert (await one.tick()).engine.state == "stuck"
+    incident = await one.only()
+    assert (incident.kind, incident.reason.partition(" (")[0]) == ("died", "the process of every worker is gone")
+    one.fake.down = True
+    for _ in range(3):
+        await one.tick(40.0)
+    assert one.core.poller.current().engine.state == "gone"
+    incident = await one.only()
+    assert (incident.kind, incident.count) == ("died", 1)
+
+
+async def test_an_api_server_that_outlives_the_workers_it_has_ended_is_no_incident(boxed, tmp_path):
+    """As vLLM 0.32.0 on a busy machine: it says that it ends, ends them, and is seen before it is gone."""
+    log = tmp_path / "engine.log"
+    log.write_text("")
+    one = boxed(log=log)
+    await one.come_up()
+    log.write_text(
+        "(APIServer pid=1) INFO 06-05 01:45:00 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+    )
+    end_every_worker(one)
+    assert (await one.tick()).engine.state == "stuck"
+    one.fake.down = True
+    for _ in range(2):
+        await one.tick(6.0)
+    assert await one.kinds() == []
+    assert any("ended in order, as its log says" in summary for summary in one.core.summaries("state"))
+
+
 async def test_an_engine_that_hangs_and_is_ended_is_one_incident(either):
     """The probe's kill ends the hang, whenever it comes."""
     await either.come_up()
