@@ -165,7 +165,9 @@ def test_a_leak_under_a_load_that_never_ends_is_found_by_windows_of_equal_work(e
     found = named(verdicts, "EngineCore", "anonymous_bytes")
     check_leak(found, "hour", 4 * 3600 * MIB)
     assert found["ground"] == "equal_work"
-    assert [one["series"] for one in verdicts.values() if one["verdict"] == "leak"] == [name]
+    # /dev/shm is the machine's: a test beside this one leaks into it.
+    leaks = [one["series"] for one in verdicts.values() if one["verdict"] == "leak" and one["owner"] != "/dev/shm"]
+    assert leaks == [name]
 
 
 async def under_load(
